@@ -1,0 +1,37 @@
+"""UMIM: merge frequent token spans into single input embeddings of a frozen language model.
+
+``from umim_core import UMIM`` is the public entry point. Names are resolved on first use, so that
+``import umim_core`` alone loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from umim_core.checkpoint import Checkpoint as Checkpoint
+    from umim_core.errors import UmimError as UmimError
+    from umim_core.merging.model import UMIM as UMIM
+    from umim_core.merging.module import MergeModule as MergeModule
+    from umim_core.rules.matcher import Matcher as Matcher
+    from umim_core.rules.ruleset import RuleSet as RuleSet
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "UMIM": "umim_core.merging.model",
+    "Checkpoint": "umim_core.checkpoint",
+    "Matcher": "umim_core.rules.matcher",
+    "MergeModule": "umim_core.merging.module",
+    "RuleSet": "umim_core.rules.ruleset",
+    "UmimError": "umim_core.errors",
+}
+__all__ = ["UMIM", "Checkpoint", "Matcher", "MergeModule", "RuleSet", "UmimError"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module on first use (PEP 562)."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

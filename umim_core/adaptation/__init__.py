@@ -1,0 +1,1 @@
+"""Task adaptation: multiple-choice questions as training sequences, and the preference loss."""

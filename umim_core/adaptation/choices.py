@@ -1,0 +1,264 @@
+"""Multiple-choice questions as token sequences for rule mining, SFT and preference training.
+
+Example (one character per token, prompt ``{context}?``, delimiter " ")::
+
+    Question("ab", ("x", "yz"), gold=1)
+    task sequence     a b ? _ y z      context_length 3, mergeable 3 (context) or 6 (sequence)
+    encoded question  context a b ?    endings (_ x) (_ y z)    gold 1
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.int64]
+Encode = Callable[[str], list[int]]
+Part = Literal["context", "sequence"]
+
+DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
+DOCSTRING_PROMPT: Final = (
+    "{context}\n\nSummary:"  # the embedded task; its lm-eval YAML says the same
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question.
+
+    Attributes:
+        context: What comes before the answer.
+        choices: At least two answers.
+        gold: Index of the correct one.
+
+    Raises:
+        CorpusError: If a text is blank, or the index points at no choice.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+
+    def __post_init__(self) -> None:
+        if not self.context.strip():
+            raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
+        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
+            raise CorpusError(
+                "a question needs at least two choices with text", self.choices, "Add the missing."
+            )
+        if not 0 <= self.gold < len(self.choices):
+            raise CorpusError(
+                f"gold must be an index into {len(self.choices)} choices, counted from 0",
+                self.gold,
+                "Correct the index.",
+            )
+
+
+@dataclass(frozen=True)
+class TaskSequence:
+    """Prompt plus correct answer as one training sequence.
+
+    Attributes:
+        ids: Raw token ids [T], T <= the maximum length.
+        context_length: Leading tokens that belong to the prompt.
+        mergeable: Leading tokens that rules may merge: all of them, or the prompt alone.
+    """
+
+    ids: Ints
+    context_length: int
+    mergeable: int
+
+    def segment(self, matcher: Matcher) -> tuple[Ints, Ints]:
+        """Return unit starts [S] and lengths [S]; what is not mergeable stays raw."""
+        starts, lengths = matcher.segment(self.ids[: self.mergeable])
+        rest = np.arange(self.mergeable, len(self.ids), dtype=np.int64)
+        return np.concatenate([starts, rest]), np.concatenate([lengths, np.ones_like(rest)])
+
+
+@dataclass(frozen=True)
+class EncodedQuestion:
+    """Token ids of a prompt [T] and of every answer [n_k], and the index of the correct one."""
+
+    context: Ints
+    endings: tuple[Ints, ...]
+    gold: int
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
+
+    Other keys (an id, a source) are ignored; blank lines are skipped.
+
+    Raises:
+        CorpusError: If the file cannot be read or a line breaks the schema; the message names
+            file and line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"the question file {path} must be readable UTF-8", str(error), "Check the path."
+        ) from error
+    # split("\n"), not splitlines(): a JSON string may hold U+2028, which is no line break here.
+    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
+    questions = [_parse(line, f"{path}:{number}") for number, line in lines]
+    if not questions:
+        raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
+    return questions
+
+
+def _parse(line: str, where: str) -> Question:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{where} must be one JSON object", str(error), "Mend it.") from error
+    if not isinstance(row, dict):
+        raise CorpusError(f"{where} must be one JSON object", row, "Mend it.")
+    context, choices, gold = (row.get(key) for key in ("context", "choices", "gold"))
+    well_typed = (
+        isinstance(context, str)
+        and isinstance(choices, list)
+        and all(isinstance(choice, str) for choice in choices)
+        and isinstance(gold, int)
+        and not isinstance(gold, bool)
+    )
+    if not well_typed:
+        raise CorpusError(
+            f"{where} must hold context (string), choices (list of strings) and gold (integer)",
+            row,
+            "Mend the line.",
+        )
+    try:
+        return Question(context, tuple(choices), gold)
+    except CorpusError as error:
+        raise CorpusError(f"{where}: {error.rule}", error.value, error.remedy) from error
+
+
+def encode_pair(encode: Encode, context: str, continuation: str) -> tuple[Ints, Ints]:
+    """Encode prompt and answer as the lm-eval harness does.
+
+    The answer is what the joint text has beyond as many tokens as the prompt alone; blanks at the
+    prompt's end move to the answer. The prompt's ids therefore never depend on the answer.
+
+    Returns:
+        Prompt ids [T] and answer ids [n].
+
+    Source: lm_eval.api.model.TemplateLM._encode_pair (0.4.13).
+    """
+    stripped = context.rstrip()
+    continuation = context[len(stripped) :] + continuation
+    whole = np.asarray(encode(stripped + continuation), dtype=np.int64)
+    alone = np.asarray(encode(stripped), dtype=np.int64)
+    return alone, whole[len(alone) :]
+
+
+def task_sequences(
+    questions: Sequence[Question],
+    encode: Encode,
+    *,
+    prompt: str = "{context}",
+    delimiter: str = " ",
+    max_length: int = DEFAULT_MAX_LENGTH,
+    merge: Part = "sequence",
+) -> list[TaskSequence]:
+    """Build one sequence per question: prompt, delimiter, correct answer, cut on the right.
+
+    Args:
+        questions: The questions.
+        encode: Text to token ids, without special tokens.
+        prompt: Format string with the field ``{context}``.
+        delimiter: Text between prompt and answer.
+        max_length: Tokens kept.
+        merge: Where rules apply: the whole sequence (HellaSwag) or the prompt (ARC).
+
+    Raises:
+        ConfigError: If ``max_length`` is below 2 or the prompt lacks ``{context}``.
+    """
+    _check(prompt, max_length)
+    sequences = []
+    for question in questions:
+        text = prompt.format(context=question.context)
+        answer = delimiter + question.choices[question.gold]
+        context, ending = encode_pair(encode, text, answer)
+        ids = np.concatenate([context, ending])[:max_length]
+        length = min(len(context), len(ids))
+        sequences.append(TaskSequence(ids, length, length if merge == "context" else len(ids)))
+    return sequences
+
+
+def mining_segments(
+    sequences: Sequence[TaskSequence], part: Part = "sequence"
+) -> tuple[Ints, Ints]:
+    """Return the ids to count n-grams in, one ragged segment per example, without padding.
+
+    Args:
+        sequences: Task sequences.
+        part: The whole sequence, or the prompt alone (ARC: question tokens only).
+
+    Returns:
+        Flat ids [T] and segment borders [len(sequences) + 1] (int64), as ``count_ngrams`` takes.
+    """
+    pieces = [s.ids[: s.context_length] if part == "context" else s.ids for s in sequences]
+    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+    flat = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+    return flat, offsets
+
+
+def encode_questions(
+    questions: Sequence[Question],
+    encode: Encode,
+    *,
+    prompt: str = "{context}",
+    delimiter: str = " ",
+    max_length: int = DEFAULT_MAX_LENGTH,
+) -> list[EncodedQuestion]:
+    """Encode every choice of every question for scoring.
+
+    The answers stay whole; the prompt loses leading tokens until prompt and longest answer fit.
+
+    Args:
+        questions: The questions.
+        encode: Text to token ids, without special tokens.
+        prompt: Format string with the field ``{context}``.
+        delimiter: Text between prompt and answer.
+        max_length: Most raw tokens of prompt and one answer together.
+
+    Raises:
+        ConfigError: If ``max_length`` is below 2 or the prompt lacks ``{context}``.
+        CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
+    """
+    _check(prompt, max_length)
+    return [_encode_question(q, encode, prompt, delimiter, max_length) for q in questions]
+
+
+def _encode_question(
+    question: Question, encode: Encode, prompt: str, delimiter: str, max_length: int
+) -> EncodedQuestion:
+    text = prompt.format(context=question.context)
+    pairs = [encode_pair(encode, text, delimiter + choice) for choice in question.choices]
+    endings = tuple(ending for _, ending in pairs)
+    longest = max(len(ending) for ending in endings)
+    if longest >= max_length or min(len(ending) for ending in endings) == 0:
+        raise CorpusError(
+            f"every answer must hold 1 to {max_length - 1} tokens",
+            [len(ending) for ending in endings],
+            "Raise max_length or shorten the answers.",
+        )
+    context = pairs[0][0][-(max_length - longest) :]  # the prompt's ids are the same in every pair
+    return EncodedQuestion(context, endings, question.gold)
+
+
+def _check(prompt: str, max_length: int) -> None:
+    if max_length < 2:
+        raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
+    if "{context}" not in prompt:
+        raise ConfigError("the prompt must hold the field {context}", prompt, "Add it.")

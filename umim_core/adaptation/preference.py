@@ -1,0 +1,119 @@
+"""The preference (DPO) loss over answers that share one compressed context.
+
+    s(x, y) = mean over t of log p(y_t | compressed x, y_<t)
+    loss    = -log sigmoid(beta [(s - s_ref)(y+) - (s - s_ref)(y-)])
+
+averaged over the wrong answers of a question, then over questions. Contexts and answers are packed
+(see ``merging.continuations``): a question costs one row, not one per answer. At the start, where
+the policy equals its reference, the loss is log 2 exactly.
+
+Source: paper, "RL Adaptation", equation task_rl_objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.backbone import Backbone
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.merging.compress import SpanMerger
+from umim_core.merging.continuations import score_continuations
+from umim_core.rules.matcher import Matcher
+
+DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
+
+
+def ending_scores(
+    questions: Sequence[EncodedQuestion],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+) -> list[Tensor]:
+    """Score every answer given its question's compressed context.
+
+    Call it under ``torch.no_grad()`` with the reference module once per question; the scores then
+    serve every epoch.
+
+    Args:
+        questions: Encoded questions.
+        backbone: The frozen model.
+        module: Makes the surrogates; None for the base model.
+        matcher: Segments the contexts; None keeps every token.
+
+    Returns:
+        Per question, the mean token log-probability of each answer [C] (nats per token).
+
+    Raises:
+        EvaluationError: If a context or an answer is empty.
+    """
+    scored = score_continuations(
+        [question.context for question in questions],
+        [question.endings for question in questions],
+        backbone,
+        module,
+        matcher,
+    )
+    return [torch.stack([score.log_probs.mean() for score in row]) for row in scored]
+
+
+def preference_loss(
+    scores: Sequence[Tensor],
+    reference: Sequence[Tensor],
+    golds: Sequence[int],
+    *,
+    beta: float = DEFAULT_BETA,
+) -> Tensor:
+    """Return the preference loss of a batch of questions.
+
+    Args:
+        scores: Policy scores per question [C], with gradient.
+        reference: Scores of the frozen reference, same shapes; no gradient flows into them.
+        golds: Index of the correct answer per question.
+        beta: Strength of the pull towards the reference, above 0.
+
+    Returns:
+        Scalar: mean over a question's wrong answers, then over questions.
+
+    Raises:
+        ConfigError: If ``beta`` is not positive.
+        EvaluationError: If shapes disagree, a question has no wrong answer, or there is none.
+
+    Example:
+        Two answers, gold 0, s = (-1, -3), s_ref = (-1.5, -2.5), beta 1: the margin is
+        0.5 - (-0.5) = 1 and the loss log(1 + e^-1) = 0.3133.
+    """
+    if not beta > 0:
+        raise ConfigError("beta must be above 0", beta, "The paper uses 0.1.")
+    shapes = [tuple(s.shape) for s in scores]
+    if shapes != [tuple(r.shape) for r in reference] or len(golds) != len(shapes) or not shapes:
+        raise EvaluationError(
+            "scores, reference and golds must describe the same, at least one, questions",
+            (shapes, [tuple(r.shape) for r in reference], len(golds)),
+            "Score both modules on one batch.",
+        )
+    losses = []
+    for policy, fixed, gold in zip(scores, reference, golds, strict=True):
+        if not 0 <= gold < len(policy) or len(policy) < 2:
+            raise EvaluationError(
+                "a question needs a gold answer and at least one wrong one",
+                (gold, len(policy)),
+                "Drop the question.",
+            )
+        gain = policy - fixed.detach().to(policy)
+        wrong = torch.arange(len(gain), device=gain.device) != gold
+        losses.append(F.softplus(-beta * (gain[gold] - gain[wrong])).mean())
+    return torch.stack(losses).mean()
+
+
+def choice_accuracy(scores: Sequence[Tensor], golds: Sequence[int]) -> float:
+    """Return the share of questions whose correct answer scores highest (ties: the first)."""
+    if not scores:
+        raise EvaluationError("accuracy needs at least one question", 0, "Pass questions.")
+    hits = [int(s.argmax()) == gold for s, gold in zip(scores, golds, strict=True)]
+    return sum(hits) / len(hits)

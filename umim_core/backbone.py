@@ -1,0 +1,319 @@
+"""Frozen backbones: loading, fingerprints, and the three parts the method needs.
+
+Shapes: B batch, S units, d embedding size, V vocabulary.
+A causal LM is used as embed (ids -> [.., d]), hidden ([B, S, d] -> [B, S, d], final norm included)
+and head ([.., d] -> [.., V]); at load a probe checks that the three give the model's own logits.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from umim_core.artifacts import canonical_json, sha256_bytes
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.errors import BackboneError, ConfigError
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen causal language model with its tokenizer.
+
+    Attributes:
+        name: As it was asked for ("umim-docs-llama", a directory, a hub repository).
+        revision: Hub revision, or None.
+        model: The transformers model; no parameter requires a gradient; evaluation mode.
+        tokenizer: Its tokenizer, or None for models built in memory.
+        fingerprint: SHA-256 of the architecture and the weights.
+        tokenizer_fingerprint: SHA-256 of the vocabulary and the encoding pipeline ("" without one).
+    """
+
+    name: str
+    revision: str | None
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    fingerprint: str
+    tokenizer_fingerprint: str
+    _embedding: nn.Module = field(repr=False)
+    _trunk: nn.Module = field(repr=False)
+    _head: nn.Module = field(repr=False)
+
+    @property
+    def hidden_size(self) -> int:
+        """Embedding size d."""
+        return int(self.embedding_weight.shape[1])
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows V of the embedding matrix."""
+        return int(self.embedding_weight.shape[0])
+
+    @property
+    def embedding_weight(self) -> Tensor:
+        """The input embedding matrix [V, d]."""
+        weight = self._embedding.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @cached_property
+    def embedding_std(self) -> float:
+        """Standard deviation of the input embedding matrix."""
+        return float(self.embedding_weight.float().std())
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output projection [V, d]."""
+        weight = self._head.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """The output bias [V], or None."""
+        bias = getattr(self._head, "bias", None)
+        return bias if isinstance(bias, Tensor) else None
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence in units, or None if the configuration names none."""
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        return limit if isinstance(limit, int) else None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.embedding_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.embedding_weight.dtype
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that never take part in a rule: the tokenizer's special tokens."""
+        return special_ids(self.tokenizer) if self.tokenizer is not None else frozenset()
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Look up static embeddings: ids [...] (int64) -> [..., d]."""
+        out = self._embedding(ids)
+        assert isinstance(out, Tensor)
+        return out
+
+    def hidden(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Run the trunk.
+
+        Args:
+            inputs_embeds: [B, S, d].
+            attention_mask: [B, S] (1 = real unit), or an additive float mask [B, 1, S, S], or None.
+            position_ids: [B, S] or None for 0 .. S-1.
+
+        Returns:
+            Hidden states after the final norm [B, S, d].
+        """
+        out = self._trunk(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        assert isinstance(out, Tensor)
+        return out
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Project hidden states [..., d] to logits [..., V]."""
+        out = self._head(hidden)
+        assert isinstance(out, Tensor)
+        return out
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenize without special tokens."""
+        ids = self._need_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"]
+        assert isinstance(ids, list)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Turn raw ids into text, special tokens left out, spaces as they are."""
+        text = self._need_tokenizer().decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise BackboneError(
+                "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
+            )
+        return self.tokenizer
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of a tokenizer's special tokens."""
+    return frozenset(int(i) for i in tokenizer.all_special_ids)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the SHA-256 of what decides which ids a text gets.
+
+    It covers vocabulary, merges, normaliser, pre-tokenizer and added tokens; padding, truncation
+    and the chat template are left out. Tokenizers of one size with different vocabularies differ.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        state: object = {
+            "vocab": tokenizer.get_vocab(),
+            "class": type(tokenizer).__name__,
+            "special": tokenizer.all_special_tokens,
+        }
+    else:
+        state = json.loads(backend.to_str())
+        assert isinstance(state, dict)
+        for name in ("padding", "truncation", "post_processor"):
+            state.pop(name, None)
+    return sha256_bytes(canonical_json(state).encode())
+
+
+def model_fingerprint(model: PreTrainedModel) -> str:
+    """Return the SHA-256 of a model's architecture and weights, whatever their data type now.
+
+    Weights are hashed as bfloat16, so that one model loaded as float32, bfloat16 or float64 keeps
+    its fingerprint as long as it was published in bfloat16 or wider.
+    """
+    lines = [str(model.config.model_type)]
+    for name, value in sorted(model.state_dict().items()):
+        raw = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
+        lines.append(f"{name} {tuple(value.shape)} {sha256_bytes(raw.tobytes())}")
+    return sha256_bytes("\n".join(lines).encode())
+
+
+def resolve_backbone(name: str) -> str:
+    """Return the directory of an embedded backbone, or ``name`` unchanged."""
+    path = embedded_path(name, "backbone")
+    return name if path is None else str(path)
+
+
+def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer by embedded name, directory or hub repository.
+
+    Raises:
+        BackboneError: If it cannot be loaded.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_backbone(name), revision=revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise _load_error("tokenizer", name, error) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def load_backbone(
+    name: str, *, revision: str | None = None, dtype: str = "float32", device: str = "cpu"
+) -> Backbone:
+    """Load and freeze a causal language model.
+
+    Args:
+        name: ``umim-docs-llama``, ``umim-docs-gpt2``, a directory or a hub repository.
+        revision: Hub revision to pin.
+        dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
+        device: A torch device.
+
+    Raises:
+        BackboneError: If it cannot be loaded, needs code from the repository, or does not split
+            into embedding, trunk and head.
+        ConfigError: If the data type is unknown.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {sorted(DTYPES)}", dtype, "Choose one of them.")
+    source = resolve_backbone(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source, revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise _load_error("backbone", name, error) from error
+    return wrap_backbone(
+        model.to(device), load_tokenizer(name, revision=revision), name=name, revision=revision
+    )
+
+
+def wrap_backbone(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    name: str = "in-memory",
+    revision: str | None = None,
+) -> Backbone:
+    """Freeze a model that is already in memory.
+
+    Raises:
+        BackboneError: If embedding, trunk and head do not give the model's own logits.
+    """
+    model = model.eval().requires_grad_(False)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is None or head is None or model.base_model is model:
+        raise BackboneError(
+            "a backbone must have input embeddings, a trunk and an output projection",
+            type(model).__name__,
+            "Use a causal language model.",
+        )
+    backbone = Backbone(
+        name=name,
+        revision=revision,
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=model_fingerprint(model),
+        tokenizer_fingerprint="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
+        _embedding=embedding,
+        _trunk=model.base_model,
+        _head=head,
+    )
+    _probe(backbone)
+    return backbone
+
+
+@torch.no_grad()
+def _probe(backbone: Backbone) -> None:
+    ids = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
+    ours = backbone.head(backbone.hidden(backbone.embed(ids)))
+    theirs = backbone.model(input_ids=ids, use_cache=False).logits
+    if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2):
+        raise BackboneError(
+            "head(trunk(embedding)) must equal the model's logits",
+            type(backbone.model).__name__,
+            "This architecture changes its logits after the head and is not supported.",
+        )
+
+
+def _load_error(what: str, name: str, error: Exception) -> BackboneError:
+    reason = str(error).strip().splitlines()
+    return BackboneError(
+        f"a {what} must be an embedded name ({', '.join(embedded_names())}), a directory with "
+        "safetensors weights, or a reachable hub repository without code of its own",
+        f"{name!r}: {reason[0] if reason else type(error).__name__}",
+        "Check the name; offline machines need a local directory.",
+    )

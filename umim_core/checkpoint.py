@@ -1,0 +1,193 @@
+"""Merge checkpoints: module + rules + the backbone they belong to.
+
+A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` and
+``manifest.json``. It holds no backbone weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from umim_core.artifacts import publish_directory, read_json, read_manifest, write_json, write_manifest
+from umim_core.backbone import Backbone
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.errors import BackboneMismatchError, CheckpointError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+CHECKPOINT_SCHEMA: Final = 1
+_MAX_HIDDEN: Final = 1 << 16
+
+
+class CheckpointConfig(BaseModel):
+    """What ``config.json`` of a checkpoint holds.
+
+    Attributes:
+        hidden_size: Embedding size d.
+        num_heads: Pooling heads h.
+        positions: Module variant.
+        backbone: Name of the backbone the module was distilled for.
+        backbone_revision: Hub revision, or None.
+        backbone_fingerprint: SHA-256 of its architecture and weights.
+        tokenizer_fingerprint: SHA-256 of its tokenizer.
+        training: How it was trained (steps, seed, final losses), free form.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
+    num_heads: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
+    positions: Literal["none", "learned"] = "none"
+    backbone: str
+    backbone_revision: str | None = None
+    backbone_fingerprint: str
+    tokenizer_fingerprint: str
+    training: dict[str, str | int | float | None] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained merge module with its rules.
+
+    Attributes:
+        config: Architecture and origin.
+        module: The merge module, float32.
+        rules: The rules it was trained with.
+    """
+
+    config: CheckpointConfig
+    module: MergeModule = field(repr=False)
+    rules: RuleSet = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        module: MergeModule,
+        rules: RuleSet,
+        backbone: Backbone,
+        training: dict[str, str | int | float | None] | None = None,
+    ) -> Checkpoint:
+        """Bind a module and rules to the backbone they belong to."""
+        config = CheckpointConfig(
+            hidden_size=module.hidden_size,
+            num_heads=module.num_heads,
+            positions=module.positions,
+            backbone=backbone.name,
+            backbone_revision=backbone.revision,
+            backbone_fingerprint=backbone.fingerprint,
+            tokenizer_fingerprint=backbone.tokenizer_fingerprint,
+            training=training or {},
+        )
+        return cls(config, module, rules)
+
+    def check_backbone(self, backbone: Backbone) -> None:
+        """Refuse a backbone or tokenizer other than the checkpoint's own.
+
+        Raises:
+            BackboneMismatchError: If the weights or the architecture differ.
+            TokenizerMismatchError: If the tokenizer differs.
+        """
+        if backbone.hidden_size != self.config.hidden_size or (
+            backbone.fingerprint != self.config.backbone_fingerprint
+        ):
+            raise BackboneMismatchError(
+                f"this checkpoint belongs to {self.config.backbone} "
+                f"({self.config.backbone_fingerprint[:12]}, d {self.config.hidden_size})",
+                f"{backbone.name} ({backbone.fingerprint[:12]}, d {backbone.hidden_size})",
+                "Load the backbone it was trained for, or distil a module for this one.",
+            )
+        self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
+
+    def write(self, directory: Path) -> None:
+        """Write the checkpoint's files into an existing, empty directory."""
+        weights = {
+            name: value.detach().to("cpu", torch.float32).contiguous()
+            for name, value in self.module.state_dict().items()
+        }
+        write_json(directory / "config.json", self.config.model_dump(mode="json"))
+        save_file(weights, directory / "model.safetensors")
+        (directory / "rules").mkdir()
+        self.rules.write(directory / "rules")
+        write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
+
+    def save(self, directory: str | Path) -> None:
+        """Write the checkpoint directory; it must not exist yet.
+
+        Raises:
+            ArtifactError: If it exists or cannot be written.
+        """
+        publish_directory(Path(directory), self.write)
+
+    @classmethod
+    def load(cls, name: str | Path) -> Checkpoint:
+        """Load a checkpoint by embedded name or directory.
+
+        Raises:
+            CheckpointError: If there is none, or its weights do not fit its configuration.
+            ArtifactError: If it is torn, altered or of an unknown schema.
+        """
+        directory = resolve_checkpoint(name)
+        read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+        try:
+            config = CheckpointConfig.model_validate(read_json(directory / "config.json"))
+        except ValidationError as error:
+            raise CheckpointError(
+                f"{directory}/config.json must describe a merge checkpoint",
+                str(error.errors(include_url=False)[0]),
+                "Train it again with this version.",
+            ) from error
+        module = MergeModule(config.hidden_size, config.num_heads, config.positions)
+        module.load_state_dict(_read_weights(directory / "model.safetensors", module))
+        rules = RuleSet.load(directory / "rules")
+        return cls(config, module.eval().requires_grad_(False), rules)
+
+
+def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:
+    """Read exactly the tensors the module has, checked before any is allocated."""
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
+    if path.stat().st_size > limit:
+        raise CheckpointError(
+            f"{path} must hold a module of size {module.hidden_size}",
+            f"{path.stat().st_size} bytes, more than {limit}",
+            "This is not a merge module; name another checkpoint.",
+        )
+    try:
+        with safe_open(path, framework="pt") as stream:
+            found = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+            if found != wanted:
+                raise CheckpointError(
+                    f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
+                )
+            weights = {key: stream.get_tensor(key).float() for key in wanted}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
+    if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:
+        raise CheckpointError(f"{path} must hold finite weights", odd, "Train it again.")
+    return weights
+
+
+def resolve_checkpoint(name: str | Path) -> Path:
+    """Return the directory of a checkpoint, by embedded name or path.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    embedded = embedded_path(str(name), "checkpoint")
+    directory = Path(name) if embedded is None else embedded
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"a checkpoint must be one of {embedded_names()} or a directory with config.json, "
+            "model.safetensors and rules/",
+            str(name),
+            "Check the name, or train one with the distill flow.",
+        )
+    return directory

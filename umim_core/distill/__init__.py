@@ -1,0 +1,1 @@
+"""Distillation: alignment masks, full-vocabulary loss, metrics, schedule and step."""

@@ -1,0 +1,317 @@
+"""Build the embedded corpus: the docstrings of the installed packages, without repetitions.
+
+    module.py --ast--> docstrings --blank lines--> paragraphs --not seen before--> document
+
+Docstrings of modules, classes and functions over 120 characters are split at blank lines. A
+paragraph over 60 characters whose whitespace-folded hash was seen anywhere before, in any split, is
+dropped; a document over 120 characters remains. The split of a document is decided by the hash of
+its module path, so that it never changes with the set of installed packages. Which paragraph counts
+as the repetition does depend on the order, hence the fixed order of `TRAINING_PACKAGES`.
+
+The pre-trained models of this project were trained with exactly this rule. Changing the package
+order, a limit or the split rule would show them test text as training text.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import json
+import os
+import sysconfig
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from umim_core.errors import CorpusError
+
+# fmt: off
+TRAINING_PACKAGES: Final = (
+    "transformers", "torch", "numpy", "scipy", "pandas", "sklearn", "ray", "mlflow", "datasets",
+    "matplotlib", "prefect", "huggingface_hub", "sqlalchemy", "deepspeed", "nltk", "lm_eval",
+    "pydantic", "werkzeug", "flask", "requests", "jinja2", "click", "rich", "httpx", "docker",
+    "git", "google", "redis", "mpmath", "accelerate", "evaluate", "tokenizers", "safetensors",
+    "fsspec", "aiohttp", "anyio", "starlette", "fastapi", "uvicorn", "websockets", "PIL",
+    "pyparsing", "joblib", "attr", "beartype", "narwhals", "alembic", "cryptography", "oauthlib",
+    "databricks", "fontTools",
+)
+# fmt: on
+OUT_OF_DOMAIN_PACKAGES: Final = ("networkx", "sympy")
+SKIPPED_FOLDERS: Final = frozenset(
+    {"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files"}
+)
+MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
+MIN_PARAGRAPH_CHARS: Final = 60  # only longer paragraphs are checked for repetition
+
+Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
+SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_stdlib")
+Kind = Literal["module", "class", "function"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One docstring after the removal of repeated paragraphs.
+
+    Attributes:
+        id: ``"<posix module path>::<qualified name>"``; a ``#2``, ``#3`` ... follows a name that
+            the module defines again. The module itself has an empty qualified name.
+        text: The paragraphs that are left, joined by blank lines.
+        name: The name of the object; for a module its stem, for ``__init__`` its folder.
+        kind: What carries the docstring.
+        has_summary: Whether the docstring's own first paragraph is still there.
+    """
+
+    id: str
+    text: str
+    name: str
+    kind: Kind
+    has_summary: bool
+
+
+@dataclass(frozen=True)
+class SplitSize:
+    """Size of one split: documents, characters, and bytes of the texts in UTF-8."""
+
+    documents: int
+    characters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What `build_corpus` did.
+
+    Attributes:
+        splits: Size of each split.
+        modules: Modules read and parsed.
+        unparsed: Modules left out because they are not valid Python or UTF-8 (posix paths).
+        unencodable: Docstrings left out because they hold lone surrogates.
+        missing: Requested packages that are not installed.
+    """
+
+    splits: Mapping[Split, SplitSize]
+    modules: int
+    unparsed: tuple[str, ...]
+    unencodable: int
+    missing: tuple[str, ...]
+
+
+@dataclass
+class _State:
+    """What the walk over the packages accumulates."""
+
+    seen: set[bytes] = field(default_factory=set)
+    modules: int = 0
+    unparsed: list[str] = field(default_factory=list)
+    unencodable: int = 0
+
+
+def split_of(module: str) -> Literal["train", "valid", "test"]:
+    """Return the split of a module.
+
+    Args:
+        module: Module path relative to site-packages, with ``/``.
+
+    Returns:
+        ``test`` for 4 % of the paths, ``valid`` for 4 %, ``train`` for the rest.
+    """
+    digest = hashlib.blake2b(module.encode(), digest_size=4).digest()
+    bucket = int.from_bytes(digest, "big") % 100
+    return "test" if bucket < 4 else "valid" if bucket < 8 else "train"
+
+
+def build_corpus(
+    out: Path,
+    *,
+    packages: Sequence[str] = TRAINING_PACKAGES,
+    out_of_domain: Sequence[str] = OUT_OF_DOMAIN_PACKAGES,
+    site_packages: Path | None = None,
+    stdlib: Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CorpusReport:
+    """Write ``train``, ``valid``, ``test``, ``ood_math`` and ``ood_stdlib`` ``.jsonl`` into `out`.
+
+    Rows are the fields of `Document`. The training file is in the order of the hash of the ids, the
+    other files follow the packages. The same installed versions give the same bytes. About 100 s on
+    one core for the full stack.
+
+    Args:
+        out: Folder to write into; made when missing.
+        packages: Package folders for train, valid and test, in order.
+        out_of_domain: Package folders for ``ood_math``, read after `packages`.
+        site_packages: Folder that holds the packages; the running interpreter's by default.
+        stdlib: Standard library folder for ``ood_stdlib``; the running interpreter's by default.
+        progress: Called with the name of each package before it is read.
+
+    Returns:
+        Sizes, and everything that was left out.
+
+    Raises:
+        CorpusError: None of `packages` is installed, or they hold no docstring.
+    """
+    site = site_packages or Path(sysconfig.get_path("purelib"))
+    library = stdlib or Path(sysconfig.get_path("stdlib"))
+    state = _State()
+    parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
+    missing = tuple(n for n in (*packages, *out_of_domain) if not (site / n).is_dir())
+    announce = progress or (lambda _name: None)
+    for name in packages:
+        announce(name)
+        for module, document in _documents(site / name, site, state):
+            parts[split_of(module)].append(document)
+    for name in out_of_domain:
+        announce(name)
+        parts["ood_math"].extend(d for _, d in _documents(site / name, site, state))
+    announce("standard library")
+    parts["ood_stdlib"].extend(d for _, d in _documents(library, library, state))
+    if not parts["train"]:
+        raise CorpusError(
+            "the embedded corpus needs docstrings of at least one installed package",
+            f"{len(packages)} packages asked for, {len(missing)} missing, in {site}",
+            "Install the `pipeline` extra, or name installed packages.",
+        )
+    parts["train"].sort(key=lambda d: (hashlib.blake2b(d.id.encode()).digest(), d.id))
+    out.mkdir(parents=True, exist_ok=True)
+    sizes = {split: _write(out / f"{split}.jsonl", parts[split]) for split in SPLITS}
+    return CorpusReport(sizes, state.modules, tuple(state.unparsed), state.unencodable, missing)
+
+
+def read_documents(path: Path) -> Iterator[Document]:
+    """Yield the documents of one file that `build_corpus` wrote.
+
+    Raises:
+        CorpusError: The file is missing or a line is not a document.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    yield Document(**json.loads(line))
+                except (TypeError, ValueError) as error:
+                    raise CorpusError(
+                        f"{path}:{number} must be a document of the embedded corpus",
+                        line,
+                        "Delete the folder and build the corpus again.",
+                    ) from error
+    except FileNotFoundError as error:
+        raise CorpusError(
+            "the embedded corpus must be built first", str(path), "Run `build_corpus`."
+        ) from error
+
+
+def _documents(root: Path, base: Path, state: _State) -> Iterator[tuple[str, Document]]:
+    """Yield (module path, document) for everything under `root`, in path order."""
+    for path in _module_files(root, base):
+        module = path.relative_to(base).as_posix()
+        tree = _parse(path)
+        if tree is None:
+            state.unparsed.append(module)
+            continue
+        state.modules += 1
+        repeats: Counter[str] = Counter()
+        for qualified, kind, docstring in _docstrings(tree):
+            repeats[qualified] += 1
+            if len(docstring) <= MIN_DOCUMENT_CHARS:
+                continue
+            if not _is_encodable(docstring):
+                state.unencodable += 1
+                continue
+            text, has_summary = _without_repetitions(docstring, state.seen)
+            if len(text) <= MIN_DOCUMENT_CHARS:
+                continue
+            suffix = f"#{repeats[qualified]}" if repeats[qualified] > 1 else ""
+            name = qualified.rpartition(".")[2] or _module_name(path)
+            identifier = f"{module}::{qualified}{suffix}"
+            yield module, Document(identifier, text, name, kind, has_summary)
+
+
+def _module_files(root: Path, base: Path) -> Iterator[Path]:
+    """Yield the ``.py`` files under `root`, folders in string order, skipped folders left out."""
+    for folder, _, files in sorted(os.walk(root)):
+        parts = Path(folder).relative_to(base).parts
+        if SKIPPED_FOLDERS.intersection(parts) or "site-packages" in parts:
+            continue
+        for file in sorted(files):
+            if file.endswith(".py"):
+                yield Path(folder, file)
+
+
+def _parse(path: Path) -> ast.Module | None:
+    """Return the syntax tree, or None for templates, Python 2 and other things in ``.py`` files."""
+    try:
+        # Invalid escapes warn, and would be errors under -W error: not our modules to mend.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
+        # ValueError: NUL or bad UTF-8; MemoryError: nested too deep for CPython's parser;
+        # FileNotFoundError: a dangling link.
+        return None
+
+
+def _docstrings(tree: ast.Module) -> Iterator[tuple[str, Kind, str]]:
+    """Yield (qualified name, kind, cleaned docstring), breadth first as `ast.walk` does."""
+    queue: deque[tuple[ast.AST, str]] = deque([(tree, "")])
+    while queue:
+        node, scope = queue.popleft()
+        kind: Kind | None = None
+        docstring: str | None = None
+        if isinstance(node, ast.Module):
+            kind, docstring = "module", ast.get_docstring(node, clean=False)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            scope = f"{scope}.{node.name}" if scope else node.name
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            docstring = ast.get_docstring(node, clean=False)
+        queue.extend((child, scope) for child in ast.iter_child_nodes(node))
+        if kind is not None and docstring:
+            yield scope, kind, inspect.cleandoc(docstring)
+
+
+def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
+    """Drop the long paragraphs in `seen`, add the others to it.
+
+    Returns:
+        The text that is left, and whether the first paragraph is part of it.
+    """
+    kept: list[str] = []
+    has_summary = True
+    for index, paragraph in enumerate(docstring.split("\n\n")):
+        if len(paragraph) > MIN_PARAGRAPH_CHARS:
+            folded = " ".join(paragraph.split()).encode()
+            key = hashlib.blake2b(folded, digest_size=8).digest()
+            if key in seen:
+                has_summary = has_summary and index > 0
+                continue
+            seen.add(key)
+        kept.append(paragraph)
+    return "\n\n".join(kept).strip(), has_summary
+
+
+def _is_encodable(text: str) -> bool:
+    """Return whether the text can be written as UTF-8 (``"\\ud800"`` in a literal cannot)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _module_name(path: Path) -> str:
+    return path.parent.name if path.stem == "__init__" else path.stem
+
+
+def _write(path: Path, documents: Sequence[Document]) -> SplitSize:
+    """Write one JSON line per document under the final name only when all of it is there."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        for document in documents:
+            file.write(json.dumps(vars(document), ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    texts = [document.text for document in documents]
+    return SplitSize(len(texts), sum(map(len, texts)), sum(len(t.encode()) for t in texts))

@@ -1,0 +1,219 @@
+"""Build the embedded multiple-choice task: which summary line belongs to this docstring?
+
+    Return a view of the array ...      <- summary line: the right choice
+                                           (three more come from other docstrings of the split)
+    Parameters                          <- body: the context, at most 1,000 characters;
+    ----------                             the object's own name is blanked where it would tell
+    axis : int
+
+Questions of a split are made of documents of that split alone, so that a model trained on the
+``train`` documents has seen no text of a ``test`` question. Chance is 25 %. Everything is drawn by
+hash of the document ids: the same corpus gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from umim_core.embedded.corpus import Document, Kind, read_documents
+from umim_core.errors import ConfigError, CorpusError
+
+TaskSplit = Literal["train", "valid", "test"]
+DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
+MIN_SUMMARY_CHARS: Final = 15
+MAX_SUMMARY_CHARS: Final = 160
+MIN_CONTEXT_CHARS: Final = 200
+MAX_CONTEXT_CHARS: Final = 1000
+BLANK: Final = "___"
+
+_CHOICES: Final = 4
+_MAX_DRAWS: Final = 200  # per question; a split with four distinct summaries needs far fewer
+_MAX_WORD_OVERLAP: Final = 0.5
+_WORD: Final = re.compile(r"[a-z]+")
+# Signatures, titles underlined in the same paragraph, doctests, tables, licences, open sentences.
+_NOT_A_SUMMARY: Final = re.compile(r"->|===|---|~~~|>>>|\+\+\+|\||copyright|licen[sc]e|:$", re.I)
+_NAME_PART: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """What `build_task` did.
+
+    Attributes:
+        questions: Questions written per split.
+        dropped: Documents per split that make no question, by reason.
+    """
+
+    questions: Mapping[TaskSplit, int]
+    dropped: Mapping[TaskSplit, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A document that can become a question, and whose summary can distract in another one."""
+
+    id: str
+    module: str
+    kind: Kind
+    summary: str
+    context: str
+    words: frozenset[str]
+
+
+def build_task(
+    corpus: Path, out: Path, sizes: Mapping[TaskSplit, int] = DEFAULT_SIZES
+) -> TaskReport:
+    """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` into `out`.
+
+    Rows are ``{"id", "context", "choices", "gold"}``: four distinct choices, `gold` the index of
+    the right one. Each of the four positions is right equally often (to within one question).
+
+    Args:
+        corpus: Folder that `build_corpus` wrote.
+        out: Folder to write into; made when missing.
+        sizes: Most questions wanted per split; fewer when the split has fewer. Splits that are not
+            named are not built.
+
+    Returns:
+        Questions per split and why documents were left out.
+
+    Raises:
+        ConfigError: A size is below 1.
+        CorpusError: The corpus is missing, or a split yields no question.
+    """
+    if bad := {split: size for split, size in sizes.items() if size < 1}:
+        raise ConfigError("task sizes must be at least 1", bad, "Leave a split out to skip it.")
+    questions: dict[TaskSplit, int] = {}
+    dropped: dict[TaskSplit, Mapping[str, int]] = {}
+    out.mkdir(parents=True, exist_ok=True)
+    for split, size in sizes.items():
+        reasons: Counter[str] = Counter()
+        candidates = list(_candidates(read_documents(corpus / f"{split}.jsonl"), reasons))
+        candidates.sort(key=lambda c: (_hash(c.id), c.id))
+        rows = list(_questions(candidates, size, reasons))
+        if not rows:
+            raise CorpusError(
+                f"the {split} split must hold documents with a summary and a body",
+                dict(reasons),
+                "Build the corpus from more packages.",
+            )
+        _write(out / f"{split}.jsonl", rows)
+        questions[split] = len(rows)
+        dropped[split] = dict(sorted(reasons.items()))
+    return TaskReport(questions, dropped)
+
+
+def _candidates(documents: Iterable[Document], dropped: Counter[str]) -> Iterator[_Candidate]:
+    """Yield the documents with a usable summary and body; count the others by reason."""
+    taken: set[str] = set()
+    for document in documents:
+        first, _, body = document.text.partition("\n\n")
+        summary = " ".join(first.split())
+        words = frozenset(_WORD.findall(summary.lower()))
+        context = _context(body, document.name, words)
+        folded = " ".join(context.split()).lower()
+        if not document.has_summary:
+            dropped["summary repeats another document"] += 1
+        elif not MIN_SUMMARY_CHARS <= len(summary) <= MAX_SUMMARY_CHARS:
+            dropped["summary too short or too long"] += 1
+        elif len(words) < 3 or _NOT_A_SUMMARY.search(summary):
+            dropped["summary is no sentence"] += 1
+        elif len(context) < MIN_CONTEXT_CHARS:
+            dropped["body too short"] += 1
+        elif summary.lower().rstrip(".") in folded:
+            dropped["body repeats the summary"] += 1
+        elif summary.lower() in taken:
+            dropped["summary taken by another question"] += 1
+        else:
+            taken.add(summary.lower())
+            module = document.id.partition("::")[0]
+            yield _Candidate(document.id, module, document.kind, summary, context, words)
+
+
+def _context(body: str, name: str, summary_words: frozenset[str]) -> str:
+    """Return the body, blanked and cut.
+
+    The name is blanked where a part of it is a word of the summary: ``median`` would give away
+    "Compute the median", while ``f`` or ``forward`` mostly tell nothing.
+    """
+    parts = {part.lower() for part in _NAME_PART.findall(name)}
+    if any(len(p) > 2 and w.startswith(p[:5]) for p in parts for w in summary_words):
+        body = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", BLANK, body)
+    body = body.strip()
+    if len(body) <= MAX_CONTEXT_CHARS:
+        return body
+    head = body[: MAX_CONTEXT_CHARS + 1]
+    # A paragraph border in the second half of what fits, else a line, else a word.
+    for border in ("\n\n", "\n", " "):
+        cut = head.rfind(border)
+        if cut >= MAX_CONTEXT_CHARS // 2:
+            return head[:cut].rstrip()
+    return head[:MAX_CONTEXT_CHARS]
+
+
+def _questions(
+    candidates: Sequence[_Candidate], size: int, dropped: Counter[str]
+) -> Iterator[dict[str, object]]:
+    """Yield up to `size` rows, in the order of the candidates."""
+    by_kind: dict[Kind, list[_Candidate]] = {}
+    for candidate in candidates:
+        by_kind.setdefault(candidate.kind, []).append(candidate)
+    made = 0
+    for candidate in candidates:
+        if made == size:
+            return
+        distractors = _distractors(candidate, by_kind[candidate.kind])
+        if distractors is None:
+            dropped["too few distinct distractors"] += 1
+            continue
+        gold = made % _CHOICES
+        choices = [*distractors[:gold], candidate.summary, *distractors[gold:]]
+        yield {"id": candidate.id, "context": candidate.context, "choices": choices, "gold": gold}
+        made += 1
+
+
+def _distractors(question: _Candidate, pool: Sequence[_Candidate]) -> list[str] | None:
+    """Draw summaries of the same kind of object that a reader can tell from the right one.
+
+    Summaries from the same module, and those that share more than half of their words with the
+    right one or with each other, could be right as well; they are passed over.
+    """
+    chosen: list[_Candidate] = []
+    for draw in range(_MAX_DRAWS):
+        other = pool[_hash(f"{question.id} {draw}") % len(pool)]
+        if other.module == question.module:
+            continue
+        if any(_overlap(other.words, c.words) > _MAX_WORD_OVERLAP for c in (question, *chosen)):
+            continue
+        chosen.append(other)
+        if len(chosen) == _CHOICES - 1:
+            return [c.summary for c in chosen]
+    return None
+
+
+def _overlap(left: frozenset[str], right: frozenset[str]) -> float:
+    """Return the shared words as a fraction of all words of both."""
+    return len(left & right) / len(left | right)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write one JSON line per row under the final name only when all of it is there."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,97 @@
+"""Errors raised on purpose. Each message states the rule, the value found and the remedy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class _Unset:
+    """Marks "no value given", so that ``None`` can be reported as a value."""
+
+
+_UNSET: Final = _Unset()
+_MAX_VALUE_CHARS: Final = 200
+
+
+class UmimError(Exception):
+    """Report a broken rule, the value that broke it and what to do about it.
+
+    Args:
+        rule: What must hold, as a full clause ("max order must be 2, 3 or 4").
+        value: The offending value; shown with ``repr`` and cut after 200 characters.
+        remedy: One sentence that says what to change.
+    """
+
+    def __init__(self, rule: str, value: object = _UNSET, remedy: str = "") -> None:
+        self.rule = rule
+        self.value = None if value is _UNSET else value
+        self.remedy = remedy
+        message = rule
+        if value is not _UNSET:
+            shown = value if isinstance(value, str) else repr(value)
+            if len(shown) > _MAX_VALUE_CHARS:
+                shown = shown[:_MAX_VALUE_CHARS] + "..."
+            message += f"; got {shown}"
+        if remedy:
+            message += f". {remedy}"
+        super().__init__(message)
+
+
+class ConfigError(UmimError):
+    """A recipe, option or argument is outside its bounds."""
+
+
+class CorpusError(UmimError):
+    """Input text or token ids cannot be used."""
+
+
+class RuleSetError(UmimError):
+    """A rule set is malformed."""
+
+
+class TokenizerMismatchError(UmimError):
+    """Rules or a checkpoint belong to another tokenizer."""
+
+
+class BackboneError(UmimError):
+    """A backbone cannot be loaded or lacks what the method needs."""
+
+
+class BackboneMismatchError(UmimError):
+    """A checkpoint belongs to another backbone."""
+
+
+class CheckpointError(UmimError):
+    """A merge checkpoint is missing, torn or of an unknown schema."""
+
+
+class ArtifactError(UmimError):
+    """An artifact directory is missing, torn, altered or outside its root."""
+
+
+class LockError(UmimError):
+    """Another live process holds the lock of an artifact."""
+
+
+class GenerationError(UmimError):
+    """Generation was asked for something that the engine or the backbone cannot do."""
+
+
+class NumericalError(UmimError):
+    """A loss or a surrogate is NaN or infinite too often."""
+
+
+class MissingExtraError(UmimError):
+    """An optional dependency is not installed."""
+
+
+class ClusterError(UmimError):
+    """The Ray cluster cannot be started or has lost work."""
+
+
+class TrackingError(UmimError):
+    """The tracking server cannot be used."""
+
+
+class EvaluationError(UmimError):
+    """An evaluation cannot be run as configured."""

@@ -1,0 +1,71 @@
+"""Exclusive locks on directories; a lock of a dead process is recovered by itself.
+
+The lock is an ``flock`` on a file beside the directory, so the kernel frees it when its holder
+dies, SIGKILL included. The file names the holder (pid and start time) for the error message only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from umim_core.errors import LockError
+
+_POLL_SECONDS: Final = 0.2
+
+
+@contextmanager
+def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[None]:
+    """Hold the exclusive lock of ``directory`` (which need not exist).
+
+    Args:
+        directory: What is locked; the lock file is ``.<name>.lock`` in its parent.
+        wait_seconds: How long to wait for another holder; None waits without limit.
+
+    Raises:
+        LockError: If another live process still holds it after ``wait_seconds``.
+    """
+    path = directory.with_name(f".{directory.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
+    handle = _try_acquire(path)
+    while handle is None:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise LockError(
+                f"only one process may build {directory.name} at a time",
+                f"lock held by {_holder(path)}",
+                "Wait for it to end, or stop it.",
+            )
+        time.sleep(_POLL_SECONDS)
+        handle = _try_acquire(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while still held, so that no other holder loses its file
+        os.close(handle)
+
+
+def _try_acquire(path: Path) -> int | None:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_ino != path.stat().st_ino:  # unlinked by the previous holder
+            raise FileNotFoundError
+    except (BlockingIOError, FileNotFoundError):
+        os.close(handle)
+        return None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"pid {os.getpid()} since {time.time():.0f}\n".encode(), 0)
+    return handle
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip() or "another process"
+    except FileNotFoundError:
+        return "another process"

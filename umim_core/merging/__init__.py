@@ -1,0 +1,1 @@
+"""The merge module, packing of merged sequences, and inference with rollback."""

@@ -1,0 +1,261 @@
+"""Static KV buffers with one length per row, so that taking units back is a subtraction.
+
+Three rows (x = valid state, - = stale or padding), before and after ``rollback([0, 2, 1])``::
+
+    row 0   x x x x x - - -      length 5        x x x x x - - -      length 5
+    row 1   x x x x - - - -      length 4   =>   x x - - - - - -      length 2
+    row 2   x x x - - - - -      length 3        x x - - - - - -      length 2
+
+A forward writes the states of its units at columns ``length .. length + width - 1`` of each row.
+Attention gets the buffer up to the last column that any row wrote; ``attention.step_mask`` hides what
+lies behind a row's own units.
+
+Shapes: B rows, H key/value heads, L columns, D head size, W width (units per row and forward).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from umim_core.errors import GenerationError
+
+_FIRST_CAPACITY: Final = 64
+
+
+@dataclass
+class _WritePlan:
+    """Where the next forward writes; one object shared by all layers of a cache."""
+
+    starts: Tensor  # [B] int64, first column written per row
+    width: int
+    view: int  # columns handed to attention
+    uniform_start: int | None  # the common start when all rows agree, else None
+    rows: Tensor  # [B, 1] int64
+    columns: Tensor  # [B, W] int64
+
+
+class RowLayer(CacheLayerMixin):
+    """One layer's key and value buffers [B, H, L, D], allocated at the first update.
+
+    Args:
+        max_length: Columns the buffers may grow to.
+        capacity: Columns allocated at first.
+    """
+
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, max_length: int, capacity: int) -> None:
+        super().__init__()
+        self.max_length = max_length
+        self.capacity = min(capacity, max_length)
+        self.plan: _WritePlan | None = None
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
+        self.keys = self._buffer(key_states)
+        self.values = self._buffer(value_states)
+        self.is_initialized = True
+
+    def _buffer(self, states: Tensor) -> Tensor:
+        batch, heads, _, size = states.shape
+        return states.new_zeros((batch, heads, self.capacity, size))
+
+    def reserve(self, columns: int) -> None:
+        """Grow the buffers by doubling until they hold ``columns``; contents are kept."""
+        if columns <= self.capacity:
+            return
+        while self.capacity < columns:
+            self.capacity = min(self.max_length, 2 * self.capacity)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = self._buffer(old)
+        new[:, :, : old.shape[2]] = old
+        return new
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,  # noqa: ANN401  the base class demands both
+        **kwargs: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, Tensor]:
+        """Write the states of W units per row and return what attention may look at.
+
+        Args:
+            key_states: New keys [B, H, W, D].
+            value_states: New values [B, H, W, D].
+            *args: Ignored.
+            **kwargs: Ignored.
+
+        Returns:
+            Views of the buffers [B, H, longest row + W, D]; no copy.
+
+        Raises:
+            GenerationError: If ``RowCache.begin`` was not called for this width.
+        """
+        plan = self.plan
+        if plan is None or plan.width != key_states.shape[2]:
+            raise GenerationError(
+                "RowCache.begin(width) must come before each forward",
+                f"{key_states.shape[2]} new columns, planned {plan and plan.width}",
+                "Call begin, forward, then commit.",
+            )
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if plan.uniform_start is not None:
+                end = plan.uniform_start + plan.width
+                buffer[:, :, plan.uniform_start : end] = states
+            else:  # the two index tensors come first in the result: [B, W, H, D]
+                buffer[plan.rows, :, plan.columns] = states.transpose(1, 2)
+        return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the columns attention will see and the offset of the first (0)."""
+        return (self.plan.view if self.plan else self.length + query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Return the length of the longest row."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Return how many columns the buffers may grow to."""
+        return self.max_length
+
+
+class RowCache(Cache):
+    """A transformers cache whose rows have their own lengths and roll back without a copy.
+
+    The caller brackets every forward: ``begin(width)``, the model's forward with
+    ``past_key_values=cache``, then ``commit(counts)`` with the units that each row really gained.
+
+    Args:
+        num_layers: Layers of the backbone.
+        batch_size: Rows B.
+        max_length: Columns a row may reach, in units.
+        device: Where the write positions are needed (the backbone's device).
+
+    Attributes:
+        lengths: Units held per row [B] (int64, on the CPU, where the matches are decided).
+
+    Raises:
+        GenerationError: If a size is not positive.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        max_length: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, size in (("layers", num_layers), ("rows", batch_size), ("columns", max_length)):
+            if size < 1:
+                raise GenerationError(f"a cache must have at least one of its {name}", size)
+        self._rows = [RowLayer(max_length, _FIRST_CAPACITY) for _ in range(num_layers)]
+        super().__init__(layers=list(self._rows))
+        self.max_length = max_length
+        self.device = torch.device(device)
+        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
+        self._row_index = torch.arange(batch_size, device=self.device)[:, None]
+
+    @property
+    def view(self) -> int:
+        """Columns that attention gets in the forward under way."""
+        return self._plan().view
+
+    @property
+    def positions(self) -> Tensor:
+        """Contiguous position ids [B, W] of the units of the forward under way (int64)."""
+        return self._plan().columns
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have the same length in the forward under way."""
+        return self._plan().uniform_start is not None
+
+    def _plan(self) -> _WritePlan:
+        plan = self._rows[0].plan
+        if plan is None:
+            raise GenerationError("RowCache.begin(width) must come first", None)
+        return plan
+
+    def begin(self, width: int) -> None:
+        """Plan the next forward: ``width`` units per row, written behind each row's last unit.
+
+        Args:
+            width: Units per row W, right padding included.
+
+        Raises:
+            GenerationError: If a row would outgrow ``max_length``.
+        """
+        longest = int(self.lengths.max())
+        view = longest + width
+        if view > self.max_length:
+            raise GenerationError(
+                f"a row may hold {self.max_length} units", view, "Allow a longer cache."
+            )
+        starts = self.lengths.to(self.device)
+        plan = _WritePlan(
+            starts=starts,
+            width=width,
+            view=view,
+            uniform_start=longest if bool((self.lengths == longest).all()) else None,
+            rows=self._row_index,
+            columns=starts[:, None] + torch.arange(width, device=self.device),
+        )
+        for layer in self._rows:
+            layer.reserve(view)
+            layer.plan = plan
+            layer.length = longest
+
+    def commit(self, counts: Tensor) -> None:
+        """Count what the forward wrote; a row that gained nothing keeps its length.
+
+        Args:
+            counts: Units gained per row [B] (integers on the CPU, 0 .. width).
+        """
+        self.lengths = self.lengths + counts.to(torch.int64)
+        self._finish()
+
+    def rollback(self, counts: Tensor) -> None:
+        """Forget the last units of each row, in O(1): no state is moved or cleared.
+
+        Args:
+            counts: Units taken back per row [B] (integers on the CPU).
+
+        Raises:
+            GenerationError: If a row holds fewer units, or a count is negative.
+        """
+        if bool(((counts < 0) | (counts > self.lengths)).any()):
+            raise GenerationError(
+                "a rollback must lie between 0 and the length of its row",
+                f"counts {counts.tolist()}, lengths {self.lengths.tolist()}",
+            )
+        self.lengths = self.lengths - counts.to(torch.int64)
+        self._finish()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the same number of units back from every row (transformers: a negative count)."""
+        self.rollback(torch.full_like(self.lengths, -tokens_to_remove))
+
+    def reset(self) -> None:
+        """Empty every row; the buffers stay allocated."""
+        self.lengths = torch.zeros_like(self.lengths)
+        self._finish()
+
+    def _finish(self) -> None:
+        longest = int(self.lengths.max())
+        for layer in self._rows:
+            layer.plan = None
+            layer.length = longest

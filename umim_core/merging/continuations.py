@@ -1,0 +1,191 @@
+"""Score several continuations after one shared, compressed context, in one forward.
+
+Layout of one row with S context units and the continuations y = y1 y2 y3 and z = z1 z2::
+
+    column     0 ... S-1 | S   S+1 | S+2
+    input      context   | y1  y2  | z1        the last token of a continuation is never an input
+    position   0 ... S-1 | S   S+1 | S         restarted for each continuation
+    predicts   ...  y1 z1| y2  y3  | z2        column S-1 predicts the first token of each
+    sees       causal    | context, itself     y never sees z
+
+Shapes: B rows, S context units, L columns, R predicted tokens, d embedding size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.compress import SpanMerger, pack_rows, unit_embeddings
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.integer]
+_PADDING: Final = -1
+_CONTEXT: Final = 0
+_HEAD_ROWS: Final = 1024  # rows per head call: 1024 x 128k float32 logits are 0.5 GB
+
+
+@dataclass(frozen=True)
+class ContinuationScore:
+    """What the model says about one continuation y of n tokens.
+
+    Attributes:
+        log_probs: log p(y_t | context, y_<t) per token [n] (float32; float64 for a float64 model).
+        greedy: Whether y_t is the model's most probable token, per token [n] (bool).
+    """
+
+    log_probs: Tensor
+    greedy: Tensor
+
+
+def segmentation(ids: Ints, matcher: Matcher | None) -> tuple[Ints, Ints]:
+    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher every token is a unit."""
+    if matcher is None:
+        return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
+    return matcher.segment(ids)
+
+
+def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
+    """Build the additive attention mask of packed rows.
+
+    Args:
+        groups: Group per column [B, L] (int64): -1 padding, 0 context, k >= 1 continuation k.
+        dtype: Floating dtype of the mask, the backbone's own (bool masks are silently wrong in
+            eager attention).
+
+    Returns:
+        Mask [B, 1, L, L]: 0 where query i may see key j, the lowest finite value elsewhere.
+        A column sees the context and its own group up to itself. Nothing sees padding, except a
+        padding column itself, which keeps its softmax finite.
+    """
+    query, key = groups[:, :, None], groups[:, None, :]
+    columns = torch.arange(groups.shape[1], device=groups.device)
+    causal = columns[None, :] <= columns[:, None]
+    allowed = causal & (key != _PADDING) & ((key == _CONTEXT) | (key == query))
+    allowed |= columns[None, :] == columns[:, None]
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=groups.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Integer tables of one packed batch (L = widest context + longest list of continuations)."""
+
+    groups: Tensor  # [B, L]
+    positions: Tensor  # [B, L]
+    tail_ids: Tensor  # [B, L - S] continuation inputs, zero padded
+    rows: Tensor  # [R] row of each predicted token
+    columns: Tensor  # [R] column that predicts it
+    targets: Tensor  # [R]
+    sizes: list[int]  # tokens per continuation, in order
+
+
+def _layout(unit_counts: Ints, endings: Sequence[Sequence[Ints]], device: torch.device) -> _Layout:
+    width = int(unit_counts.max())
+    tail = max(sum(len(ending) - 1 for ending in row) for row in endings)
+    shape = (len(endings), width + tail)
+    groups = np.full(shape, _PADDING, dtype=np.int64)
+    positions = np.zeros(shape, dtype=np.int64)
+    tail_ids = np.zeros((len(endings), tail), dtype=np.int64)
+    rows: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
+    for b, row in enumerate(endings):
+        units = int(unit_counts[b])
+        groups[b, :units] = _CONTEXT
+        positions[b, :units] = np.arange(units)
+        column = width
+        for k, ending in enumerate(row, start=1):
+            inputs = len(ending) - 1
+            groups[b, column : column + inputs] = k
+            positions[b, column : column + inputs] = units + np.arange(inputs)
+            tail_ids[b, column - width : column - width + inputs] = ending[:-1]
+            rows += [b] * len(ending)
+            columns += [units - 1, *range(column, column + inputs)]
+            targets += [int(token) for token in ending]
+            column += inputs
+
+    def table(values: object) -> Tensor:
+        return torch.as_tensor(np.asarray(values, dtype=np.int64), device=device)
+
+    sizes = [len(ending) for row in endings for ending in row]
+    return _Layout(
+        table(groups), table(positions), table(tail_ids), table(rows), table(columns),
+        table(targets), sizes,
+    )  # fmt: skip
+
+
+def score_continuations(
+    contexts: Sequence[Ints],
+    endings: Sequence[Sequence[Ints]],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+) -> list[list[ContinuationScore]]:
+    """Score raw continuations after contexts that are matched alone and compressed.
+
+    No rule crosses from a context into a continuation; continuation tokens stay raw. Gradients
+    reach ``module`` when autograd is on.
+
+    Args:
+        contexts: Raw context ids per row [T_b], at least one token each.
+        endings: Raw continuation ids per row; at least one token each.
+        backbone: The frozen model.
+        module: Makes the surrogates; None for the base model.
+        matcher: Segments the contexts; None keeps every token.
+
+    Returns:
+        Per row, one score per continuation, in order.
+
+    Raises:
+        EvaluationError: If a context or a continuation is empty, or a matcher comes without a
+            module.
+    """
+    if matcher is not None and module is None:
+        raise EvaluationError(
+            "rules need a merge module", None, "Pass both, or neither for the base model."
+        )
+    for b, (context, row) in enumerate(zip(contexts, endings, strict=True)):
+        if len(context) == 0 or not row or any(len(ending) == 0 for ending in row):
+            raise EvaluationError(
+                "a context and each of its continuations must hold at least one token",
+                f"row {b}: {len(context)} context tokens, endings {[len(e) for e in row]}",
+                "Put the BOS token into an empty context and drop empty continuations.",
+            )
+    raw = [np.asarray(context, dtype=np.int64) for context in contexts]
+    packed = pack_rows(raw, [segmentation(ids, matcher) for ids in raw], device=backbone.device)
+    trunk = unit_embeddings(packed, backbone, module)
+    layout = _layout(packed.unit_counts.cpu().numpy(), endings, trunk.device)
+    inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
+    hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
+    log_probs, greedy = _target_scores(
+        hidden[layout.rows, layout.columns], layout.targets, backbone
+    )
+    flat = [
+        ContinuationScore(*pair)
+        for pair in zip(log_probs.split(layout.sizes), greedy.split(layout.sizes), strict=True)
+    ]
+    result, start = [], 0
+    for row in endings:
+        result.append(flat[start : start + len(row)])
+        start += len(row)
+    return result
+
+
+def _target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> tuple[Tensor, Tensor]:
+    """Return log p(target) [R] and whether the target is the argmax [R] for hidden rows [R, d]."""
+    log_probs, greedy = [], []
+    for rows, ids in zip(hidden.split(_HEAD_ROWS), targets.split(_HEAD_ROWS), strict=True):
+        logits = backbone.head(rows)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])
+        greedy.append(wide.detach().argmax(dim=-1) == ids)
+    return torch.cat(log_probs), torch.cat(greedy)

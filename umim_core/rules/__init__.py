@@ -1,0 +1,1 @@
+"""Merge rules: n-gram counting, filters, the rule set and its matcher."""

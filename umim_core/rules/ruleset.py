@@ -1,0 +1,308 @@
+"""The rule set: spans of 2 to 4 token ids with their counts, and its directory on disk.
+
+A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
+sorted by (n, ids)) and ``manifest.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from umim_core.artifacts import canonical_json, publish_directory, read_manifest, sha256_bytes, write_manifest
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts
+from umim_core.rules.filters import Containment, Overlap, containment_mask, filter_rules
+
+RULES_SCHEMA: Final = 1
+_MAX_RULES: Final = 100_000_000
+_TABLE_SCHEMA: Final = pa.schema(
+    [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]
+)
+Ids = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """Merge rules and where they come from.
+
+    Attributes:
+        ids_by_order: Rules [R_n, n] (int32), rows ascending, for n = 2, 3, 4.
+        support_by_order: Corpus counts [R_n] (int64), aligned with the rules.
+        tau: Least count asked for, or None (rules not made by a threshold).
+        overlap: Overlap policy the rules were filtered with.
+        containment: Containment policy the rules were filtered with.
+        segment_length: Tokens per segment when counting, or None (ragged segments).
+        tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
+        corpus_digest: SHA-256 of the token ids counted, or None.
+    """
+
+    ids_by_order: dict[int, Ids]
+    support_by_order: dict[int, Counts]
+    tau: int | None = None
+    overlap: Overlap = "greedy"
+    containment: Containment = "drop"
+    segment_length: int | None = None
+    tokenizer_fingerprint: str | None = None
+    corpus_digest: str | None = None
+    _infix_free: list[bool] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for n in ORDERS:
+            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.tau)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: NgramCounts,
+        *,
+        overlap: Overlap = "greedy",
+        containment: Containment = "drop",
+        tau: int | None = None,
+        segment_length: int | None = None,
+        tokenizer_fingerprint: str | None = None,
+        corpus_digest: str | None = None,
+    ) -> RuleSet:
+        """Filter n-gram counts into rules.
+
+        Args:
+            counts: Frequent n-grams.
+            overlap: ``greedy`` or ``none``.
+            containment: ``drop`` or ``keep``.
+            tau: A threshold above the one the counts were made with; None takes theirs.
+            segment_length: Tokens per segment, recorded.
+            tokenizer_fingerprint: Recorded.
+            corpus_digest: Recorded.
+
+        Raises:
+            RuleSetError: If ``tau`` is below the threshold of the counts.
+        """
+        threshold = counts.tau if tau is None else tau
+        if threshold < counts.tau:
+            raise RuleSetError(
+                f"tau must be at least {counts.tau}, the threshold of the counts",
+                threshold,
+                "Count again with a smaller tau.",
+            )
+        ids: dict[int, Ids] = {}
+        support: dict[int, Counts] = {}
+        for n in ORDERS:
+            enough = counts.support[n] >= threshold
+            ids[n], support[n] = counts.ids(n)[enough], counts.support[n][enough]
+        _, keep = filter_rules(ids, support, overlap, containment)
+        return cls(
+            {n: ids[n][keep[n]] for n in ORDERS},
+            {n: support[n][keep[n]] for n in ORDERS},
+            threshold,
+            overlap,
+            containment,
+            segment_length,
+            tokenizer_fingerprint,
+            corpus_digest,
+        )
+
+    @classmethod
+    def from_spans(
+        cls, spans: Iterable[tuple[int, ...]], tokenizer_fingerprint: str | None = None
+    ) -> RuleSet:
+        """Make a rule set of explicit spans, each with count 1 and no threshold."""
+        unique = sorted(set(spans))
+        if odd := [span for span in unique if len(span) not in ORDERS]:
+            raise RuleSetError("a rule must have 2, 3 or 4 tokens", odd[0], "Drop this span.")
+        ids = {
+            n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
+            for n in ORDERS
+        }
+        support = {n: np.ones(len(ids[n]), dtype=np.int64) for n in ORDERS}
+        return cls(
+            ids,
+            support,
+            overlap="none",
+            containment="keep",
+            tokenizer_fingerprint=tokenizer_fingerprint,
+        )
+
+    @property
+    def counts_by_order(self) -> dict[int, int]:
+        """Number of rules of each order."""
+        return {n: len(self.ids_by_order[n]) for n in ORDERS}
+
+    def __len__(self) -> int:
+        return sum(self.counts_by_order.values())
+
+    @property
+    def infix_free(self) -> bool:
+        """Whether no rule lies inside another: at most one rule starts or ends at a position."""
+        if not self._infix_free:
+            longer: list[Ids] = []
+            free = True
+            for n in reversed(ORDERS):
+                free = free and bool(containment_mask(self.ids_by_order[n], longer, "drop").all())
+                longer.append(self.ids_by_order[n])
+            self._infix_free.append(free)
+        return self._infix_free[0]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rules and their description."""
+        parts = [canonical_json(self._description())]
+        for n in ORDERS:
+            parts.append(sha256_bytes(np.ascontiguousarray(self.ids_by_order[n]).tobytes()))
+            parts.append(sha256_bytes(np.ascontiguousarray(self.support_by_order[n]).tobytes()))
+        return sha256_bytes("\n".join(parts).encode())
+
+    def _description(self) -> dict[str, object]:
+        return {
+            "tau": self.tau,
+            "overlap": self.overlap,
+            "containment": self.containment,
+            "segment_length": self.segment_length,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "corpus_digest": self.corpus_digest,
+            "rules": {str(n): count for n, count in self.counts_by_order.items()},
+        }
+
+    def check_tokenizer(self, fingerprint: str) -> None:
+        """Refuse a tokenizer other than the one the rules were mined with.
+
+        Raises:
+            TokenizerMismatchError: If both fingerprints are known and differ.
+        """
+        if self.tokenizer_fingerprint not in (None, fingerprint):
+            raise TokenizerMismatchError(
+                f"these rules belong to the tokenizer {str(self.tokenizer_fingerprint)[:12]}",
+                fingerprint[:12],
+                "Mine rules with this tokenizer, or load the backbone they were mined for.",
+            )
+
+    def write(self, directory: Path) -> None:
+        """Write the rule files into an existing, empty directory."""
+        table = pa.table(
+            {
+                "n": np.repeat(
+                    np.array(ORDERS, np.int8), [self.counts_by_order[n] for n in ORDERS]
+                ),
+                "ids": pa.concat_arrays([_list_array(self.ids_by_order[n]) for n in ORDERS]),
+                "count": np.concatenate([self.support_by_order[n] for n in ORDERS]),
+            },
+            schema=_TABLE_SCHEMA,
+        )
+        pq.write_table(table, directory / "rules.parquet", compression="zstd")
+        write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=self._description())
+
+    def save(self, directory: str | Path) -> None:
+        """Write the rule directory; it must not exist yet.
+
+        Raises:
+            ArtifactError: If it exists or cannot be written.
+        """
+        publish_directory(Path(directory), self.write)
+
+    @classmethod
+    def load(cls, directory: str | Path, *, tokenizer_fingerprint: str | None = None) -> RuleSet:
+        """Read a rule directory.
+
+        Args:
+            directory: What :meth:`save` wrote.
+            tokenizer_fingerprint: If given, rules of another tokenizer are refused.
+
+        Raises:
+            ArtifactError: If the directory is missing, torn, altered or of an unknown schema.
+            RuleSetError: If its content breaks the format.
+            TokenizerMismatchError: If it belongs to another tokenizer.
+        """
+        path = Path(directory)
+        manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)
+        ids, support = _read_table(path / "rules.parquet")
+        try:
+            rules = cls(
+                ids,
+                support,
+                *(
+                    manifest[name]
+                    for name in (
+                        "tau",
+                        "overlap",
+                        "containment",
+                        "segment_length",
+                        "tokenizer_fingerprint",
+                        "corpus_digest",
+                    )
+                ),  # type: ignore[arg-type]  # JSON values, as written by `write`
+            )
+        except KeyError as error:
+            raise ArtifactError(
+                f"{path}/manifest.json must describe its rules", f"no {error}", "Mine them again."
+            ) from error
+        if tokenizer_fingerprint is not None:
+            rules.check_tokenizer(tokenizer_fingerprint)
+        return rules
+
+
+def _list_array(ids: Ids) -> pa.ListArray:
+    offsets = np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1]
+    return pa.ListArray.from_arrays(offsets, pa.array(ids.reshape(-1), pa.int32()))
+
+
+def _read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Counts]]:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise RuleSetError(f"{path} must be a Parquet file", str(error), "Mine again.") from error
+    if not table.schema.equals(_TABLE_SCHEMA) or table.num_rows > _MAX_RULES:
+        raise RuleSetError(
+            f"{path} must have the columns n int8, ids list<int32>, count int64",
+            f"{table.num_rows} rows of {table.schema.to_string()}",
+            "Mine again.",
+        )
+    if any(column.null_count for column in table.columns):
+        raise RuleSetError(f"{path} must hold no nulls", "nulls", "Mine again.")
+    orders = table["n"].to_numpy()
+    lists = table["ids"].combine_chunks()
+    sizes = np.diff(lists.offsets.to_numpy())
+    flat = lists.flatten().to_numpy()
+    if not np.isin(orders, ORDERS).all() or (sizes != orders).any() or (np.diff(orders) < 0).any():
+        raise RuleSetError(
+            f"{path} must hold rules of 2, 3 or 4 ids, sorted by n", "other rows", "Mine again."
+        )
+    counts = table["count"].to_numpy()
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    ids, support = {}, {}
+    for n in ORDERS:
+        low, high = np.searchsorted(orders, [n, n + 1])
+        ids[n] = flat[starts[low] : starts[high]].reshape(-1, n)
+        support[n] = counts[low:high]
+    return ids, support
+
+
+def _check_order(n: int, ids: Ids | None, support: Counts | None, tau: int | None) -> None:
+    if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
+        shape = None if ids is None else ids.shape
+        raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
+    if ids.dtype != np.int32 or support.dtype != np.int64:
+        raise RuleSetError("rule ids must be int32 and counts int64", f"{ids.dtype}")
+    if not len(ids):
+        return
+    if ids.min() < 0 or ids.max() > MAX_TOKEN_ID:
+        raise RuleSetError(
+            f"rule ids must lie in 0..{MAX_TOKEN_ID}", f"{ids.min()}..{ids.max()}", "Mine again."
+        )
+    if support.min() < (1 if tau is None else tau):
+        raise RuleSetError("every count must reach tau", int(support.min()), "Mine again.")
+    unequal = ids[1:] != ids[:-1]
+    first = unequal.argmax(axis=1)
+    rows = np.arange(len(ids) - 1)
+    rising = unequal.any(axis=1) & (ids[1:][rows, first] > ids[:-1][rows, first])
+    if not rising.all():
+        at = int(np.flatnonzero(~rising)[0])
+        raise RuleSetError(
+            "rules must be sorted and all different", ids[at + 1].tolist(), "Mine again."
+        )
