@@ -123,15 +123,14 @@ def _parse(line: str, where: str) -> Question:
         raise CorpusError(f"{where} must be one JSON object", str(error), "Mend it.") from error
     if not isinstance(row, dict):
         raise CorpusError(f"{where} must be one JSON object", row, "Mend it.")
-    context, choices, gold = (row.get(key) for key in ("context", "choices", "gold"))
-    well_typed = (
-        isinstance(context, str)
-        and isinstance(choices, list)
-        and all(isinstance(choice, str) for choice in choices)
-        and isinstance(gold, int)
-        and not isinstance(gold, bool)
-    )
-    if not well_typed:
+    context, choices, gold = row.get("context"), row.get("choices"), row.get("gold")
+    if (
+        not isinstance(context, str)
+        or not isinstance(choices, list)
+        or not all(isinstance(choice, str) for choice in choices)
+        or not isinstance(gold, int)
+        or isinstance(gold, bool)
+    ):
         raise CorpusError(
             f"{where} must hold context (string), choices (list of strings) and gold (integer)",
             row,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import json
 import os
 import sysconfig
 import warnings
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from umim_core.embedded.documents import Document, Kind, write_rows
 from umim_core.errors import CorpusError
 
 # fmt: off
@@ -49,27 +49,6 @@ MIN_PARAGRAPH_CHARS: Final = 60  # only longer paragraphs are checked for repeti
 
 Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_stdlib")
-Kind = Literal["module", "class", "function"]
-
-
-@dataclass(frozen=True)
-class Document:
-    """One docstring after the removal of repeated paragraphs.
-
-    Attributes:
-        id: ``"<posix module path>::<qualified name>"``; a ``#2``, ``#3`` ... follows a name that
-            the module defines again. The module itself has an empty qualified name.
-        text: The paragraphs that are left, joined by blank lines.
-        name: The name of the object; for a module its stem, for ``__init__`` its folder.
-        kind: What carries the docstring.
-        has_summary: Whether the docstring's own first paragraph is still there.
-    """
-
-    id: str
-    text: str
-    name: str
-    kind: Kind
-    has_summary: bool
 
 
 @dataclass(frozen=True)
@@ -176,31 +155,10 @@ def build_corpus(
         )
     parts["train"].sort(key=lambda d: (hashlib.blake2b(d.id.encode()).digest(), d.id))
     out.mkdir(parents=True, exist_ok=True)
-    sizes = {split: _write(out / f"{split}.jsonl", parts[split]) for split in SPLITS}
+    for split in SPLITS:
+        write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
+    sizes = {split: _size(parts[split]) for split in SPLITS}
     return CorpusReport(sizes, state.modules, tuple(state.unparsed), state.unencodable, missing)
-
-
-def read_documents(path: Path) -> Iterator[Document]:
-    """Yield the documents of one file that `build_corpus` wrote.
-
-    Raises:
-        CorpusError: The file is missing or a line is not a document.
-    """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield Document(**json.loads(line))
-                except (TypeError, ValueError) as error:
-                    raise CorpusError(
-                        f"{path}:{number} must be a document of the embedded corpus",
-                        line,
-                        "Delete the folder and build the corpus again.",
-                    ) from error
-    except FileNotFoundError as error:
-        raise CorpusError(
-            "the embedded corpus must be built first", str(path), "Run `build_corpus`."
-        ) from error
 
 
 def _documents(root: Path, base: Path, state: _State) -> Iterator[tuple[str, Document]]:
@@ -292,7 +250,7 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
 
 
 def _is_encodable(text: str) -> bool:
-    """Return whether the text can be written as UTF-8 (``"\\ud800"`` in a literal cannot)."""
+    """Return whether the text can be written as UTF-8 (a lone surrogate cannot)."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -304,14 +262,6 @@ def _module_name(path: Path) -> str:
     return path.parent.name if path.stem == "__init__" else path.stem
 
 
-def _write(path: Path, documents: Sequence[Document]) -> SplitSize:
-    """Write one JSON line per document under the final name only when all of it is there."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        for document in documents:
-            file.write(json.dumps(vars(document), ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def _size(documents: Sequence[Document]) -> SplitSize:
     texts = [document.text for document in documents]
     return SplitSize(len(texts), sum(map(len, texts)), sum(len(t.encode()) for t in texts))

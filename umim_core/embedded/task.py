@@ -2,7 +2,7 @@
 
     Return a view of the array ...      <- summary line: the right choice
                                            (three more come from other docstrings of the split)
-    Parameters                          <- body: the context, at most 1,000 characters;
+    Parameters                          <- body: the context, at most 900 characters;
     ----------                             the object's own name is blanked where it would tell
     axis : int
 
@@ -14,8 +14,6 @@ hash of the document ids: the same corpus gives the same bytes.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from umim_core.embedded.corpus import Document, Kind, read_documents
+from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
 
 TaskSplit = Literal["train", "valid", "test"]
@@ -31,7 +29,7 @@ DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "
 MIN_SUMMARY_CHARS: Final = 15
 MAX_SUMMARY_CHARS: Final = 160
 MIN_CONTEXT_CHARS: Final = 200
-MAX_CONTEXT_CHARS: Final = 1000
+MAX_CONTEXT_CHARS: Final = 900  # at most 470 tokens of the embedded tokenizer, choice included
 BLANK: Final = "___"
 
 _CHOICES: Final = 4
@@ -105,7 +103,7 @@ def build_task(
                 dict(reasons),
                 "Build the corpus from more packages.",
             )
-        _write(out / f"{split}.jsonl", rows)
+        write_rows(out / f"{split}.jsonl", rows)
         questions[split] = len(rows)
         dropped[split] = dict(sorted(reasons.items()))
     return TaskReport(questions, dropped)
@@ -206,14 +204,3 @@ def _overlap(left: frozenset[str], right: frozenset[str]) -> float:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write one JSON line per row under the final name only when all of it is there."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

@@ -55,10 +55,12 @@ def train_tokenizer(
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    # transformers leaves this constructor without annotations.
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bpe,
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
+        unk_token=None,
         model_max_length=max_positions,
     )
     out.mkdir(parents=True, exist_ok=True)

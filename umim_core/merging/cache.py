@@ -7,8 +7,8 @@ Three rows (x = valid state, - = stale or padding), before and after ``rollback(
     row 2   x x x - - - - -      length 3        x x - - - - - -      length 2
 
 A forward writes the states of its units at columns ``length .. length + width - 1`` of each row.
-Attention gets the buffer up to the last column that any row wrote; ``attention.step_mask`` hides what
-lies behind a row's own units.
+Attention gets the buffer up to the last column that any row wrote; ``attention.step_mask`` hides
+what lies behind a row's own units.
 
 Shapes: B rows, H key/value heads, L columns, D head size, W width (units per row and forward).
 """
@@ -39,7 +39,7 @@ class _WritePlan:
     columns: Tensor  # [B, W] int64
 
 
-class RowLayer(CacheLayerMixin):
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
     """One layer's key and value buffers [B, H, L, D], allocated at the first update.
 
     Args:
@@ -51,7 +51,7 @@ class RowLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, max_length: int, capacity: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
         self.max_length = max_length
         self.capacity = min(capacity, max_length)
         self.plan: _WritePlan | None = None
@@ -85,8 +85,8 @@ class RowLayer(CacheLayerMixin):
         self,
         key_states: Tensor,
         value_states: Tensor,
-        *args: Any,  # noqa: ANN401  the base class demands both
-        **kwargs: Any,  # noqa: ANN401
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Write the states of W units per row and return what attention may look at.
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.compress import SpanMerger, pack_rows, unit_embeddings
+from umim_core.merging.attention import check_attention_window
+from umim_core.merging.compress import Segmentation, SpanMerger, pack_rows, unit_embeddings
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
@@ -46,8 +47,8 @@ class ContinuationScore:
     greedy: Tensor
 
 
-def segmentation(ids: Ints, matcher: Matcher | None) -> tuple[Ints, Ints]:
-    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher every token is a unit."""
+def segmentation(ids: Ints, matcher: Matcher | None) -> Segmentation:
+    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher all tokens stay raw."""
     if matcher is None:
         return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
     return matcher.segment(ids)
@@ -146,8 +147,9 @@ def score_continuations(
         Per row, one score per continuation, in order.
 
     Raises:
-        EvaluationError: If a context or a continuation is empty, or a matcher comes without a
-            module.
+        EvaluationError: If a context or a continuation is empty, a matcher comes without a module,
+            or a row exceeds the backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     if matcher is not None and module is None:
         raise EvaluationError(
@@ -162,16 +164,20 @@ def score_continuations(
             )
     raw = [np.asarray(context, dtype=np.int64) for context in contexts]
     packed = pack_rows(raw, [segmentation(ids, matcher) for ids in raw], device=backbone.device)
+    longest = packed.unit_counts.cpu().numpy() + [max(map(len, row)) - 1 for row in endings]
+    _check_length(int(longest.max()), backbone)
     trunk = unit_embeddings(packed, backbone, module)
     layout = _layout(packed.unit_counts.cpu().numpy(), endings, trunk.device)
     inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
     hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
-    log_probs, greedy = _target_scores(
+    log_probs, greedy = target_scores(
         hidden[layout.rows, layout.columns], layout.targets, backbone
     )
     flat = [
         ContinuationScore(*pair)
-        for pair in zip(log_probs.split(layout.sizes), greedy.split(layout.sizes), strict=True)
+        for pair in zip(
+            torch.split(log_probs, layout.sizes), torch.split(greedy, layout.sizes), strict=True
+        )
     ]
     result, start = [], 0
     for row in endings:
@@ -180,10 +186,23 @@ def score_continuations(
     return result
 
 
-def _target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> tuple[Tensor, Tensor]:
-    """Return log p(target) [R] and whether the target is the argmax [R] for hidden rows [R, d]."""
+def _check_length(units: int, backbone: Backbone) -> None:
+    limit = backbone.max_positions
+    if limit is not None and units > limit:
+        raise EvaluationError(
+            f"a context and one continuation must fit the backbone's {limit} positions",
+            f"{units} units",
+            "Cut the context on the left.",
+        )
+    check_attention_window(backbone.model.config, units)
+
+
+def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> tuple[Tensor, Tensor]:
+    """Return log p(target) [R] and whether the target is the argmax [R] of hidden rows [R, d]."""
     log_probs, greedy = [], []
-    for rows, ids in zip(hidden.split(_HEAD_ROWS), targets.split(_HEAD_ROWS), strict=True):
+    for rows, ids in zip(
+        torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True
+    ):
         logits = backbone.head(rows)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])

@@ -9,7 +9,7 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import numpy as np
 import torch
@@ -83,6 +83,11 @@ def _eos_ids(config: GenerationConfig) -> list[int]:
     return [int(eos)] if isinstance(eos, int) else [int(i) for i in eos]
 
 
+def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> Tensor:
+    """Apply processors to scores [B, V]; transformers' signatures say Long- and FloatTensor."""
+    return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
+
+
 class TokenChooser:
     """Choose one token per row from its logits.
 
@@ -137,15 +142,14 @@ class TokenChooser:
         # transformers.generate scores in float32; float64 models keep their own precision.
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if self._on_ids:  # rows have their own lengths, and padding would be penalised
-            rows = [
-                self._on_ids(torch.tensor([ids], device=scores.device), scores[b : b + 1])
-                for b, ids in enumerate(raw_ids)
-            ]
-            scores = torch.cat(rows)
+            rows = [torch.tensor([ids], device=scores.device) for ids in raw_ids]
+            scores = torch.cat(
+                [_processed(self._on_ids, ids, scores[b : b + 1]) for b, ids in enumerate(rows)]
+            )
         if not self._sample:
             return [int(token) for token in scores.argmax(dim=-1).tolist()]
         no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
-        return self._draw(self._warpers(no_ids, scores))
+        return self._draw(_processed(self._warpers, no_ids, scores))
 
     def _draw(self, scores: Tensor) -> list[int]:
         """Sample by inverting the cumulative distribution: one uniform number per row."""
@@ -193,6 +197,7 @@ class Stopper:
         if raw_ids[-1] in self._eos:
             return "eos"
         if self._strings is not None:
-            if bool(self._strings(torch.tensor([raw_ids]), None)[0]):
+            ids = cast("torch.LongTensor", torch.tensor([raw_ids]))
+            if bool(self._strings(ids, None)[0]):
                 return "stop_string"
         return "length" if len(raw_ids) - prompt_length >= self._max_new_tokens else None

@@ -1,0 +1,83 @@
+# Two commands do everything on a fresh machine with Python 3.11: `make demo` and `make test`.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEPENDENCIES := $(VENV)/.umim-dependencies
+INSTALLED := $(VENV)/.umim-installed
+LOCKS := requirements/torch.txt requirements/build.txt requirements/lock.txt
+LOCK_VENV := .venv-lock
+PYTEST_ARGS ?=
+
+# The one place for process settings. Spinning OpenMP threads can make a tiny forward 30 times
+# slower on a shared machine; the others keep services from calling home (Prefect's telemetry also
+# locks its sqlite file).
+export OMP_WAIT_POLICY := PASSIVE
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export DO_NOT_TRACK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+export MLFLOW_DISABLE_TELEMETRY := true
+
+# First interpreter that runs and is 3.11 or 3.12, which lock.txt covers.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
+FIND_PYTHON = for p in $(PYTHON) python3.11 python3.12 python3 python; do \
+	if "$$p" -c '$(SUPPORTED)' 2>/dev/null; then echo "$$p"; break; fi; done
+
+.PHONY: help env demo test test-full lint types lock clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(INSTALLED) ## Make .venv from the lock; does nothing when it is up to date
+
+demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
+	$(BIN)/python -m flows run embedded
+
+test: export HF_HUB_OFFLINE := 1
+test: env lint types ## Lint, check types and run the quick tests, offline
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-full: export HF_HUB_OFFLINE := 1
+test-full: env lint types ## Run every test: kills, fuzzing at scale, the wheel in a clean environment
+	$(BIN)/python -m pytest -m "full or not full" $(PYTEST_ARGS)
+
+lint: env ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env ## Check the types of umim_core, strictly
+	$(BIN)/mypy
+
+$(DEPENDENCIES): $(LOCKS)
+	@python="$$($(FIND_PYTHON))"; \
+	if [ -z "$$python" ]; then \
+		echo "error: Python 3.11 or 3.12 is needed and was not found on PATH." >&2; \
+		echo "Install one (with its venv module) or name it: make env PYTHON=/path/to/python3.11" >&2; \
+		exit 1; \
+	fi; \
+	[ -x $(BIN)/python ] || "$$python" -m venv $(VENV)
+	$(PIP) install -q -r requirements/torch.txt
+	$(PIP) install -q --no-deps --require-hashes -r requirements/build.txt
+	$(PIP) install -q --no-deps --no-build-isolation --require-hashes -r requirements/lock.txt
+	@touch $@
+
+$(INSTALLED): $(DEPENDENCIES) pyproject.toml hatch_build.py umim_lm_eval.pth
+	$(PIP) install -q --no-deps --no-build-isolation -e .
+	$(PIP) check
+	@touch $@
+
+# pip-compile keeps the versions that lock.txt already holds: the result changes only with
+# pyproject.toml. UPGRADE=1 takes the newest versions that fit. Takes about 8 minutes cold.
+lock: ## Rebuild requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
+	@python="$$($(FIND_PYTHON))"; [ -x $(LOCK_VENV)/bin/python ] || "$$python" -m venv $(LOCK_VENV)
+	$(LOCK_VENV)/bin/python -m pip install -q pip-tools==7.6.2
+	requirements/lock.sh $(LOCK_VENV)/bin/pip-compile $(if $(UPGRADE),--upgrade)
+
+clean: ## Remove caches and build outputs; keeps .venv and results in .umim
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(LOCK_VENV)
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,99 @@
+"""Make ``lm_eval --model umim`` work with lm-eval releases that have no model plugins.
+
+``umim_lm_eval.pth`` imports this module at every interpreter start, so it uses the standard
+library only, imports nothing of ``umim_core`` and does no work until ``lm_eval.models`` is
+imported. Then it lets that module run and adds one lazy entry, as the module's own table would::
+
+    import lm_eval.models -> real spec -> module runs -> finder removes itself -> umim registered
+
+Registering earlier would hide the built-in models: lm-eval imports its own table only while the
+registry is empty. An lm-eval that reads the entry point group ``lm_eval.models`` has registered
+``umim`` by itself; then nothing is changed. ``UMIM_NO_LM_EVAL=1`` switches the hook off.
+"""
+
+import os
+import sys
+
+MODEL = "umim"
+TARGET = "umim_core.evaluation.harness:UmimLM"
+OPT_OUT = "UMIM_NO_LM_EVAL"
+WATCHED = "lm_eval.models"
+
+
+def register(models):
+    """Add the model to the table and to the registry of lm-eval.
+
+    An lm-eval of another design is left alone, with a warning, rather than broken.
+
+    Args:
+        models: The imported module ``lm_eval.models``.
+    """
+    try:
+        from lm_eval.api.registry import model_registry
+
+        table = models.MODEL_MAPPING
+    except (ImportError, AttributeError):
+        import warnings
+
+        warnings.warn(
+            "model 'umim' is registered with lm-eval 0.4.13 only; this release has another "
+            "registry. Install lm-eval==0.4.13 to use it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
+    if MODEL in model_registry:
+        return
+    table[MODEL] = TARGET
+    model_registry.register(MODEL, target=TARGET)
+
+
+class RegisterAfterImport:
+    """Find ``lm_eval.models`` and register the model after that module has run."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        """Return the real spec of ``lm_eval.models`` with its loader extended, else ``None``.
+
+        Args:
+            fullname: Dotted name that is being imported.
+            path: Search path of the parent package.
+            target: Module that is being reloaded, if any.
+
+        Returns:
+            The spec that the other finders give, or ``None`` to leave the import to them.
+        """
+        if fullname != WATCHED:
+            return None
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(fullname, path, target) if find else None
+            if spec is not None:
+                break
+        else:
+            return None
+        if spec.loader is not None:
+            run_module = spec.loader.exec_module
+
+            def run_then_register(module):
+                run_module(module)
+                # Only now: a caller may ask for the spec and never import the module.
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                register(module)
+
+            # The loader belongs to this one spec, so no other import sees the change.
+            spec.loader.exec_module = run_then_register
+        return spec
+
+
+def install():
+    """Put the finder first on ``sys.meta_path``, unless the user opted out."""
+    if os.environ.get(OPT_OUT, "") not in ("", "0"):
+        return
+    if WATCHED in sys.modules:
+        register(sys.modules[WATCHED])
+    else:
+        sys.meta_path.insert(0, RegisterAfterImport())
+
+
+install()

@@ -1,0 +1,155 @@
+"""Stages ``corpus``, ``task`` and ``tokenize``: text, questions and token ids per split."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+import numpy as np
+
+from tasks.rows import load_array
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.artifacts import sha256_bytes, sha256_file
+from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
+from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
+from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus
+from umim_core.embedded.documents import read_documents
+from umim_core.embedded.task import build_task
+from umim_core.errors import CorpusError
+from umim_core.text.sources import expand
+from umim_core.text import (
+    HubDataset,
+    Source,
+    TokenIds,
+    iter_documents,
+    iter_token_ids,
+    tokenize_documents,
+)
+
+DOCSTRING_OOD = ("ood_math", "ood_stdlib")
+
+
+def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
+    """Build the text of every split.
+
+    The docstring corpus is written out as JSON Lines; a corpus of the user's own is recorded by
+    the digests of its files and read in place by :func:`tokenize_stage`.
+    """
+    if isinstance(corpus, FilesCorpus):
+        return _files_stage(root, corpus)
+    spec = StageSpec(
+        "corpus",
+        1,
+        {"kind": "docstrings", "packages": list(TRAINING_PACKAGES)},
+        {"distributions": sha256_bytes(json.dumps(_installed()).encode())},
+    )
+
+    def build(out: Path) -> Metrics:
+        report = build_corpus(out)
+        return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
+
+    return run_stage(root, spec, build)
+
+
+def _installed() -> list[list[str]]:
+    """Return [distribution, version] of everything installed, the corpus's real input."""
+    names = {name for found in packages_distributions().values() for name in found}
+    return sorted([name, version(name)] for name in names)
+
+
+def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
+    sources = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
+    sources |= {f"ood_{name}": source for name, source in corpus.out_of_domain.items()}
+    inputs = {
+        f"{split}:{number}": sha256_file(path)
+        for split, source in sources.items()
+        if not isinstance(source, HubDataset)
+        for number, path in enumerate(expand(source.paths))
+    }
+    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
+
+    def build(out: Path) -> Metrics:
+        (out / "sources.json").write_text(json.dumps(dumped, sort_keys=True), encoding="utf-8")
+        return {"splits": float(len(dumped))}
+
+    return run_stage(root, StageSpec("corpus", 1, dumped, inputs), build)
+
+
+def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
+    """Build the embedded multiple-choice task from a docstring corpus."""
+    spec = StageSpec("task", 1, sizes.model_dump(), {"corpus": corpus.digest})
+
+    def build(out: Path) -> Metrics:
+        build_task(corpus.path, out, sizes=sizes.model_dump())
+        return {}
+
+    return run_stage(root, spec, build)
+
+
+def tokenize_stage(
+    root: Path, corpus: Artifact, config: DocstringCorpus | FilesCorpus, backbone: str
+) -> Artifact:
+    """Tokenise every split once per tokenizer: ``<split>.npy`` (int32, documents concatenated)."""
+    tokenizer = load_tokenizer(backbone)
+    spec = StageSpec(
+        "tokenize",
+        1,
+        {"tokenizer": tokenizer_fingerprint(tokenizer), "train_tokens": config.train_tokens},
+        {"corpus": corpus.digest},
+    )
+
+    def build(out: Path) -> Metrics:
+        counts: Metrics = {}
+        for split, stream in _splits(corpus, config, tokenizer):
+            limit = config.train_tokens if split == "train" else None
+            ids = _collect(stream, limit)
+            if not len(ids):
+                raise CorpusError(
+                    f"split {split!r} must hold text", "no tokens", "Check its source."
+                )
+            np.save(out / f"{split}.npy", ids, allow_pickle=False)
+            counts[f"tokens_{split}"] = float(len(ids))
+        return counts
+
+    return run_stage(root, spec, build)
+
+
+def _splits(
+    corpus: Artifact, config: DocstringCorpus | FilesCorpus, tokenizer: object
+) -> Iterator[tuple[str, Iterator[np.ndarray]]]:
+    if isinstance(config, DocstringCorpus):
+        for split in ("train", "valid", "test", *DOCSTRING_OOD):
+            texts = (doc.text for doc in read_documents(corpus.path / f"{split}.jsonl"))
+            yield split, tokenize_documents(texts, tokenizer)
+        return
+    sources: dict[str, Source] = {"train": config.train, "valid": config.valid}
+    sources |= {"test": config.test}
+    sources |= {f"ood_{name}": source for name, source in config.out_of_domain.items()}
+    for split, source in sources.items():
+        if isinstance(source, TokenIds):
+            yield split, iter_token_ids(source)
+        else:
+            yield split, tokenize_documents(iter_documents(source), tokenizer)
+
+
+def _collect(stream: Iterator[np.ndarray], limit: int | None) -> np.ndarray:
+    parts: list[np.ndarray] = []
+    total = 0
+    for ids in stream:
+        parts.append(ids if limit is None else ids[: limit - total])
+        total += len(parts[-1])
+        if limit is not None and total >= limit:
+            break
+    return np.concatenate([np.zeros(0, np.int32), *parts])
+
+
+def tokens(artifact: Artifact, split: str) -> np.ndarray:
+    """Return a split's token ids, memory-mapped [T] (int32)."""
+    return load_array(artifact.path / f"{split}.npy", mmap=True)
+
+
+def out_of_domain(artifact: Artifact) -> list[str]:
+    """Return the names of a tokenised corpus's out-of-domain splits, without their prefix."""
+    return sorted(path.stem.removeprefix("ood_") for path in artifact.path.glob("ood_*.npy"))

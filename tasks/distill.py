@@ -1,0 +1,85 @@
+"""Stage ``distill``: train the merge module of one cell on Ray Train."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from tasks.corpus import tokens
+from tasks.rows import TokenRows
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.train_worker import CURVE, TrainJob, launch
+from umim_core.config import Cell, ClusterConfig, Recipe
+
+
+def distill_stage(
+    root: Path, recipe: Recipe, cell: Cell, tokenized: Artifact, filtered: Artifact
+) -> Artifact:
+    """Distil the frozen backbone into a merge module for one rule set.
+
+    The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
+    from its last state and ends with the same bytes (CPU, float32 weights).
+    """
+    spec = StageSpec(
+        "distill",
+        1,
+        {
+            "backbone": cell.backbone,
+            "revision": cell.revision,
+            "positions": cell.positions,
+            "segment_length": recipe.segment_length,
+            "train": recipe.distill.model_dump(),
+            "seed": recipe.seed,
+            **parallelism(recipe.cluster),
+        },
+        {"rules": filtered.digest, "tokens": tokenized.digest},
+        resumable=True,
+    )
+
+    def build(out: Path) -> Metrics:
+        rows = {
+            split: TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)
+            for split in ("train", "valid")
+        }
+        job = TrainJob(
+            objective="distill",
+            backbone=cell.backbone,
+            revision=cell.revision,
+            rules=str(filtered.path / "rules"),
+            train="train",
+            valid="valid",
+            start=None,
+            positions=cell.positions,
+            max_tokens=recipe.segment_length,
+            seed=recipe.seed,
+            config=recipe.distill.model_dump(),
+            strategy=recipe.cluster.strategy,
+            use_gpu=recipe.cluster.use_gpu,
+            out=str(out),
+        )
+        return train_on_rows(job, rows, recipe.cluster)
+
+    return run_stage(root, spec, build)
+
+
+def parallelism(cluster: ClusterConfig) -> dict[str, object]:
+    """Return what of a cluster decides the bits of a training result."""
+    return {"workers": max(1, cluster.workers), "strategy": cluster.strategy}
+
+
+def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], cluster: ClusterConfig) -> Metrics:
+    """Write a job's rows below its state folder (which is not published) and run it."""
+    data = Path(job.out) / "state" / "rows"
+    for split, part in rows.items():
+        if not (data / split / "merge_until.npy").exists():
+            data.mkdir(parents=True, exist_ok=True)
+            part.save(data / split)
+    placed = replace(job, train=str(data / job.train), valid=str(data / job.valid))
+    return launch(placed, cluster, Path(job.out) / "state" / "ray")
+
+
+def read_curve(artifact: Artifact) -> list[dict[str, float]]:
+    """Return the rows of a training curve."""
+    lines = (artifact.path / CURVE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,96 @@
+"""Stages ``count`` (Ray Data) and ``filter``: frequent n-grams, then rules per threshold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tasks.corpus import tokens
+from tasks.counting import count_distributed
+from tasks.rows import load_array
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+from umim_core.config import RulesConfig
+from umim_core.rules.counting import (
+    ORDERS,
+    NgramCounts,
+    check_tau,
+    cut_segments,
+)
+from umim_core.rules.ruleset import RuleSet
+
+
+def count_stage(
+    root: Path, tokenized: Artifact, backbone: str, tau: int, segment_length: int
+) -> Artifact:
+    """Count the n-grams of the training split at the smallest threshold needed.
+
+    A running Ray cluster is required.
+    """
+    tokenizer = load_tokenizer(backbone)
+    excluded = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
+    spec = StageSpec(
+        "count",
+        1,
+        {"tau": check_tau(tau), "segment_length": segment_length, "excluded": excluded.tolist()},
+        {"tokens": tokenized.digest},
+    )
+
+    def build(out: Path) -> Metrics:
+        ids, offsets = cut_segments(tokens(tokenized, "train"), segment_length)
+        counts = count_distributed(ids, offsets, tau, excluded)
+        for order in ORDERS:
+            np.save(out / f"keys_{order}.npy", counts.keys[order], allow_pickle=False)
+            np.save(out / f"support_{order}.npy", counts.support[order], allow_pickle=False)
+        return {
+            "tokens": float(len(ids)),
+            **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
+        }
+
+    return run_stage(root, spec, build)
+
+
+def filter_stage(
+    root: Path,
+    counted: Artifact,
+    tokenized: Artifact,
+    backbone: str,
+    rules: RulesConfig,
+    segment_length: int,
+) -> Artifact:
+    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
+    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone))
+    spec = StageSpec(
+        "filter",
+        1,
+        {
+            "tau": rules.tau,
+            "overlap": rules.overlap,
+            "containment": rules.containment,
+            "segment_length": segment_length,
+            "tokenizer": fingerprint,
+        },
+        {"counts": counted.digest},
+    )
+
+    def build(out: Path) -> Metrics:
+        tau = counted.manifest()["config"]["tau"]
+        ruleset = RuleSet.from_counts(
+            NgramCounts(
+                {n: load_array(counted.path / f"keys_{n}.npy") for n in ORDERS},
+                {n: load_array(counted.path / f"support_{n}.npy") for n in ORDERS},
+                tau,
+            ),
+            tau=rules.tau,
+            overlap=rules.overlap,
+            containment=rules.containment,
+            segment_length=segment_length,
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest=tokenized.digest,
+        )
+        (out / "rules").mkdir()
+        ruleset.write(out / "rules")
+        return {f"rules_{n}": float(count) for n, count in ruleset.counts_by_order.items()}
+
+    return run_stage(root, spec, build)

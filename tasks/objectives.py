@@ -1,0 +1,181 @@
+"""What the training loop minimises: distillation of token rows, or preference over questions.
+
+An objective is an ``nn.Module`` whose only parameters are the merge module's; its forward takes the
+indices of a batch's items and returns sums, so that ranks with unequal rows normalise globally.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tasks.rows import TokenRows
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.backbone import Backbone
+from umim_core.distill.step import DistillModel
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class BatchLoss:
+    """Sums over the weight units (aligned rows, questions) of one batch on one rank.
+
+    Attributes:
+        total: Loss sum; carries the gradient.
+        weight: Number of units summed.
+        kl: Sum of KL(teacher || student) where the objective has one, else the loss sum.
+    """
+
+    total: Tensor
+    weight: float
+    kl: Tensor
+
+
+class Objective(Protocol):
+    """What the loop needs to know."""
+
+    module: MergeModule
+    num_items: int
+    metric_names: tuple[str, ...]
+
+    def __call__(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sums of a batch."""
+        ...
+
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [weight, *sums in the order of ``metric_names``] over this rank's share."""
+        ...
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Return what selects the best checkpoint; lower is better."""
+        ...
+
+
+class DistillObjective(nn.Module):
+    """Predictive distillation over token rows."""
+
+    metric_names = ("cross_entropy", "kl")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        module: MergeModule,
+        matcher: Matcher,
+        train: TokenRows,
+        valid: TokenRows,
+        *,
+        bf16: bool,
+        batch_size: int,
+    ) -> None:
+        super().__init__()
+        self._model = DistillModel(backbone, module, autocast=bf16)
+        self._matcher, self._train, self._valid = matcher, train, valid
+        self._batch_size = batch_size
+        self.num_items = len(train)
+
+    @property
+    def module(self) -> MergeModule:
+        """The merge module being trained."""
+        return self._model.module
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sums over the aligned rows of these training rows."""
+        return self._loss(self._train, indices)
+
+    def _loss(self, rows: TokenRows, indices: Sequence[int]) -> BatchLoss:
+        loss = self._model(
+            [rows.row(index) for index in indices],
+            [rows.segment(index, self._matcher) for index in indices],
+        )
+        return BatchLoss(loss.cross_entropy, float(loss.rows), loss.kl)
+
+    @torch.no_grad()
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [rows, cross-entropy sum, KL sum] over this rank's validation rows."""
+        sums = [0.0, 0.0, 0.0]
+        mine = range(min(limit, len(self._valid)))[rank::world]
+        for start in range(0, len(mine), self._batch_size):
+            loss = self._loss(self._valid, mine[start : start + self._batch_size])
+            for slot, value in enumerate((loss.weight, float(loss.total), float(loss.kl))):
+                sums[slot] += value
+        return sums
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Select by validation cross-entropy."""
+        return metrics["cross_entropy"]
+
+
+class PreferenceObjective(nn.Module):
+    """Preference (DPO) over multiple-choice questions; the reference is the starting module."""
+
+    metric_names = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        module: MergeModule,
+        matcher: Matcher,
+        train: list[EncodedQuestion],
+        valid: list[EncodedQuestion],
+        *,
+        beta: float,
+        batch_size: int,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._frozen = (backbone,)
+        self._matcher, self._train, self._valid = matcher, train, valid
+        self._beta, self._batch_size = beta, batch_size
+        self.num_items = len(train)
+        with torch.no_grad():
+            self._reference = {
+                id(split): [
+                    scores
+                    for start in range(0, len(split), batch_size)
+                    for scores in self._scores(split[start : start + batch_size])
+                ]
+                for split in (train, valid)
+            }
+
+    def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
+        return ending_scores(questions, self._frozen[0], self.module, self._matcher)
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        """Return the loss sum over these training questions."""
+        loss, _ = self._loss(self._train, indices)
+        anchor = sum(parameter.sum() for parameter in self.module.parameters()) * 0.0
+        total = loss * len(indices) + anchor
+        return BatchLoss(total, float(len(indices)), total.detach())
+
+    def _loss(
+        self, split: list[EncodedQuestion], indices: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        questions = [split[index] for index in indices]
+        reference = [self._reference[id(split)][index] for index in indices]
+        scores = self._scores(questions)
+        golds = [question.gold for question in questions]
+        return preference_loss(scores, reference, golds, beta=self._beta), scores
+
+    @torch.no_grad()
+    def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
+        """Return [questions, loss sum, correct answers] over this rank's validation questions."""
+        sums = [0.0, 0.0, 0.0]
+        mine = range(min(limit, len(self._valid)))[rank::world]
+        for start in range(0, len(mine), self._batch_size):
+            indices = mine[start : start + self._batch_size]
+            loss, scores = self._loss(self._valid, indices)
+            golds = [self._valid[index].gold for index in indices]
+            sums[0] += len(indices)
+            sums[1] += float(loss) * len(indices)
+            sums[2] += choice_accuracy(scores, golds) * len(indices)
+        return sums
+
+    def score(self, metrics: dict[str, float]) -> float:
+        """Select by validation accuracy, ties by loss."""
+        return -metrics["accuracy"] + 1e-6 * metrics["loss"]

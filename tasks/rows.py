@@ -1,0 +1,98 @@
+"""Token rows on disk: what training and evaluation read, as flat arrays and offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ArtifactError
+from umim_core.merging.compress import Segmentation
+from umim_core.rules.counting import cut_segments
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of raw token ids.
+
+    Attributes:
+        ids: All rows' ids, flat [T] (int32).
+        offsets: Row borders [B + 1] (int64).
+        merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
+    """
+
+    ids: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    merge_until: NDArray[np.int64]
+
+    @classmethod
+    def of_segments(cls, stream: NDArray[np.integer], length: int) -> TokenRows:
+        """Cut a token stream into rows of ``length`` tokens, all of them open to merging."""
+        ids, offsets = cut_segments(stream, length)
+        return cls(ids, offsets, np.diff(offsets))
+
+    @classmethod
+    def of_rows(cls, rows: list[list[int]], merge_until: list[int]) -> TokenRows:
+        """Join ragged rows."""
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        flat = np.array([token for row in rows for token in row], dtype=np.int32)
+        return cls(flat, offsets, np.array(merge_until, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> NDArray[np.int32]:
+        """Return the ids of one row."""
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def take(self, count: int) -> TokenRows:
+        """Return the first ``count`` rows (all of them if there are fewer)."""
+        count = min(count, len(self))
+        return TokenRows(
+            self.ids[: self.offsets[count]], self.offsets[: count + 1], self.merge_until[:count]
+        )
+
+    def segment(self, index: int, matcher: Matcher) -> Segmentation:
+        """Cut one row into units; tokens from ``merge_until`` on stay raw."""
+        ids, limit = self.row(index), int(self.merge_until[index])
+        starts, lengths = matcher.segment(ids[:limit])
+        raw = np.arange(limit, len(ids), dtype=np.int64)
+        return (
+            np.concatenate([starts, raw]),
+            np.concatenate([lengths, np.ones(len(raw), dtype=np.int64)]),
+        )
+
+    def save(self, directory: Path) -> None:
+        """Write the three arrays into a new directory."""
+        directory.mkdir(exist_ok=True)
+        for name in ("ids", "offsets", "merge_until"):
+            np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
+
+    @classmethod
+    def load(cls, directory: Path) -> TokenRows:
+        """Read what :meth:`save` wrote; the ids are memory-mapped."""
+        return cls(
+            load_array(directory / "ids.npy", mmap=True),
+            load_array(directory / "offsets.npy"),
+            load_array(directory / "merge_until.npy"),
+        )
+
+
+def load_array(path: Path, *, mmap: bool = False) -> NDArray[np.generic]:
+    """Read an ``.npy`` file without pickle.
+
+    Raises:
+        ArtifactError: If it is missing or not an array file.
+    """
+    try:
+        array: NDArray[np.generic] = np.load(
+            path, allow_pickle=False, mmap_mode="r" if mmap else None
+        )
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} must be an .npy array", str(error), "Build the artifact again."
+        ) from error
+    return array

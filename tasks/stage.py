@@ -1,0 +1,185 @@
+"""The stage contract: a stage is a function of its configuration and its inputs, built once.
+
+A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
+``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
+``<key>``; a directory without a valid manifest does not exist. Asking for a finished stage
+executes nothing. Times, host facts and versions live in the manifest, outside the digest.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from umim_core.artifacts import (
+    MANIFEST,
+    canonical_json,
+    flush_tree,
+    read_manifest,
+    safe_join,
+    sha256_bytes,
+    write_manifest,
+)
+from umim_core.errors import ArtifactError
+from umim_core.locking import directory_lock
+
+logger = logging.getLogger("umim.stage")
+STAGE_SCHEMA: Final = 1
+_LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished stage: what tasks hand to one another.
+
+    Attributes:
+        stage: Name of the stage.
+        key: SHA-256 of what it was made from.
+        path: Its directory.
+        digest: SHA-256 of what it holds.
+        executed: Whether this process built it just now (False: it was found).
+    """
+
+    stage: str
+    key: str
+    path: Path
+    digest: str
+    executed: bool
+
+    def manifest(self) -> dict[str, object]:
+        """Return the stage's manifest (configuration, inputs, metrics, facts)."""
+        return read_manifest(self.path, kind="stage", schema=STAGE_SCHEMA, verify=False)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The numbers the stage recorded."""
+        found = self.manifest()["metrics"]
+        assert isinstance(found, dict)
+        return {str(name): float(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a stage is made from.
+
+    Attributes:
+        name: Stage name; also its folder under the root.
+        version: Raised whenever the stage's code changes its output.
+        config: Everything that decides the output, JSON types only.
+        inputs: Digests of the inputs by name.
+        resumable: Keep the partial directory of a killed build (training state).
+    """
+
+    name: str
+    version: int
+    config: Mapping[str, object]
+    inputs: Mapping[str, str]
+    resumable: bool = False
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of name, version, configuration and input digests."""
+        parts = [self.name, self.version, dict(self.config), dict(sorted(self.inputs.items()))]
+        return sha256_bytes(canonical_json(parts).encode())
+
+
+def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
+    """Return the artifact of a stage, building it if it does not exist.
+
+    Args:
+        root: Root of all artifacts.
+        spec: What the stage is made from.
+        build: Fills the directory it is handed and returns the stage's metrics. A resumable
+            stage's ``state`` folder is removed before publication.
+
+    Returns:
+        The artifact. A second launch of the same stage waits for the first and then finds it.
+
+    Raises:
+        ArtifactError: If the root refuses a write or a finished stage was altered.
+    """
+    final = safe_join(root, f"{spec.name}/{spec.key}")
+    if final.is_dir():
+        return _found(final, spec)
+    try:
+        with directory_lock(final, wait_seconds=None):
+            if final.is_dir():
+                return _found(final, spec)
+            return _build(final, spec, build)
+    except OSError as error:
+        raise ArtifactError(
+            f"{error.filename or final} must be writable",
+            error.strerror or str(error),
+            "Free space or set UMIM_ROOT to another place, then run the same command again.",
+        ) from error
+
+
+def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
+    partial = final.with_name(final.name + ".partial")
+    if not spec.resumable:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    logger.info("%s: building %s", spec.name, spec.key[:12])
+    began = time.monotonic()
+    try:
+        metrics = build(partial)
+        shutil.rmtree(partial / "state", ignore_errors=True)
+        digest = write_manifest(
+            partial,
+            kind="stage",
+            schema=STAGE_SCHEMA,
+            body={
+                "stage": spec.name,
+                "key": spec.key,
+                "version": spec.version,
+                "config": dict(spec.config),
+                "inputs": dict(spec.inputs),
+                "metrics": metrics,
+                "facts": _facts(time.monotonic() - began),
+            },
+        )
+        flush_tree(partial)
+    except BaseException:
+        if not spec.resumable:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    partial.rename(final)
+    logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
+    return Artifact(spec.name, spec.key, final, digest, executed=True)
+
+
+def _found(final: Path, spec: StageSpec) -> Artifact:
+    manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA)
+    if manifest.get("key") != spec.key:
+        raise ArtifactError(
+            f"{final}/{MANIFEST} must belong to this stage",
+            manifest.get("key"),
+            "Remove the directory; it will be built again.",
+        )
+    logger.info("%s: found %s", spec.name, spec.key[:12])
+    return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
+
+
+def _facts(seconds: float) -> dict[str, object]:
+    return {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"

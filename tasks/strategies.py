@@ -1,0 +1,181 @@
+"""How gradients are exchanged and applied: plain or DDP, and DeepSpeed ZeRO-2.
+
+Both take the same loss scaled by world / global weight, average gradients over ranks, clip once to
+the same norm and use the same AdamW and the same learning-rate schedule (set per step by the loop).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tasks.objectives import BatchLoss
+from umim_core.config import TrainConfig
+from umim_core.errors import ArtifactError
+
+ZERO2_CONFIG: Final = Path(__file__).resolve().parents[1] / "infra/deepspeed/zero2.json"
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
+
+
+class Strategy(Protocol):
+    """One optimiser step, and the optimiser's tensors."""
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective through the wrapper that exchanges gradients."""
+        ...
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step; return the gradient norm before clipping."""
+        ...
+
+    def discard(self, scaled: Tensor) -> None:
+        """Back-propagate without a step, so that ranks stay in step."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the optimiser state of this rank."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what :meth:`tensors` returned."""
+        ...
+
+
+def make_strategy(name: str, objective: nn.Module, config: TrainConfig) -> Strategy:
+    """Return the strategy of that name ("ddp" or "deepspeed")."""
+    if name == "deepspeed":
+        return DeepSpeedStrategy(objective, config)
+    return DdpStrategy(objective, config)
+
+
+def _adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    trainable = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        trainable, lr=config.learning_rate, weight_decay=config.weight_decay, foreach=False
+    )
+
+
+class DdpStrategy:
+    """AdamW, wrapped in DistributedDataParallel when there are several ranks."""
+
+    def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
+        self._clip = config.clip_norm
+        self._optimizer = _adamw(objective, config)
+        self._parameters = self._optimizer.param_groups[0]["params"]
+        distributed = dist.is_initialized() and dist.get_world_size() > 1
+        self._model = (
+            nn.parallel.DistributedDataParallel(objective) if distributed else objective
+        )
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective; DDP's hooks are armed by it."""
+        return self._model(indices)
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step."""
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        scaled.backward()
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def discard(self, scaled: Tensor) -> None:
+        """Take part in the gradient exchange, then drop the gradients."""
+        scaled.backward()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return AdamW's moments and step counts."""
+        return optimizer_tensors(self._optimizer)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore AdamW's moments and step counts."""
+        load_optimizer_tensors(self._optimizer, tensors)
+
+
+class DeepSpeedStrategy:
+    """DeepSpeed ZeRO stage 2: gradients and optimiser state are sharded over ranks."""
+
+    def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
+        import deepspeed
+
+        if not torch.cuda.is_available():
+            # The shared-memory collective would be compiled for 49 s; gloo serves as well.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        settings = json.loads(ZERO2_CONFIG.read_text(encoding="utf-8"))
+        settings["gradient_clipping"] = config.clip_norm
+        settings["train_micro_batch_size_per_gpu"] = config.batch_size // dist.get_world_size()
+        optimizer = _adamw(objective, config)
+        self._engine, *_ = deepspeed.initialize(
+            model=objective,
+            optimizer=optimizer,
+            model_parameters=optimizer.param_groups[0]["params"],
+            config=settings,
+        )
+        self._zero = self._engine.optimizer
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective through the engine."""
+        return self._engine(indices)
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step."""
+        self._zero.param_groups[0]["lr"] = learning_rate
+        self._engine.backward(scaled)
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def discard(self, scaled: Tensor) -> None:
+        """Take part in the gradient exchange, then drop the gradients."""
+        self._engine.backward(scaled)
+        self._zero.zero_grad(set_to_none=True)
+        self._zero.reset_partition_gradient_structures()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return this rank's shard: AdamW's moments and the float32 master weights."""
+        state = optimizer_tensors(self._zero.optimizer)
+        state["optimizer.master"] = self._zero.single_partition_of_fp32_groups[0]
+        return state
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore this rank's shard; the module's weights are restored by the loop."""
+        load_optimizer_tensors(self._zero.optimizer, tensors)
+        with torch.no_grad():
+            self._zero.single_partition_of_fp32_groups[0].copy_(tensors["optimizer.master"])
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return an AdamW's state as named tensors."""
+    found: dict[str, Tensor] = {}
+    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for name in _MOMENTS if parameter in optimizer.state else ():
+            value = optimizer.state[parameter][name]
+            found[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    return found
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
+) -> None:
+    """Restore an AdamW's state.
+
+    Raises:
+        ArtifactError: If the tensors belong to another optimiser.
+    """
+    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for name in _MOMENTS:
+            value = tensors.get(f"optimizer.{index}.{name}")
+            if value is None or (name != "step" and value.shape != parameter.shape):
+                raise ArtifactError(
+                    "a resume state must fit its optimiser",
+                    f"parameter {index}, {name}",
+                    "Remove the partial directory to start this stage afresh.",
+                )
+            optimizer.state[parameter][name] = value.clone()

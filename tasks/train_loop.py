@@ -1,0 +1,252 @@
+"""The training loop of every merge module: distillation, SFT and preference alike.
+
+It knows an objective (what), a strategy (how gradients are exchanged) and a state directory. The
+data order is a function of (seed, position) alone, so a resumed run sees exactly the rows that the
+undisturbed run sees; on CPU in float32 the curve and the weights are bit-identical.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tasks.objectives import Objective
+from tasks.strategies import Strategy
+from tasks.train_state import (
+    Progress,
+    Row,
+    begin_state,
+    commit_state,
+    newest_state,
+    read_rank,
+    write_rank,
+)
+from umim_core.config import TrainConfig
+from umim_core.distill.schedule import linear_warmup_decay
+from umim_core.errors import CorpusError, NumericalError
+
+logger = logging.getLogger("umim.train")
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run leaves behind.
+
+    Attributes:
+        weights: The best module's parameters by validation score.
+        progress: Steps, selection and curve.
+    """
+
+    weights: dict[str, Tensor]
+    progress: Progress
+
+
+def train(
+    objective: Objective,
+    strategy: Strategy,
+    config: TrainConfig,
+    *,
+    seed: int,
+    state_dir: Path,
+    on_step: Callable[[Progress, int], None] | None = None,
+) -> TrainResult:
+    """Train until the steps are used up or patience is lost, resuming where a state exists.
+
+    Args:
+        objective: Loss and validation; its module holds the weights.
+        strategy: Gradient exchange and optimiser.
+        config: Steps, batch size (global), learning rate and the rest.
+        seed: Decides the data order.
+        state_dir: Where resume states live; shared by all ranks.
+        on_step: Called on rank 0 after each step with the progress and the planned steps.
+
+    Returns:
+        The best weights, the same on every rank.
+
+    Raises:
+        CorpusError: If there is nothing to train on, or no row has a merge.
+        NumericalError: If more steps than allowed had to be skipped.
+    """
+    rank, world = _rank_and_world()
+    if objective.num_items < 1:
+        raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
+    total = planned_steps(config, objective.num_items)
+    progress, best = _resume(objective, strategy, state_dir, rank, world)
+    if progress.step == 0 and not progress.curve:
+        _validate(objective, config, progress, best)
+    while not progress.finished:
+        _step(objective, strategy, config, progress, seed, total)
+        last = progress.step >= total
+        if last or progress.step % config.validate_every == 0:
+            _validate(objective, config, progress, best)
+        progress.finished = last or progress.stale >= config.patience
+        if progress.finished or progress.step % config.checkpoint_every == 0:
+            _save(objective, strategy, state_dir, progress, best, rank, world)
+        if on_step is not None and rank == 0:
+            on_step(progress, total)
+    return TrainResult(best, progress)
+
+
+def planned_steps(config: TrainConfig, num_items: int) -> int:
+    """Return the optimiser steps of a run: the lesser of both limits."""
+    per_epoch = math.ceil(num_items / config.batch_size)
+    return min(config.max_steps, config.max_epochs * per_epoch)
+
+
+def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list[int]:
+    """Return the items of one global batch: consecutive places in a chain of permutations."""
+    indices: list[int] = []
+    for position in range(step * batch_size, (step + 1) * batch_size):
+        epoch, place = divmod(position, num_items)
+        indices.append(int(_permutation(seed, epoch, num_items)[place]))
+    return indices
+
+
+_PERMUTATIONS: dict[tuple[int, int, int], np.ndarray] = {}
+
+
+def _permutation(seed: int, epoch: int, num_items: int) -> np.ndarray:
+    key = (seed, epoch, num_items)
+    if key not in _PERMUTATIONS:
+        if len(_PERMUTATIONS) > 2:  # a batch touches two epochs at most, unless it is longer
+            _PERMUTATIONS.clear()
+        _PERMUTATIONS[key] = np.random.default_rng([seed, epoch]).permutation(num_items)
+    return _PERMUTATIONS[key]
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _sum_over_ranks(values: list[float]) -> list[float]:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return values
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor]
+
+
+def _step(
+    objective: Objective,
+    strategy: Strategy,
+    config: TrainConfig,
+    progress: Progress,
+    seed: int,
+    total: int,
+) -> None:
+    rank, world = _rank_and_world()
+    indices = batch_indices(seed, progress.step, config.batch_size, objective.num_items)
+    loss = strategy.loss(indices[rank::world])
+    bad = not bool(torch.isfinite(loss.total.detach()))
+    sums = _sum_over_ranks(
+        [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
+    )
+    weight, num_bad, loss_sum, kl_sum = sums
+    rate = config.learning_rate * linear_warmup_decay(
+        progress.step, total, config.warmup_fraction
+    )
+    progress.step += 1
+    if num_bad:
+        strategy.discard(torch.nan_to_num(loss.total * 0.0))
+        progress.skipped += 1
+        progress.curve.append({"step": progress.step, "skipped": 1.0})
+        if progress.skipped > config.max_skipped_steps:
+            raise NumericalError(
+                f"at most {config.max_skipped_steps} steps may have a loss that is not finite",
+                progress.skipped,
+                "Lower the learning rate, or set bf16: false.",
+            )
+        return
+    scale = world / weight if weight else 0.0
+    norm = strategy.update(loss.total * scale, rate)
+    progress.curve.append(
+        {
+            "step": progress.step,
+            "train_loss": loss_sum / weight if weight else 0.0,
+            "train_kl": kl_sum / weight if weight else 0.0,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "aligned_rows": weight,
+        }
+    )
+
+
+def _validate(
+    objective: Objective, config: TrainConfig, progress: Progress, best: dict[str, Tensor]
+) -> None:
+    rank, world = _rank_and_world()
+    share = objective.validation_sums(rank, world, config.validation_rows)
+    weight, *sums = _sum_over_ranks(share)
+    if not weight:
+        raise CorpusError(
+            "validation needs rows with at least one merge",
+            "none",
+            "Lower tau, or give more validation text.",
+        )
+    names = objective.metric_names
+    metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
+    row: Row = {"step": progress.step, **{f"valid_{name}": v for name, v in metrics.items()}}
+    progress.curve.append(row)
+    score = objective.score(metrics)
+    if math.isfinite(score) and (progress.best_score is None or score < progress.best_score):
+        progress.best_score, progress.best_step, progress.stale = score, progress.step, 0
+        best.clear()
+        best.update({k: v.detach().clone() for k, v in objective.module.state_dict().items()})
+    elif progress.step:
+        progress.stale += 1
+    logger.info("step %d: %s", progress.step, {k: round(v, 4) for k, v in metrics.items()})
+
+
+def _save(
+    objective: Objective,
+    strategy: Strategy,
+    state_dir: Path,
+    progress: Progress,
+    best: dict[str, Tensor],
+    rank: int,
+    world: int,
+) -> None:
+    tensors = {f"module.{k}": v for k, v in objective.module.state_dict().items()}
+    tensors |= {f"best.{k}": v for k, v in best.items()}
+    tensors |= strategy.tensors()
+    target = state_dir / f"step-{progress.step:08d}"
+    if rank == 0:
+        begin_state(state_dir, progress.step)
+    _sum_over_ranks([0.0])  # barrier: the directory exists
+    write_rank(target, rank, tensors, progress)
+    _sum_over_ranks([0.0])  # barrier: every rank has written
+    if rank == 0:
+        commit_state(state_dir, target, world)
+
+
+def _resume(
+    objective: Objective, strategy: Strategy, state_dir: Path, rank: int, world: int
+) -> tuple[Progress, dict[str, Tensor]]:
+    target = newest_state(state_dir, world)
+    if target is None:
+        return Progress(), {}
+    tensors, progress = read_rank(target, rank)
+    logger.info("resuming at step %d", progress.step)
+    device = objective.module.query.device
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(prefix): value.to(device)
+            for name, value in tensors.items()
+            if name.startswith(prefix)
+        }
+
+    objective.module.load_state_dict(part("module."))
+    strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
+    return progress, part("best.")

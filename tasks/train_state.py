@@ -1,0 +1,98 @@
+"""Resume state of a training run: per rank, in safetensors and JSON, no pickle.
+
+    state/step-00000050/rank-0.safetensors   module, optimiser, best weights, torch RNG
+    state/step-00000050/rank-0.json          step, curve, selection
+    state/step-00000050/manifest.json        written last, by rank 0
+
+The newest directory with a valid manifest counts; older ones are kept to two.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from umim_core.artifacts import flush_tree, read_json, read_manifest, write_json, write_manifest
+from umim_core.errors import ArtifactError
+
+logger = logging.getLogger("umim.train")
+STATE_SCHEMA: Final = 1
+_KEEP: Final = 2
+Row = dict[str, float]
+
+
+@dataclass
+class Progress:
+    """Where a run stands; everything but tensors.
+
+    Attributes:
+        step: Optimiser steps taken.
+        best_score: Least validation score so far, None before the first validation.
+        best_step: Step of that score.
+        stale: Validations since then.
+        skipped: Steps skipped because the loss was not finite.
+        finished: Whether training has ended (steps used up, or patience lost).
+        curve: One row per step or validation, in order.
+    """
+
+    step: int = 0
+    best_score: float | None = None
+    best_step: int = 0
+    stale: int = 0
+    skipped: int = 0
+    finished: bool = False
+    curve: list[Row] = field(default_factory=list)
+
+
+def begin_state(directory: Path, step: int) -> Path:
+    """Return the fresh directory of a state; call it on rank 0 only."""
+    target = directory / f"step-{step:08d}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    return target
+
+
+def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
+    """Write one rank's part."""
+    packed = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    packed["rng.torch"] = torch.get_rng_state()
+    save_file(packed, target / f"rank-{rank}.safetensors")
+    write_json(target / f"rank-{rank}.json", asdict(progress))
+
+
+def commit_state(directory: Path, target: Path, world: int) -> None:
+    """Make a state valid once every rank has written, and drop old ones; rank 0 only."""
+    flush_tree(target)
+    write_manifest(target, kind="train-state", schema=STATE_SCHEMA, body={"world": world})
+    for old in sorted(directory.glob("step-*"))[:-_KEEP]:
+        shutil.rmtree(old)
+
+
+def newest_state(directory: Path, world: int) -> Path | None:
+    """Return the newest whole state of a run with as many ranks, or None."""
+    for target in sorted(directory.glob("step-*"), reverse=True):
+        try:
+            manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
+        except ArtifactError as error:
+            logger.warning("state %s is torn, the one before is used: %s", target.name, error)
+            continue
+        if manifest.get("world") == world:
+            return target
+    return None
+
+
+def read_rank(target: Path, rank: int) -> tuple[dict[str, Tensor], Progress]:
+    """Read one rank's part and restore the torch RNG."""
+    tensors = load_file(target / f"rank-{rank}.safetensors")
+    torch.set_rng_state(tensors.pop("rng.torch"))
+    record = read_json(target / f"rank-{rank}.json")
+    if not isinstance(record, dict):
+        raise ArtifactError(f"{target} must hold a progress record", record, "Remove the state.")
+    return tensors, Progress(**record)

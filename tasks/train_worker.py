@@ -1,0 +1,235 @@
+"""What a training worker runs, on Ray Train or in process, and how it is launched.
+
+A job is a plain mapping of paths and settings, so that it travels to any worker; workers share the
+file system of the artifact root.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from tasks.objectives import DistillObjective, PreferenceObjective
+from tasks.rows import TokenRows
+from tasks.strategies import make_strategy
+from tasks.train_loop import train
+from tasks.train_state import Progress
+from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
+from umim_core.artifacts import write_json
+from umim_core.backbone import Backbone, load_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import ClusterConfig, PreferenceConfig, TrainConfig
+from umim_core.errors import ClusterError, UmimError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+logger = logging.getLogger("umim.train")
+CURVE = "curve.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training run, as plain data.
+
+    Attributes:
+        objective: ``distill`` over token rows or ``preference`` over questions.
+        backbone: Backbone name; revision: hub revision or None.
+        rules: Directory of the rule set.
+        train: Directory of training rows, or the question file.
+        valid: Directory of validation rows, or the question file.
+        start: Checkpoint directory to start from, or None for fresh weights.
+        positions: Module variant of fresh weights.
+        max_tokens: Most tokens of a question with an answer (preference only).
+        seed: Seed of weights and data order.
+        config: Dumped TrainConfig or PreferenceConfig.
+        strategy: ``ddp`` or ``deepspeed``.
+        use_gpu: Whether workers use a GPU each.
+        out: Directory that receives checkpoint, curve and (while running) state.
+    """
+
+    objective: Literal["distill", "preference"]
+    backbone: str
+    revision: str | None
+    rules: str
+    train: str
+    valid: str
+    start: str | None
+    positions: Literal["none", "learned"]
+    max_tokens: int
+    seed: int
+    config: Mapping[str, object]
+    strategy: Literal["ddp", "deepspeed"]
+    use_gpu: bool
+    out: str
+
+
+def launch(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> dict[str, float]:
+    """Run a job to its end.
+
+    Args:
+        job: What to train.
+        cluster: Number of workers (0: in this process), strategy and restarts.
+        scratch: Folder for Ray Train's own records; removed afterwards.
+
+    Returns:
+        Steps taken, best step and score, skipped steps.
+
+    Raises:
+        ClusterError: If workers died more often than allowed.
+        UmimError: What a worker raised on purpose.
+    """
+    if cluster.workers == 0:
+        run_worker(asdict(job))
+    else:
+        _launch_ray(job, cluster, scratch)
+    summary = json.loads((Path(job.out) / "summary.json").read_text(encoding="utf-8"))
+    return {name: float(value) for name, value in summary.items()}
+
+
+def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
+    scratch.mkdir(parents=True)
+    trainer = TorchTrainer(
+        run_worker,
+        train_loop_config=asdict(job),
+        scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
+        torch_config=TorchConfig(backend="nccl" if cluster.use_gpu else "gloo"),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(scratch),
+            failure_config=FailureConfig(max_failures=cluster.max_restarts),
+        ),
+    )
+    try:
+        trainer.fit()
+    except WorkerGroupError as error:
+        for cause in error.worker_failures.values():
+            if isinstance(cause, UmimError):
+                raise cause from error
+        raise ClusterError(
+            f"training workers may be lost at most {cluster.max_restarts} times",
+            str(error).strip().splitlines()[-1],
+            "Run the same command again; it resumes from the last state.",
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def run_worker(job_fields: dict[str, object]) -> None:
+    """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
+    logging.getLogger("umim").setLevel(logging.INFO)
+    job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
+    out = Path(job.out)
+    backbone = load_backbone(
+        job.backbone, revision=job.revision, device="cuda" if job.use_gpu else "cpu"
+    )
+    rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    module = _start_module(job, backbone)
+    config = _config(job)
+    objective = _objective(job, config, backbone, module, Matcher(rules))
+    strategy = make_strategy(job.strategy, objective, config)
+    result = train(
+        objective,
+        strategy,
+        config,
+        seed=job.seed,
+        state_dir=out / "state",
+        on_step=_log_step,
+    )
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    module.load_state_dict(result.weights)
+    checkpoint = Checkpoint.of(module, rules, backbone, _summary(result.progress))
+    _write_results(out, checkpoint, result.progress)
+
+
+def _config(job: TrainJob) -> TrainConfig:
+    model = PreferenceConfig if job.objective == "preference" else TrainConfig
+    return model.model_validate(job.config)
+
+
+def _start_module(job: TrainJob, backbone: Backbone) -> MergeModule:
+    if job.start is None:
+        module = MergeModule(backbone.hidden_size, positions=job.positions)
+        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
+    else:
+        start = Checkpoint.load(job.start)
+        start.check_backbone(backbone)
+        module = start.module.requires_grad_(True)
+    return module.to(backbone.device)
+
+
+def _objective(
+    job: TrainJob,
+    config: TrainConfig,
+    backbone: Backbone,
+    module: MergeModule,
+    matcher: Matcher,
+) -> DistillObjective | PreferenceObjective:
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    per_rank = config.batch_size // world
+    if isinstance(config, PreferenceConfig):
+        train_split, valid_split = (
+            encode_questions(
+                read_questions(path),
+                backbone.encode,
+                prompt=DOCSTRING_PROMPT,
+                max_length=job.max_tokens,
+            )
+            for path in (job.train, job.valid)
+        )
+        return PreferenceObjective(
+            backbone,
+            module,
+            matcher,
+            train_split,
+            valid_split,
+            beta=config.beta,
+            batch_size=per_rank,
+        )
+    return DistillObjective(
+        backbone,
+        module,
+        matcher,
+        TokenRows.load(Path(job.train)),
+        TokenRows.load(Path(job.valid)),
+        bf16=config.bf16,
+        batch_size=per_rank,
+    )
+
+
+def _log_step(progress: Progress, total: int) -> None:
+    if progress.step % 10 == 0:
+        row = progress.curve[-1]
+        logger.info("step %d of %d: %s", progress.step, total, row)
+
+
+def _summary(progress: Progress) -> dict[str, str | int | float | None]:
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "best_score": progress.best_score,
+        "skipped": progress.skipped,
+    }
+
+
+def _write_results(out: Path, checkpoint: Checkpoint, progress: Progress) -> None:
+    target = out / "checkpoint"
+    shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
+    target.mkdir()
+    checkpoint.write(target)
+    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
+    (out / CURVE).write_text(lines, encoding="utf-8")
+    write_json(out / "summary.json", _summary(progress))

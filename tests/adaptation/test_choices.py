@@ -1,0 +1,146 @@
+"""Questions, their parsing errors, and the token sequences built from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from umim_core.adaptation.choices import (
+    Question,
+    encode_pair,
+    encode_questions,
+    mining_segments,
+    read_questions,
+    task_sequences,
+)
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+
+def characters(text: str) -> list[int]:
+    """One token per character."""
+    return [ord(character) for character in text]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(chr(int(i)) for i in ids)
+
+
+QUESTION = Question("ab", ("x", "yz"), gold=1)
+
+
+def test_the_worked_example_of_the_module_docstring() -> None:
+    [sequence] = task_sequences([QUESTION], characters, prompt="{context}?")
+    [encoded] = encode_questions([QUESTION], characters, prompt="{context}?")
+    assert text_of(sequence.ids) == "ab? yz"
+    assert (sequence.context_length, sequence.mergeable) == (3, 6)
+    assert text_of(encoded.context) == "ab?"
+    assert [text_of(ending) for ending in encoded.endings] == [" x", " yz"]
+    assert encoded.gold == 1
+
+
+def test_sequences_are_cut_on_the_right_and_the_prompt_length_with_them() -> None:
+    [sequence] = task_sequences([QUESTION], characters, max_length=2, merge="context")
+    assert text_of(sequence.ids) == "ab"
+    assert (sequence.context_length, sequence.mergeable) == (2, 2)
+
+
+def test_merging_the_context_only_leaves_the_answer_raw() -> None:
+    question = Question("abab", ("cab", "d"), gold=0)
+    matcher = Matcher(RuleSet.from_spans([tuple(characters("ab"))]))
+    lengths = {
+        merge: task_sequences([question], characters, merge=merge)[0].segment(matcher)[1].tolist()
+        for merge in ("context", "sequence")
+    }
+    assert lengths == {"context": [2, 2, 1, 1, 1, 1], "sequence": [2, 2, 1, 1, 2]}
+
+
+def test_segmentation_covers_every_token_once() -> None:
+    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, merge="context")
+    starts, lengths = sequence.segment(Matcher(RuleSet.from_spans([tuple(characters("ab"))])))
+    assert (starts + lengths)[:-1].tolist() == starts[1:].tolist()
+    assert lengths.sum() == len(sequence.ids)
+
+
+@pytest.mark.parametrize(("part", "expected"), [("sequence", "ab yzc q"), ("context", "abc")])
+def test_mining_segments_are_ragged_and_unpadded(part: str, expected: str) -> None:
+    sequences = task_sequences([QUESTION, Question("c", ("q", "r"), 0)], characters)
+    flat, offsets = mining_segments(sequences, part)
+    assert text_of(flat) == expected
+    assert offsets.tolist() == ([0, 5, 8] if part == "sequence" else [0, 2, 3])
+
+
+def test_mining_no_sequences_gives_an_empty_corpus() -> None:
+    flat, offsets = mining_segments([])
+    assert (flat.size, flat.dtype, offsets.tolist()) == (0, np.int64, [0])
+
+
+def test_long_prompts_lose_leading_tokens_and_answers_stay_whole() -> None:
+    [encoded] = encode_questions([Question("abcdef", ("x", "yz"), 0)], characters, max_length=5)
+    assert text_of(encoded.context) == "ef"
+    assert [len(ending) for ending in encoded.endings] == [2, 3]
+
+
+def test_an_answer_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(CorpusError, match="1 to 2 tokens"):
+        encode_questions([QUESTION], characters, max_length=3)
+
+
+def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
+    context, ending = encode_pair(characters, "ab  ", "c")
+    assert (text_of(context), text_of(ending)) == ("ab", "  c")
+
+
+def test_prompt_ids_do_not_depend_on_the_answer() -> None:
+    def encode(text: str) -> list[int]:  # "bx" is one token, as a BPE merge would make it
+        return [999 if c == "#" else ord(c) for c in text.replace("bx", "#")]
+
+    contexts = [encode_pair(encode, "ab", choice)[0].tolist() for choice in ("x", "y")]
+    assert contexts[0] == contexts[1] == characters("ab")
+
+
+def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> None:
+    rows = [{"id": "q1", "context": "a\u2028b", "choices": ["x", "y"], "gold": 1}]
+    path = tmp_path / "q.jsonl"
+    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n\n", "utf-8")
+    assert read_questions(path) == [Question("a\u2028b", ("x", "y"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "q.jsonl:1 must be one JSON object"),
+        ("[1]", "q.jsonl:1 must be one JSON object"),
+        ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
+        ('{"context": "c", "choices": ["a", 1], "gold": 0}', "q.jsonl:1 must hold context"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
+        ('{"context": "c", "choices": ["a", "b"], "gold": 2}', "q.jsonl:1: gold must be an index"),
+        ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
+        ('{"context": " ", "choices": ["a", "b"], "gold": 0}', "q.jsonl:1: .* must hold text"),
+        ("", "must hold questions"),
+    ],
+)
+def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text(line + "\n", "utf-8")
+    with pytest.raises(CorpusError, match=message):
+        read_questions(path)
+
+
+def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
+    for name in ("bad.jsonl", "missing.jsonl"):
+        with pytest.raises(CorpusError, match="readable UTF-8"):
+            read_questions(tmp_path / name)
+
+
+def test_a_prompt_without_its_field_or_a_tiny_limit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\{context\}"):
+        task_sequences([QUESTION], characters, prompt="Summary:")
+    with pytest.raises(ConfigError, match="max_length"):
+        encode_questions([QUESTION], characters, max_length=1)

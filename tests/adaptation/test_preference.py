@@ -1,0 +1,210 @@
+"""The packed preference loss against an unpacked one that runs one forward per answer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+VOCAB, SIZE = 31, 16
+RULES = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+
+
+def tiny(kind: str) -> Backbone:
+    torch.manual_seed(0)
+    model: PreTrainedModel
+    if kind == "llama":
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=SIZE,
+                intermediate_size=24,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=64,
+            )
+        )
+    else:
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCAB, n_embd=SIZE, n_layer=2, n_head=4, n_positions=64)
+        )
+    return wrap_backbone(model.double(), None)
+
+
+def fresh_module(seed: int) -> MergeModule:
+    module = MergeModule(SIZE).double()
+    module.initialise(1.0, torch.Generator().manual_seed(seed))
+    return module
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+QUESTIONS = [
+    EncodedQuestion(ids(1, 2, 3, 4, 5, 6), (ids(7, 8, 9), ids(10), ids(2, 3), ids(11, 12)), 2),
+    EncodedQuestion(ids(20, 6, 7, 8, 9, 1), (ids(2, 1, 2), ids(13, 14)), 0),
+    EncodedQuestion(ids(21), (ids(1, 2, 3), ids(4), ids(5, 6)), 1),
+]
+MATCHER = Matcher(RuleSet.from_spans(RULES))
+
+
+def oracle_score(
+    context: np.ndarray, ending: np.ndarray, backbone: Backbone, module: MergeModule
+) -> torch.Tensor:
+    """One answer alone: embeddings concatenated by hand, the model's own causal forward."""
+    table = backbone.model.get_input_embeddings()
+    pieces, position = [], 0
+    tokens = context.tolist()
+    while position < len(tokens):
+        size = next((n for n in (4, 3, 2) if tuple(tokens[position : position + n]) in RULES), 1)
+        span = table(torch.tensor(tokens[position : position + size]))
+        pieces.append(span if size == 1 else module(span[None], torch.tensor([size])))
+        position += size
+    prompt_units = len(pieces)
+    pieces.append(table(torch.tensor(ending.tolist())))
+    logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
+    rows = logits[prompt_units - 1 : prompt_units - 1 + len(ending)].log_softmax(-1)
+    return rows.gather(1, torch.tensor(ending.tolist())[:, None]).mean()
+
+
+def oracle_loss(
+    backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
+) -> torch.Tensor:
+    """The paper's listing, with loops."""
+    per_question = []
+    for question in QUESTIONS:
+
+        def gain(ending: np.ndarray, question: EncodedQuestion = question) -> torch.Tensor:
+            with torch.no_grad():
+                fixed = oracle_score(question.context, ending, backbone, reference)
+            return oracle_score(question.context, ending, backbone, policy) - fixed
+
+        positive = gain(question.endings[question.gold])
+        pairs = [
+            -torch.log(torch.sigmoid(beta * (positive - gain(ending))))
+            for k, ending in enumerate(question.endings)
+            if k != question.gold
+        ]
+        per_question.append(sum(pairs) / len(pairs))
+    return sum(per_question) / len(per_question)
+
+
+def packed_loss(
+    backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
+) -> torch.Tensor:
+    with torch.no_grad():
+        fixed = ending_scores(QUESTIONS, backbone, reference, MATCHER)
+    scores = ending_scores(QUESTIONS, backbone, policy, MATCHER)
+    return preference_loss(scores, fixed, [q.gold for q in QUESTIONS], beta=beta)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_packed_loss_and_gradient_equal_the_unpacked_ones(kind: str) -> None:
+    backbone, reference = tiny(kind), fresh_module(2)
+    losses, gradients = [], []
+    for loss_of in (packed_loss, oracle_loss):
+        policy = fresh_module(1)
+        loss = loss_of(backbone, policy, reference, 3.0)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    # Llama's RMSNorm computes in float32 whatever the weights are.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-7)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-7, rtol=1e-5)
+    assert gradients[0].abs().max() > 1e-3
+
+
+def test_gradient_reaches_the_policy_and_nothing_else() -> None:
+    backbone, policy, reference = tiny("llama"), fresh_module(1), fresh_module(2)
+    packed_loss(backbone, policy, reference, 0.1).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.parameters())
+    assert all(p.grad is None for p in backbone.model.parameters())
+    assert all(p.grad is None for p in reference.parameters())
+
+
+def test_reference_scores_carry_no_gradient_even_if_computed_with_it() -> None:
+    backbone, module = tiny("llama"), fresh_module(1)
+    reference = ending_scores(QUESTIONS, backbone, module, MATCHER)
+    policy = [score.detach().clone().requires_grad_() for score in reference]
+    preference_loss(policy, reference, [2, 0, 1]).backward()
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_loss_is_log_two_where_policy_and_reference_are_one() -> None:
+    backbone, module = tiny("gpt2"), fresh_module(1)
+    loss = packed_loss(backbone, module, module, 0.1)
+    assert float(loss) == pytest.approx(math.log(2), abs=1e-12)
+
+
+def test_a_step_against_the_gradient_lowers_the_loss() -> None:
+    backbone, policy, reference = tiny("llama"), fresh_module(1), fresh_module(1)
+    before = packed_loss(backbone, policy, reference, 1.0)
+    before.backward()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter -= 1e-2 * parameter.grad
+    assert packed_loss(backbone, policy, reference, 1.0) < before
+
+
+def test_worked_example_of_the_docstring() -> None:
+    loss = preference_loss([torch.tensor([-1.0, -3.0])], [torch.tensor([-1.5, -2.5])], [0], beta=1)
+    assert float(loss) == pytest.approx(0.3133, abs=1e-4)
+
+
+def test_a_question_counts_once_however_many_wrong_answers_it_has() -> None:
+    few = (torch.tensor([0.0, 1.0]), torch.zeros(2))
+    many = (torch.tensor([0.0, -1.0, -1.0, -1.0]), torch.zeros(4))
+    loss = preference_loss([few[0], many[0]], [few[1], many[1]], [0, 0], beta=1)
+    assert float(loss) == pytest.approx((math.log1p(math.e) + math.log1p(1 / math.e)) / 2)
+
+
+def test_extreme_margins_stay_finite() -> None:
+    scores = torch.tensor([-1e4, 1e4], requires_grad=True)
+    loss = preference_loss([scores], [torch.zeros(2)], [0], beta=1.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(2e4)
+    assert torch.isfinite(scores.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("scores", "golds", "message"),
+    [
+        ([], [], "at least one"),
+        ([torch.zeros(2)], [2], "gold answer"),
+        ([torch.zeros(1)], [0], "wrong one"),
+    ],
+)
+def test_unusable_questions_are_refused(
+    scores: list[torch.Tensor], golds: list[int], message: str
+) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        preference_loss(scores, scores, golds)
+
+
+def test_beta_must_be_positive() -> None:
+    with pytest.raises(ConfigError, match="beta"):
+        preference_loss([torch.zeros(2)], [torch.zeros(2)], [0], beta=0.0)
+
+
+def test_accuracy_counts_the_best_scored_answers() -> None:
+    scores = [torch.tensor([0.0, 2.0]), torch.tensor([3.0, 1.0, 2.0])]
+    assert choice_accuracy(scores, [1, 2]) == 0.5

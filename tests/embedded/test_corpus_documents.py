@@ -1,0 +1,143 @@
+"""Single modules through the corpus builder, and the reading of its files."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from umim_core.embedded.corpus import SPLITS, build_corpus
+from umim_core.embedded.documents import read_documents
+from umim_core.errors import CorpusError
+
+
+def make_package(root: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = root / "pkg" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return root
+
+
+def train_rows(site: Path, out: Path) -> dict[str, dict[str, object]]:
+    """Build from ``pkg`` alone and return the rows of all splits by id."""
+    (site / "lib").mkdir(exist_ok=True)
+    build_corpus(out, packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "lib")
+    lines = [line for s in SPLITS for line in (out / f"{s}.jsonl").read_text().splitlines()]
+    return {row["id"]: row for row in map(json.loads, lines)}
+
+
+LONG = "This sentence is long enough to be a document of its own, number {}, " + "x" * 80
+
+
+def test_ids_name_module_and_object_and_stay_unique(tmp_path: Path) -> None:
+    code = (
+        f'"""{LONG.format(1)}"""\n'
+        f'class A:\n    """{LONG.format(2)}"""\n'
+        f'    def f(self):\n        """{LONG.format(3)}"""\n'
+        f'    def f(self):\n        """{LONG.format(4)}"""\n'
+        f'        def g():\n            """{LONG.format(5)}"""\n'
+    )
+    rows = train_rows(make_package(tmp_path, {"sub/__init__.py": code}), tmp_path / "out")
+    described = {i: (row["name"], row["kind"]) for i, row in rows.items()}
+    assert described == {
+        "pkg/sub/__init__.py::": ("sub", "module"),
+        "pkg/sub/__init__.py::A": ("A", "class"),
+        "pkg/sub/__init__.py::A.f": ("f", "function"),
+        "pkg/sub/__init__.py::A.f#2": ("f", "function"),
+        "pkg/sub/__init__.py::A.f.g": ("g", "function"),
+    }
+
+
+def test_a_repeated_paragraph_stays_only_where_it_came_first(tmp_path: Path) -> None:
+    again, own = "repeated paragraph, " * 5, "own paragraph, " * 10
+    site = make_package(
+        tmp_path,
+        {
+            "a.py": f'"""{again}\n\n{LONG.format(1)}"""',
+            "b.py": f'"""{again.replace(", ", ",  ")}\n\n{own}"""',
+        },
+    )
+    rows = train_rows(site, tmp_path / "out")
+    assert again.strip() in str(rows["pkg/a.py::"]["text"])
+    assert rows["pkg/a.py::"]["has_summary"] is True
+    assert rows["pkg/b.py::"]["text"] == own.strip()
+    assert rows["pkg/b.py::"]["has_summary"] is False
+
+
+@pytest.mark.parametrize(("chars", "kept"), [(120, False), (121, True)])
+def test_documents_are_longer_than_120_characters(tmp_path: Path, chars: int, kept: bool) -> None:
+    site = make_package(tmp_path, {"a.py": f'"""{"y" * chars}"""', "b.py": f'"""{LONG}"""'})
+    assert ("pkg/a.py::" in train_rows(site, tmp_path / "out")) is kept
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["print 'python 2'", b'"""\xff"""', "x = 1\0", "(" * 3000, "-" * 200_000 + "1"],
+    ids=["syntax", "utf8", "nul", "brackets", "deep"],
+)
+def test_modules_that_do_not_parse_are_reported_and_left_out(
+    tmp_path: Path, content: str | bytes
+) -> None:
+    site = make_package(tmp_path, {"bad.py": content, "good.py": f'"""{LONG}"""'})
+    report = build_corpus(
+        tmp_path / "out", packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "n"
+    )
+    assert report.unparsed == ("pkg/bad.py",)
+    assert report.modules == 1
+
+
+def test_invalid_escapes_neither_warn_nor_fail(tmp_path: Path) -> None:
+    site = make_package(tmp_path, {"a.py": f'"""{LONG}"""\nx = "\\d"'})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(train_rows(site, tmp_path / "out")) == ["pkg/a.py::"]
+
+
+def test_lone_surrogates_are_counted_and_left_out(tmp_path: Path) -> None:
+    site = make_package(tmp_path, {"a.py": f'"""\\ud800 {LONG}"""', "b.py": f'"""{LONG}"""'})
+    report = build_corpus(
+        tmp_path / "out", packages=("pkg",), out_of_domain=(), site_packages=site, stdlib=site / "n"
+    )
+    assert report.unencodable == 1
+    assert sum(size.documents for size in report.splits.values()) == 1
+
+
+def test_missing_packages_are_reported(tmp_path: Path) -> None:
+    site = make_package(tmp_path, {"a.py": f'"""{LONG}"""'})
+    report = build_corpus(
+        tmp_path / "out",
+        packages=("absent", "pkg"),
+        out_of_domain=("gone",),
+        site_packages=site,
+        stdlib=site / "none",
+    )
+    assert report.missing == ("absent", "gone")
+    assert report.splits["train"].documents + report.splits["test"].documents == 1
+
+
+def test_nothing_installed_is_an_error_that_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"at least one installed package.*1 missing.*Install"):
+        build_corpus(
+            tmp_path / "out",
+            packages=("absent",),
+            out_of_domain=(),
+            site_packages=tmp_path,
+            stdlib=tmp_path,
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_reading_names_the_line_that_is_no_document(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    row = {"id": "a::", "text": "t", "name": "a", "kind": "module", "has_summary": True}
+    path.write_text(json.dumps(row) + "\n" + json.dumps({"id": "b::"}) + "\n")
+    with pytest.raises(CorpusError, match=r"train\.jsonl:2 must be a document"):
+        list(read_documents(path))
+
+
+def test_reading_a_corpus_that_was_not_built_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="must be built first"):
+        list(read_documents(tmp_path / "train.jsonl"))

@@ -1,0 +1,359 @@
+"""The lm-eval model over a tiny backbone saved to disk, against lm-eval's own ``hf`` model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from umim_core.backbone import load_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.multiple_choice import evaluate_task
+from umim_core.evaluation.perplexity import token_log_probs
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
+MAX_LENGTH = 48
+PAIRS = [
+    ("the cat sat on the", " mat"),
+    ("the cat sat on the", " log near the sea"),
+    ("the cat sat on the", " dog"),
+    ("", " the cat"),
+    ("the dog", " sat on the mat and the dog sat"),
+    ("by the sea the old cat ", "house"),
+    (TEXT * 4, " by the sea"),
+]
+
+
+def save_backbone(directory: Path, seed: int = 0) -> Path:
+    """Save a tiny Llama with a byte-level BPE tokenizer trained on ``TEXT``."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(fast),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_LENGTH,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+    with torch.no_grad():  # small random weights would make every token about equally likely
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def backbone_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    backbone = load_backbone(str(backbone_path))
+    ids = backbone.encode(TEXT)
+    spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    Checkpoint.of(module, rules, backbone).save(path)
+    return path
+
+
+Build = Callable[..., UmimLM]
+
+
+@pytest.fixture(scope="module")
+def build(checkpoint_path: Path) -> Build:
+    def make(merge: str | None, batch_size: int = 1, **options: object) -> UmimLM:
+        return UmimLM(str(checkpoint_path), merge, device="cpu", batch_size=batch_size, **options)
+
+    return make
+
+
+def requests(pairs: list[tuple[str, str]] = PAIRS) -> list[Instance]:
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+
+
+def rolling(texts: list[str]) -> list[Instance]:
+    return [Instance("loglikelihood_rolling", {}, (t,), i) for i, t in enumerate(texts)]
+
+
+def generation(prompts: list[str], **options: object) -> list[Instance]:
+    settings = {"until": ["\n"], "max_gen_toks": 8, "do_sample": False, **options}
+    return [Instance("generate_until", {}, (p, settings), i) for i, p in enumerate(prompts)]
+
+
+def without_rules(backbone_path: Path, tmp_path: Path) -> str:
+    backbone = load_backbone(str(backbone_path))
+    Checkpoint.of(MergeModule(16), RuleSet.from_spans([]), backbone).save(tmp_path / "empty")
+    return str(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_merge_none_equals_hf_exactly(build: Build, backbone_path: Path, batch_size: int) -> None:
+    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=batch_size)
+    ours = build("none", batch_size)
+    assert ours.loglikelihood(requests()) == hf.loglikelihood(requests())
+    texts = rolling([TEXT * 3, "the cat"])
+    assert ours.loglikelihood_rolling(texts) == hf.loglikelihood_rolling(texts)
+    prompts = generation(["the cat sat", "on the", "near"])
+    assert ours.generate_until(prompts) == hf.generate_until(prompts)
+
+
+def test_the_word_none_in_model_args_is_the_base_model(checkpoint_path: Path) -> None:
+    arguments = f"checkpoint={checkpoint_path},merge=none"  # lm-eval parses this "none" as None
+    model = UmimLM.create_from_arg_string(arguments, {"batch_size": 2, "device": "cpu"})
+    assert (model.merge, model.scorer) == ("none", None)
+
+
+def test_stock_extra_arguments_are_accepted(checkpoint_path: Path) -> None:
+    extra = {"batch_size": "4", "max_batch_size": 8, "device": "cuda:0"}  # the stock default
+    model = UmimLM.create_from_arg_string(f"checkpoint={checkpoint_path}", extra)
+    assert (model.merge, model.batch_size) == ("context", 4)
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_empty_rules_give_the_base_models_likelihoods(
+    merge: str, backbone_path: Path, tmp_path: Path
+) -> None:
+    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
+    ours = UmimLM(without_rules(backbone_path, tmp_path), merge, device="cpu", batch_size=4)
+    for (mine, my_greedy), (base, base_greedy) in zip(
+        ours.loglikelihood(requests()), hf.loglikelihood(requests()), strict=True
+    ):
+        assert mine == pytest.approx(base, abs=1e-4)
+        assert my_greedy == base_greedy
+    texts = rolling([TEXT * 3, "the cat"])
+    expected = hf.loglikelihood_rolling(texts)
+    assert ours.loglikelihood_rolling(texts) == pytest.approx(expected, abs=1e-4)
+    assert ours.token_reduction == 0.0
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_likelihoods_do_not_depend_on_the_batch(build: Build, merge: str) -> None:
+    one, eight = (build(merge, size).loglikelihood(requests()) for size in (1, 8))
+    assert [x for x, _ in one] == pytest.approx([x for x, _ in eight], abs=1e-4)
+    assert [g for _, g in one] == [g for _, g in eight]
+
+
+def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
+    """Merge the context by hand and run the model's own causal forward on the embeddings."""
+    backbone, module = model.backbone, model.scorer.module
+    starts, lengths = model.scorer.matcher.segment(np.array(context))
+    pieces = []
+    for start, length in zip(starts, lengths, strict=True):
+        span = backbone.embed(torch.tensor(context[start : start + length]))
+        pieces.append(span if length == 1 else module(span[None], torch.tensor([length])))
+    pieces.append(backbone.embed(torch.tensor(ending)))
+    with torch.no_grad():
+        logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
+    rows = logits[len(starts) - 1 : -1].double().log_softmax(-1)
+    return float(rows[torch.arange(len(ending)), torch.tensor(ending)].sum())
+
+
+def test_context_mode_matches_the_context_alone(build: Build) -> None:
+    model = build("context", 4)
+    pairs = PAIRS[:3] + PAIRS[4:6]
+    expected = [oracle_context(model, *model._encode_pair(*pair)) for pair in pairs]
+    found = [value for value, _ in model.loglikelihood(requests(pairs))]
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert model.context_token_reduction > model.token_reduction > 0
+
+
+def test_all_mode_scores_the_continuation_by_two_stage_accounting(build: Build) -> None:
+    model = build("all", 4)
+    pairs = PAIRS[:3] + PAIRS[4:6]
+    expected = []
+    for pair in pairs:
+        context, ending = model._encode_pair(*pair)
+        [scores] = token_log_probs(
+            [np.array(context + ending)],
+            model.backbone,
+            model.scorer.module,
+            model.scorer.matcher,
+        )
+        expected.append(float(scores[-len(ending) :].sum()))
+    found = [value for value, _ in model.loglikelihood(requests(pairs))]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_modes_differ_where_a_rule_applies(build: Build) -> None:
+    values = {m: build(m).loglikelihood(requests(PAIRS[4:5]))[0][0] for m in ("context", "all")}
+    assert values["context"] != pytest.approx(values["all"], abs=1e-3)
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_the_greedy_continuation_is_reported_as_greedy(build: Build, merge: str) -> None:
+    model = build(merge)
+    scored = {}
+    for token in range(len(model.tokenizer)):
+        [(value, greedy)] = model._loglikelihood_tokens([(None, [5, 6], [token])], True)
+        scored[token] = (value, greedy)
+    best = max(scored, key=lambda token: scored[token][0])
+    assert [token for token, (_, greedy) in scored.items() if greedy] == [best]
+
+
+def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
+    model = build("context")
+    context, ending = model._encode_pair(*PAIRS[-1])
+    kept, units = model.scorer.fit(np.array(context), 20)
+    assert len(context) > MAX_LENGTH and units == 20 and len(kept) > 20
+    starts, _ = model.scorer.matcher.segment(np.array(context))
+    assert len(context) - len(kept) in starts.tolist()
+    assert len(model.scorer.matcher.segment(kept)[0]) == 20
+    room = MAX_LENGTH - len(ending) + 1
+    fitted, _ = model.scorer.fit(np.array(context), room)
+    expected = oracle_context(model, fitted.tolist(), ending)
+    assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_a_continuation_without_room_is_refused(build: Build, merge: str) -> None:
+    with pytest.raises(EvaluationError, match=f"fit {MAX_LENGTH} units"):
+        build(merge)._loglikelihood_tokens([(None, [5], list(range(1, 120)))], True)
+
+
+def test_rolling_in_context_mode_is_the_base_model_and_says_so(
+    build: Build, backbone_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level(logging.WARNING, "lm_eval"):
+        found = build("context").loglikelihood_rolling(rolling(["the cat sat on the mat"]))
+    expected = hf.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert "merge=all compresses them" in caplog.text
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_generation_decodes_raw_ids_whatever_the_batch(build: Build, merge: str) -> None:
+    prompts = generation(["the cat sat on the", "near the old", "", TEXT * 4])
+    one, four = build(merge, 1), build(merge, 4)
+    texts = one.generate_until(prompts)
+    assert texts == four.generate_until(prompts)
+    assert any(texts) and one.context_token_reduction > 0
+
+
+def test_generation_without_rules_equals_hf(backbone_path: Path, tmp_path: Path) -> None:
+    hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
+    ours = UmimLM(without_rules(backbone_path, tmp_path), "all", device="cpu", batch_size=2)
+    prompts = generation(["the cat sat", "on the", "near"], max_gen_toks=12)
+    assert ours.generate_until(prompts) == hf.generate_until(prompts)
+
+
+def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> None:
+    [whole] = build("all").generate_until(generation(["the cat sat on the"], until=["\x00"]))
+    stop = whole[2:4]
+    [cut] = build("all").generate_until(generation(["the cat sat on the"], until=[stop]))
+    assert cut == whole.split(stop)[0]
+
+
+def test_result_files_carry_the_realised_reduction(build: Build) -> None:
+    model = build("context")
+    model.loglikelihood(requests())
+    info = model.get_model_info()["umim"]
+    assert info["token_reduction"] == model.token_reduction > 0
+    assert json.loads(json.dumps(info)) == info
+
+
+def test_the_checkpoint_may_come_from_the_environment(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UMIM_CHECKPOINT", str(checkpoint_path))
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level(logging.INFO, "lm_eval"):
+        UmimLM(device="cpu")
+    assert f"checkpoint {checkpoint_path} (from UMIM_CHECKPOINT)" in caplog.text
+
+
+def test_bad_arguments_are_typed_errors(checkpoint_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="merge must be one of"):
+        UmimLM(str(checkpoint_path), "prompt")
+    with pytest.raises(CheckpointError):
+        UmimLM(str(tmp_path / "nothing"))
+    with pytest.raises(BackboneMismatchError):
+        UmimLM(
+            str(checkpoint_path), backbone=str(save_backbone(tmp_path / "other", 9)), device="cpu"
+        )
+
+
+def write_task(folder: Path) -> None:
+    rows = [
+        {"id": str(i), "context": f"the {w} sat on the mat", "choices": ["the cat", w], "gold": 1}
+        for i, w in enumerate(["dog", "sea", "log", "house"])
+    ]
+    for split in ("train", "valid", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize("merge", ["context", "all", "none"])
+def test_the_embedded_task_runs_through_lm_eval(
+    checkpoint_path: Path, tmp_path: Path, merge: str
+) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(
+        checkpoint_path, merge=merge, data=tmp_path, limit=3, batch_size=4, device="cpu"
+    )
+    assert (result.questions, result.merge) == (3, merge)
+    assert (result.token_reduction > 0) == (merge != "none")
+    assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result.metrics())
+
+
+def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_path: Path) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(checkpoint_path, data=tmp_path, device="cpu", batch_size=3)
+    model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
+    hits = []
+    for line in (tmp_path / "test.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        prompt = row["context"] + "\n\nSummary:"
+        pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
+        means = [oracle_context(model, *pair) / len(pair[1]) for pair in pairs]
+        hits.append(int(np.argmax(means)) == row["gold"])
+    assert result.acc_tok == pytest.approx(np.mean(hits))
+
+
+def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_path: Path) -> None:
+    write_task(tmp_path)
+    checkpoint = Checkpoint.load(checkpoint_path)
+    backbone = load_backbone(checkpoint.config.backbone)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    evaluate_task(checkpoint, backbone=backbone, data=tmp_path, limit=1, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]

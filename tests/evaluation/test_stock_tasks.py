@@ -1,0 +1,99 @@
+"""The stock ``lm_eval`` command on stock tasks, offline, in the environment of this test run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from umim_core.embedded.assets import embedded_path
+
+HUB = Path(__file__).resolve().parents[3] / "shared" / "hub"
+COMMAND = Path(sys.executable).parent / "lm_eval"
+NAME = "umim-docs-llama"
+
+
+def has_start_up_hook() -> bool:
+    """The command finds ``umim`` through the package's .pth file."""
+    try:
+        importlib.metadata.distribution("umim")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def has_asset(part: str) -> bool:
+    path = embedded_path(NAME, part)
+    return path is not None and (path / "config.json").is_file()
+
+
+pytestmark = [
+    pytest.mark.skipif(not HUB.is_dir(), reason="no local copies of the stock tasks (shared/hub)"),
+    pytest.mark.skipif(not COMMAND.is_file(), reason="lm-eval is the `eval` extra"),
+    pytest.mark.skipif(not has_start_up_hook(), reason="umim is not installed: no start-up hook"),
+    pytest.mark.skipif(not has_asset("backbone"), reason="the embedded backbone is not built"),
+]
+
+
+def lm_eval(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **{k: v for k, v in os.environ.items() if k != "UMIM_CHECKPOINT"},
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hf"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [str(COMMAND), *arguments],
+        cwd=HUB,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def only_result(folder: Path) -> dict:
+    [path] = folder.rglob("results_*.json")
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.skipif(not has_asset("checkpoint"), reason="the embedded checkpoint is not built")
+def test_the_literal_command(tmp_path: Path) -> None:
+    out = ["--output_path", str(tmp_path / "out")]
+    done = lm_eval(tmp_path, "--model", "umim", "--tasks", "arc_easy,piqa", "--limit", "50", *out)
+    result = only_result(tmp_path / "out")
+    assert {"arc_easy", "piqa"} <= set(result["results"])
+    assert result["config"]["umim"]["merge"] == "context"
+    assert result["config"]["umim"]["token_reduction"] > 0
+    assert f"checkpoint {NAME} (from the embedded default)" in done.stderr
+    assert "|arc_easy|" in done.stdout and "|piqa " in done.stdout
+
+
+def test_merge_none_equals_model_hf(tmp_path: Path) -> None:
+    common = ["--tasks", "arc_easy", "--limit", "20", "--log_samples", "--output_path"]
+    lm_eval(
+        tmp_path, "--model", "umim", "--model_args", f"merge=none,backbone={NAME}",
+        *common, str(tmp_path / "umim"),
+    )  # fmt: skip
+    lm_eval(
+        tmp_path, "--model", "hf", "--model_args", f"pretrained={embedded_path(NAME, 'backbone')}",
+        *common, str(tmp_path / "hf_model"),
+    )  # fmt: skip
+    ours, theirs = only_result(tmp_path / "umim"), only_result(tmp_path / "hf_model")
+    assert ours["results"] == theirs["results"]
+    responses = []
+    for name in ("umim", "hf_model"):
+        [path] = (tmp_path / name).rglob("samples_arc_easy_*.jsonl")
+        lines = path.read_text("utf-8").splitlines()
+        responses.append({(r := json.loads(line))["doc_id"]: r["resps"] for line in lines})
+    assert len(responses[0]) == 20
+    assert responses[0] == responses[1]

@@ -1,0 +1,91 @@
+"""Packed continuations: what each column may see, and equality with one forward each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.continuations import block_mask, score_continuations
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=23,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    return wrap_backbone(LlamaForCausalLM(config).double(), None)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def test_mask_of_the_worked_layout() -> None:
+    # context a b | y1 y2 | z1 | padding
+    mask = block_mask(torch.tensor([[0, 0, 1, 1, 2, -1]]), torch.float32)[0, 0]
+    assert (mask == 0).int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 0, 1],
+    ]
+
+
+def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
+    context, endings = ids(1, 2, 3), [ids(4, 5, 6), ids(7)]
+    [scores] = score_continuations([context], [endings], backbone, None, None)
+    for ending, score in zip(endings, scores, strict=True):
+        whole = torch.tensor([*context.tolist(), *ending.tolist()])
+        logits = backbone.model(input_ids=whole[None]).logits[0, len(context) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(ending)[:, None])[:, 0]
+        assert torch.allclose(score.log_probs, expected, atol=1e-12)
+        assert score.greedy.tolist() == (logits.argmax(-1) == torch.tensor(ending)).tolist()
+
+
+def test_the_most_probable_continuation_is_marked_greedy(backbone: Backbone) -> None:
+    context = ids(1, 2, 3)
+    best = int(backbone.model(input_ids=torch.tensor(context)[None]).logits[0, -1].argmax())
+    [[hit, miss]] = score_continuations(
+        [context], [[ids(best), ids((best + 1) % 23)]], backbone, None, None
+    )
+    assert (bool(hit.greedy.all()), bool(miss.greedy.all())) == (True, False)
+
+
+def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
+    contexts = [ids(1, 2, 3, 9, 9, 9), ids(5)]
+    endings = [[ids(4, 5), ids(7, 8, 9)], [ids(2), ids(3, 3, 3, 3)]]
+    together = score_continuations(contexts, endings, backbone, None, None)
+    for b in range(2):
+        for k in range(2):
+            [[alone]] = score_continuations([contexts[b]], [[endings[b][k]]], backbone, None, None)
+            assert torch.allclose(together[b][k].log_probs, alone.log_probs, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("context", "endings"), [(ids(), [ids(1)]), (ids(1), []), (ids(1), [ids(1), ids()])]
+)
+def test_empty_parts_are_refused(
+    backbone: Backbone, context: np.ndarray, endings: list[np.ndarray]
+) -> None:
+    with pytest.raises(EvaluationError, match="at least one token"):
+        score_continuations([context], [endings], backbone, None, None)
+
+
+def test_rules_without_a_module_are_refused(backbone: Backbone) -> None:
+    matcher = Matcher(RuleSet.from_spans([(1, 2)]))
+    with pytest.raises(EvaluationError, match="merge module"):
+        score_continuations([ids(1, 2)], [[ids(3)]], backbone, None, matcher)

@@ -1,0 +1,106 @@
+"""RELIABILITY 46: one version and the hashes of every dependency, and no index address."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
+BUILT_APART = {"torch"}
+LOCKED_EXTRAS = ("pipeline", "eval", "bench", "dev")
+
+
+def read_lock(path: Path) -> dict[str, tuple[Version, int]]:
+    """Normalised name -> version and number of hashes."""
+    pins: dict[str, tuple[Version, int]] = {}
+    name = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("    --hash=sha256:"):
+            version, hashes = pins[name]
+            pins[name] = (version, hashes + 1)
+        elif line and not line.lstrip().startswith("#"):
+            found = PIN.match(line)
+            assert found, f"{path.name}: not an exact pin: {line}"
+            name = canonicalize_name(found[1])
+            assert name not in pins, f"{path.name}: {name} is listed twice"
+            pins[name] = (Version(found[2]), 0)
+    return pins
+
+
+def project() -> dict[str, object]:
+    table: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+def declared() -> list[Requirement]:
+    table = project()
+    core, extras = table["dependencies"], table["optional-dependencies"]
+    assert isinstance(core, list) and isinstance(extras, dict)
+    return [Requirement(r) for r in core + [r for e in LOCKED_EXTRAS for r in extras[e]]]
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "build.txt", "gpu.txt"])
+def test_every_pin_has_a_hash(name: str) -> None:
+    pins = read_lock(REQUIREMENTS / name)
+    assert pins
+    assert [p for p, (_, hashes) in pins.items() if hashes == 0] == []
+
+
+def test_packages_with_platform_wheels_carry_hashes_of_all_platforms() -> None:
+    pins = read_lock(REQUIREMENTS / "lock.txt")
+    assert pins["numpy"][1] > 20
+    assert pins["tokenizers"][1] > 5
+
+
+def test_torch_is_pinned_alone() -> None:
+    lines = (REQUIREMENTS / "torch.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert len(pins) == 1
+    assert PIN.match(pins[0])
+    locked = read_lock(REQUIREMENTS / "lock.txt")
+    assert not [n for n in locked if n in {"torch", "triton"} or n.startswith("nvidia-")]
+
+
+def test_build_tools_have_the_versions_of_the_lock() -> None:
+    locked = read_lock(REQUIREMENTS / "lock.txt")
+    for name, pin in read_lock(REQUIREMENTS / "build.txt").items():
+        assert locked[name] == pin
+
+
+def test_no_file_names_an_index() -> None:
+    for path in sorted(REQUIREMENTS.glob("*.txt")):
+        text = path.read_text(encoding="utf-8")
+        assert "://" not in text, path.name
+        assert not re.search(r"^--?[a-z]", text, re.MULTILINE), f"{path.name} holds an option"
+
+
+def test_lock_satisfies_every_declared_range() -> None:
+    locked = {name: pin[0] for name, pin in read_lock(REQUIREMENTS / "lock.txt").items()}
+    torch = PIN.search((REQUIREMENTS / "torch.txt").read_text().splitlines()[-1])
+    assert torch
+    locked["torch"] = Version(torch[2])
+    for requirement in declared():
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is declared and not locked"
+        assert requirement.specifier.contains(version), f"{requirement} against {version}"
+
+
+def test_environment_has_the_locked_versions() -> None:
+    wrong = {}
+    for name, (version, _) in read_lock(REQUIREMENTS / "lock.txt").items():
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            installed = "nothing"
+        if installed != str(version):
+            wrong[name] = f"locked {version}, installed {installed}"
+    assert wrong == {}, "run `make env`"

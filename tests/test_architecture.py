@@ -1,0 +1,254 @@
+"""The walls of the house: layers, single places, file sizes, light import, no machine paths."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "tests")
+MAX_LINES = 300
+ORCHESTRATION = {"deepspeed", "mlflow", "prefect", "ray"}
+HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")
+# Preceded by nothing that makes it part of an address or of a relative path. Images of Ray have
+# their home at /home/ray.
+MACHINE_PATH = re.compile(r"(?<![\w.:/-])/(?:home(?!/ray\b)|root|work|Users|mnt/data)/[\w.]")
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def python_files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(tree: ast.AST, package: str = "") -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything a module imports, inside functions too.
+
+    ``from a import b`` gives ``a.b``; a relative import is resolved against ``package``.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, base]).strip(".")
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def forbidden_imports(tree: ast.AST, forbidden: set[str]) -> list[str]:
+    return [
+        f"{line}: {name}" for line, name in imports(tree) if name.partition(".")[0] in forbidden
+    ]
+
+
+def ray_inits(tree: ast.AST) -> list[int]:
+    """Lines that call or import ``ray.init`` under any alias."""
+    aliases = {"ray"}
+    lines: list[int] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname for a in node.names if a.name == "ray" and a.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "ray":
+            lines += [node.lineno for a in node.names if a.name == "init"]
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr == "init"
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        ):
+            lines.append(node.lineno)
+    return sorted(lines)
+
+
+def report(path: Path, items: list[str] | list[int]) -> list[str]:
+    return [f"{path.relative_to(ROOT)}:{item}" for item in items]
+
+
+@pytest.mark.parametrize(
+    ("layer", "above"),
+    [
+        ("umim_core", {"tasks", "flows", "infra", "benchmarks", "tests", *ORCHESTRATION}),
+        ("tasks", {"flows", "infra", "benchmarks", "tests"}),
+        ("flows", {"infra", "benchmarks", "tests"}),
+    ],
+)
+def test_imports_run_down_the_layers(layer: str, above: set[str]) -> None:
+    found: list[str] = []
+    for path in python_files(layer):
+        found += report(path, forbidden_imports(parse(path), above))
+    assert found == []
+
+
+def test_layer_checker_sees_imports_in_functions() -> None:
+    bad = ast.parse("import torch\ndef f():\n    from ray.train import report\n    import tasks.x")
+    assert forbidden_imports(bad, {"ray", "tasks"}) == ["3: ray.train.report", "4: tasks.x"]
+
+
+def test_lm_eval_is_known_to_the_harness_only() -> None:
+    found: list[str] = []
+    for path in python_files("umim_core"):
+        inside = path.relative_to(ROOT / "umim_core").as_posix()
+        if inside != "evaluation/harness.py" and not inside.startswith("evaluation/tasks/"):
+            found += report(path, forbidden_imports(parse(path), {"lm_eval"}))
+    assert found == []
+
+
+def test_ray_is_initialised_in_one_place() -> None:
+    found: list[str] = []
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks"):
+        if path != ROOT / "tasks" / "cluster.py":
+            found += report(path, ray_inits(parse(path)))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["import ray\nray.init()", "import ray as r\nr.init(x=1)", "from ray import init\ninit()"],
+)
+def test_ray_init_checker_sees_aliases(bad: str) -> None:
+    assert ray_inits(ast.parse(bad))
+
+
+def test_ray_init_checker_ignores_other_inits() -> None:
+    assert ray_inits(ast.parse("import ray\nray.is_initialized()\nother.init()")) == []
+
+
+def test_mlflow_is_imported_in_one_place() -> None:
+    found: list[str] = []
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks"):
+        if path != ROOT / "tasks" / "tracking.py":
+            found += report(path, forbidden_imports(parse(path), {"mlflow"}))
+    assert found == []
+
+
+def import_time_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Module -> modules it needs when it is loaded; a package is needed by importing its parts.
+
+    Args:
+        sources: Module name -> source; the name of a package ends in ``.__init__``.
+
+    Returns:
+        Edges between those modules. Imports inside functions and below ``if`` do not count.
+    """
+    names = {name.removesuffix(".__init__") for name in sources}
+    graph: dict[str, set[str]] = {}
+    for full, source in sources.items():
+        name = full.removesuffix(".__init__")
+        package = name if full != name else name.rpartition(".")[0]
+        top = ast.Module([n for n in ast.parse(source).body if not isinstance(n, ast.If)], [])
+        for node in ast.walk(top):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [ast.Pass()]
+        needed: set[str] = set()
+        for _, target in imports(top, package):
+            parts = target.split(".")
+            needed |= {".".join(parts[:n]) for n in range(1, len(parts) + 1)} & names
+        graph[name] = {n for n in needed if n != name and not f"{name}.".startswith(f"{n}.")}
+    return graph
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_of_umim_core_have_no_import_cycle() -> None:
+    sources = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in python_files("umim_core")
+    }
+    graph = import_time_graph(sources)
+    assert graph["umim_core.merging.compress"]
+    assert cycle(graph) == []
+
+
+def test_cycle_checker_sees_a_cycle_through_a_package() -> None:
+    sources = {
+        "p.__init__": "",
+        "p.q.__init__": "from p.q.m import x",
+        "p.q.m": "from p.r import y",
+        "p.r": "from p.q.n import z",
+        "p.q.n": "",
+    }
+    assert cycle(import_time_graph(sources))
+    sources["p.r"] = "def f():\n    from p.q.n import z"
+    assert cycle(import_time_graph(sources)) == []
+
+
+def test_relative_imports_are_resolved() -> None:
+    tree = ast.parse("from . import a\nfrom .b import c\nfrom ..d import e")
+    assert [name for _, name in imports(tree, "p.q")] == ["p.q.a", "p.q.b.c", "p.d.e"]
+
+
+def test_no_file_is_longer_than_the_limit() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in [*python_files(*FOLDERS), ROOT / "_umim_lm_eval.py", ROOT / "hatch_build.py"]
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert long == {}
+
+
+def test_importing_umim_core_is_light() -> None:
+    probe = f"import sys, umim_core; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def project_files() -> list[Path]:
+    """Files that git tracks or would add."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def machine_paths(text: str) -> list[str]:
+    return [
+        f"{number}: {line.strip()[:80]}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]
+
+
+def test_no_file_names_a_machine_path() -> None:
+    found: list[str] = []
+    for path in project_files():
+        data = path.read_bytes()
+        if b"\0" not in data[:8192] and len(data) < 2_000_000:
+            found += report(path, machine_paths(data.decode("utf-8", errors="replace")))
+    assert found == []
+
+
+@pytest.mark.parametrize("folder", ["home/somebody", "root", "work", "Users/somebody"])
+def test_machine_path_checker_sees_absolute_paths(folder: str) -> None:
+    assert machine_paths(f"open('/{folder}/data.txt')")
+
+
+def test_machine_path_checker_leaves_addresses_and_relative_paths_alone() -> None:
+    text = "https://host.example/work/x ../work/x ./root/x a/home/x"
+    assert machine_paths(text) == []

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umim_core.errors import CorpusError
+from umim_core.text import BadRows, JsonLines, TextFiles, iter_documents
+
+WHERE = "jsonl:2"
+
+
+def zst(data: bytes) -> bytes:
+    return pa.compress(data, codec="zstd", asbytes=True)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zst}
+
+
+def write(path: Path, data: bytes | str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return str(path)
+
+
+def read_text(*paths: str) -> list[str]:
+    return list(iter_documents(TextFiles(paths=paths)))
+
+
+def read_json(path: str, max_bad: int = 0, bad: BadRows | None = None) -> list[str]:
+    return list(iter_documents(JsonLines(paths=(path,), max_bad=max_bad), bad))
+
+
+# Text files
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_one_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
+    text = "first line\n\nΩ second\r\nthird\n"
+    path = write(tmp_path / f"a.txt{suffix}", PACKERS[suffix](text.encode()))
+    assert read_text(path) == [text]
+
+
+def test_files_come_in_the_order_given_and_patterns_sorted(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "deep/c.txt", "z.md"):
+        write(tmp_path / name, name)
+    found = read_text(str(tmp_path / "z.md"), str(tmp_path / "**" / "*.txt"))
+    assert found == ["z.md", "a.txt", "b.txt", "deep/c.txt"]
+
+
+def test_a_name_with_brackets_that_exists_is_no_pattern(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "plain")
+    assert read_text(write(tmp_path / "[a].txt", "brackets")) == ["brackets"]
+
+
+def test_the_byte_order_mark_is_stripped_and_line_ends_stay(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\r\n\xef\xbb\xbf")
+    assert read_text(path) == ["one\r\ntwo\r\n\ufeff"]
+
+
+def test_empty_documents_are_left_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path / n, t) for n, t in (("a", ""), ("b", "text"), ("c", "\ufeff"))]
+    assert read_text(*paths) == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"abc\xffdef", r"a\.txt: text must be UTF-8; got invalid start byte at byte 3"),
+        (b"\xef\xbb\xbfabc\xc3", r"must be UTF-8; got unexpected end of data at byte 6"),
+        (b"ab\0c", r"must not hold NUL; got NUL at byte 2"),
+        ("text".encode("utf-16"), r"looks like UTF-16: convert it"),
+    ],
+    ids=["malformed", "cut after a mark", "nul", "utf-16"],
+)
+def test_bytes_that_are_no_text_are_located(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_text(write(tmp_path / "a.txt", data))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_a_truncated_archive_is_an_error_naming_the_file(
+    tmp_path: Path, suffix: str, keep: float
+) -> None:
+    text = "".join(f"{i * 7919 % 10007} " for i in range(50_000))
+    packed = PACKERS[suffix](text.encode())
+    path = write(tmp_path / f"a.txt{suffix}", packed[: int(len(packed) * keep)])
+    with pytest.raises(CorpusError, match=rf"a\.txt\{suffix}: the file must be readable and whole"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_plain_text_under_a_packed_name_is_an_error(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(CorpusError, match="must be readable and whole"):
+        read_text(write(tmp_path / f"a.txt{suffix}", "plain text, not packed at all"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.txt", "a corpus file must exist; got .*absent.txt. Check the path"),
+        ("*.absent", "a pattern must match a file"),
+        ("", r"must be a file; got .*Name its files: .*/\*\.txt"),
+    ],
+    ids=["missing", "pattern", "folder"],
+)
+def test_paths_that_name_no_file_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_text(str(tmp_path / name))
+
+
+def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="at least one non-empty document"):
+        read_text(write(tmp_path / "a.txt", ""))
+
+
+# JSON lines
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_json_lines_give_the_field_in_order(tmp_path: Path, suffix: str, ends: str) -> None:
+    texts = ["one", "two\nlines\u2028here", "Ω", 'quote " and \\']
+    lines = "\ufeff" + ends.join([*(json.dumps({"text": t, "n": 1}) for t in texts), "", " "])
+    path = write(tmp_path / f"a.jsonl{suffix}", PACKERS[suffix](lines.encode()))
+    assert read_json(path) == texts
+
+
+BAD_LINES = {
+    "not json": (b"{", "a line must be JSON"),
+    "deep": (b"[" * 100_000, "a line must be JSON"),
+    "utf8": (b'{"text": "\xff"}', "a line must be UTF-8; got invalid start byte at byte 10"),
+    "list": (b'["text"]', "a line must be a JSON object"),
+    "missing field": (b'{"body": "x"}', r"must have the field 'text'; got fields \['body'\]"),
+    "number": (b'{"text": 5}', "the field must hold a string; got 5"),
+    "null": (b'{"text": null}', "the field must hold a string; got None"),
+    "nul": (b'{"text": "a\\u0000"}', "must not hold NUL; got NUL at character 1"),
+    "surrogate": (b'{"text": "ab\\ud800"}', "lone surrogates; got .* at character 2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, case: str) -> None:
+    line, message = BAD_LINES[case]
+    path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n' + line + b"\n")
+    with pytest.raises(CorpusError, match=rf"a\.{WHERE}: .*{message}"):
+        read_json(path)
+
+
+def test_allowed_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+    good = b'{"text": "good"}'
+    bad_lines = [line for line, _ in BAD_LINES.values()]
+    path = write(tmp_path / "a.jsonl", b"\n".join([good, *bad_lines, good]))
+    bad = BadRows()
+    assert read_json(path, max_bad=len(bad_lines), bad=bad) == ["good", "good"]
+    assert bad.count == len(bad_lines)
+    assert [m.partition(": ")[0] for m in bad.first] == [f"{path}:{i + 2}" for i in range(9)]
+
+
+def test_one_bad_line_too_many_names_the_first_and_the_last(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "good"}\n{\n{"text": 1}\n[]\n')
+    with pytest.raises(CorpusError, match=r"at most 2 rows may be bad, first .*:2: .*; .*:4: "):
+        read_json(path, max_bad=2)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))
+def test_every_text_survives_json_lines(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in ["first", *texts]))
+    assert read_json(str(path)) == ["first", *filter(None, texts)]

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import warnings
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from umim_core.embedded.tokenizer import train_tokenizer
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.text import iter_documents, segments, tokenize_documents
+from umim_core.text.sources import TextFiles
+from umim_core.text.tokens import _pieces
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+PROSE = (
+    "Return the sum of the elements over an axis. It's 3.14, isn't it?\n\n"
+    "Parameters\n----------\naxis : int, optional (default: 0).\n    Höhe über null; 10000 km.\n"
+) * 40
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    return train_tokenizer([PROSE], tmp_path_factory.mktemp("bpe"), 400, max_positions=16)
+
+
+def llama_3_like() -> PreTrainedTokenizerBase:
+    """Make a BPE whose words take punctuation and line ends together, as Llama 3's do."""
+    pattern = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([PROSE], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe)
+
+
+def sentencepiece_like() -> PreTrainedTokenizerBase:
+    """Make a BPE that puts a mark in front of every text, as Llama 2's does."""
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>"], show_progress=False, max_token_length=12
+    )
+    bpe.train_from_iterator(PROSE.split("\n"), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>")
+
+
+def whole(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+
+# Tokenising
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 100])
+def test_documents_are_tokenised_in_order(
+    byte_level: PreTrainedTokenizerBase, batch_size: int
+) -> None:
+    documents = ["the sum", "", "over an axis", "the", "ü", ""]
+    found = list(tokenize_documents(documents, byte_level, batch_size))
+    assert [ids.tolist() for ids in found] == [whole(d, byte_level) for d in documents]
+    assert all(ids.dtype == np.int32 for ids in found)
+
+
+def test_no_special_tokens_no_truncation_no_warning(
+    byte_level: PreTrainedTokenizerBase, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (ids,) = tokenize_documents([PROSE], byte_level)
+    assert byte_level.decode(ids) == PROSE
+    assert len(ids) > byte_level.model_max_length
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", ["byte_level", "llama_3_like", "sentencepiece_like"])
+def test_a_long_document_gives_the_ids_of_the_whole(
+    make: str, byte_level: PreTrainedTokenizerBase
+) -> None:
+    makers = {"llama_3_like": llama_3_like, "sentencepiece_like": sentencepiece_like}
+    tokenizer = makers[make]() if make in makers else byte_level
+    text = PROSE * 80  # longer than two pieces
+    found = list(tokenize_documents(["before", text, "after"], tokenizer))
+    assert [ids.tolist() for ids in found] == [
+        whole(t, tokenizer) for t in ("before", text, "after")
+    ]
+
+
+@given(
+    text=st.lists(
+        st.sampled_from(["the", " sum", " ", "\n", ".", "1", "ü", " axis", "'s", "\r\n", "  "]),
+        max_size=300,
+    ).map("".join),
+    size=st.integers(1, 60),
+)
+def test_pieces_give_the_ids_of_the_whole(
+    byte_level: PreTrainedTokenizerBase, text: str, size: int
+) -> None:
+    pieces = list(_pieces(text, byte_level, size))
+    assert "".join(piece for piece, _ in pieces) == text
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+    ids = chain.from_iterable(whole(piece, byte_level) for piece, _ in pieces)
+    assert list(ids) == whole(text, byte_level)
+
+
+def test_long_prose_is_cut_and_text_without_borders_is_not(
+    byte_level: PreTrainedTokenizerBase,
+) -> None:
+    assert len(list(_pieces(PROSE, byte_level, 500))) > 3
+    assert len(list(_pieces("0123456789" * 1000, byte_level, 500))) == 1
+    assert len(list(_pieces(PROSE, sentencepiece_like(), 500))) == 1
+
+
+def test_a_batch_size_below_one_is_refused(byte_level: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ConfigError, match="batch_size must be at least 1; got 0"):
+        list(tokenize_documents(["x"], byte_level, 0))
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data folder is not there")
+@pytest.mark.full
+def test_wikitext_2_gives_the_published_number_of_tokens_and_segments() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "gpt2")
+    documents = iter_documents(TextFiles(paths=(str(DATA / "wikitext-2" / "train.txt"),)))
+    (ids,) = tokenize_documents(documents, tokenizer)
+    assert ids.size == 2_448_382
+    assert len(segments([ids], 512)[1]) - 1 == 4_781
+
+
+# Segments
+
+
+def test_documents_run_into_each_other_and_the_rest_is_dropped() -> None:
+    flat, offsets = segments([np.array([1, 2, 3, 4, 5]), np.array([6, 7, 8, 9])], 4)
+    assert flat.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert offsets.tolist() == [0, 4, 8]
+    assert (flat.dtype, offsets.dtype) == (np.int32, np.int64)
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=12), max_size=12),
+    length=st.integers(1, 9),
+)
+def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: int) -> None:
+    flat, offsets = segments((np.array(d, dtype=np.int64) for d in documents), length)
+    ids = list(chain.from_iterable(documents))
+    expected = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+    found = [flat[a:b].tolist() for a, b in pairwise(offsets)]
+    assert found == expected
+    assert flat.size == offsets[-1]
+
+
+def test_segments_beyond_the_first_buffer_are_exact() -> None:
+    ids = (np.arange(3 * 2**20 + 11) % 2**18).astype(np.int32)
+    flat, offsets = segments(np.array_split(ids, 7), 512)
+    assert np.array_equal(flat, ids[: ids.size // 512 * 512])
+    assert len(offsets) == ids.size // 512 + 1
+
+
+@pytest.mark.parametrize("documents", [[], [[]], [[1, 2, 3]]], ids=["none", "empty", "short"])
+def test_less_than_one_segment_gives_none(documents: list[list[int]]) -> None:
+    flat, offsets = segments((np.array(d, dtype=np.int32) for d in documents), 4)
+    assert flat.size == 0
+    assert offsets.tolist() == [0]
+
+
+@pytest.mark.parametrize("bad", [-1, 2**18])
+def test_ids_out_of_range_are_located(bad: int) -> None:
+    with pytest.raises(CorpusError, match=rf"in 0..262143; got {bad} at position 4"):
+        segments([np.array([1, 2, 3]), np.array([4, bad, 6])], 2)
+
+
+@pytest.mark.parametrize("length", [0, -1])
+def test_a_length_below_one_is_refused(length: int) -> None:
+    with pytest.raises(ConfigError, match=f"at least 1 token; got {length}"):
+        segments([], length)

@@ -1,0 +1,200 @@
+"""Recipes: everything a pipeline run needs, validated before anything starts.
+
+A recipe is a YAML file under ``infra/recipes``. The same models give Prefect its parameter form and
+are saved with the results.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from umim_core.errors import ConfigError
+from umim_core.text import Source
+
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+
+class Model(BaseModel):
+    """Base of all configuration: frozen, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DocstringCorpus(Model):
+    """The embedded corpus: docstrings of the installed Python stack."""
+
+    kind: Literal["docstrings"] = "docstrings"
+    train_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Use only the first so many training tokens; null takes all."
+    )
+
+
+class FilesCorpus(Model):
+    """A corpus of the user's own, one source per split."""
+
+    kind: Literal["files"] = "files"
+    train: Source
+    valid: Source
+    test: Source
+    out_of_domain: dict[str, Source] = Field(
+        default_factory=dict, description="Further test corpora by name."
+    )
+    train_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Use only the first so many training tokens; null takes all."
+    )
+
+
+class RulesConfig(Model):
+    """How rules are mined."""
+
+    tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
+    overlap: Literal["greedy", "none"] = "greedy"
+    containment: Literal["drop", "keep"] = "drop"
+
+
+class Cell(RulesConfig):
+    """One compared configuration: a backbone, its rules and its module variant."""
+
+    backbone: str
+    revision: str | None = None
+    positions: Literal["none", "learned"] = "none"
+    adapt: bool = Field(False, description="Also adapt this cell to the task.")
+
+
+class TrainConfig(Model):
+    """Optimisation of the merge module; defaults are the paper's where it prints them."""
+
+    max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
+    max_epochs: Annotated[int, Field(ge=1, le=1000)] = 15
+    batch_size: Annotated[int, Field(ge=1, description="Rows of the global batch.")] = 8
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 8e-4
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
+    warmup_fraction: Fraction = 0.1
+    clip_norm: PositiveFloat = 1.0
+    validate_every: Annotated[int, Field(ge=1, description="Steps between validations.")] = 50
+    validation_rows: Annotated[int, Field(ge=1, description="Validation rows at most.")] = 64
+    patience: Annotated[int, Field(ge=1, description="Validations without improvement.")] = 3
+    checkpoint_every: Annotated[int, Field(ge=1, description="Steps between resume states.")] = 50
+    bf16: bool = Field(True, description="Run the backbone's products in bfloat16.")
+    max_skipped_steps: Annotated[
+        int, Field(ge=0, description="Steps skipped for NaN or infinity before the run fails.")
+    ] = 5
+
+
+class PreferenceConfig(TrainConfig):
+    """Optimisation of the preference (DPO) stage."""
+
+    beta: PositiveFloat = 0.1
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
+
+
+class AdaptConfig(Model):
+    """Task adaptation: task rules, distillation-based SFT, then DPO."""
+
+    rules: RulesConfig = RulesConfig(tau=5, overlap="none", containment="keep")
+    max_tokens: Annotated[int, Field(ge=8, description="A task sequence is cut after so many.")] = (
+        512
+    )
+    sft: TrainConfig
+    dpo: PreferenceConfig
+
+
+class EvaluateConfig(Model):
+    """What is measured on held-out data."""
+
+    alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
+    perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
+    task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
+    batch_size: Annotated[int, Field(ge=1)] = 8
+
+
+class BenchmarkConfig(Model):
+    """What is timed."""
+
+    prompt_lengths: tuple[Annotated[int, Field(ge=8)], ...] = (256, 512)
+    new_tokens: Annotated[int, Field(ge=1)] = 32
+    warmup: Annotated[int, Field(ge=0)] = 2
+    pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
+
+
+class ClusterConfig(Model):
+    """Where the work runs."""
+
+    address: str | None = Field(None, description="Ray address; null starts a local cluster.")
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
+    use_gpu: bool = False
+    strategy: Literal["ddp", "deepspeed"] = "ddp"
+    max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
+
+
+class TaskSizes(Model):
+    """Questions per split of the embedded task."""
+
+    train: Annotated[int, Field(ge=1)] = 400
+    valid: Annotated[int, Field(ge=1)] = 100
+    test: Annotated[int, Field(ge=1)] = 200
+
+
+class Recipe(Model):
+    """A whole experiment."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    corpus: Annotated[DocstringCorpus | FilesCorpus, Field(discriminator="kind")]
+    segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
+    cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
+    distill: TrainConfig
+    task: TaskSizes | None = TaskSizes()
+    adapt: AdaptConfig | None = None
+    evaluate: EvaluateConfig = EvaluateConfig()
+    benchmark: BenchmarkConfig | None = None
+    shipped: tuple[str, ...] = Field((), description="Trained checkpoints shown as extra rows.")
+    cluster: ClusterConfig = ClusterConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.cells)) != len(self.cells):
+            raise ValueError("cells must all be different")
+        if self.adapt is None and any(cell.adapt for cell in self.cells):
+            raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
+        if any(cell.adapt for cell in self.cells) and (
+            self.task is None or self.corpus.kind != "docstrings"
+        ):
+            raise ValueError("adaptation needs the embedded task, hence a docstring corpus")
+        sizes = [self.distill.batch_size]
+        sizes += [self.adapt.sft.batch_size, self.adapt.dpo.batch_size] if self.adapt else []
+        if any(size % max(1, self.cluster.workers) for size in sizes):
+            raise ValueError("cluster.workers must divide every batch_size")
+        return self
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and validate a recipe.
+
+    Raises:
+        ConfigError: If the file is missing, not YAML, or breaks a bound; the message names the
+            file, the field, the value and the rule.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} must be YAML", str(error), "Mend the file.") from error
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the recipe"
+        raise ConfigError(
+            f"{path.name}: {where}: {first['msg']}", first.get("input"), "Mend the field."
+        ) from error

@@ -1,0 +1,1 @@
+"""Evaluation: perplexity, and the lm-eval model and task."""

@@ -1,0 +1,278 @@
+"""The lm-eval model ``umim``: the only module that knows lm-eval.
+
+    lm_eval --model umim --tasks arc_easy,piqa
+    lm_eval --model umim --model_args checkpoint=DIR_OR_NAME,merge=all --tasks wikitext
+
+``merge=context`` (default) compresses the context and leaves the continuation raw; ``merge=all``
+matches the whole sequence, scored by two-stage accounting, and merges while generating;
+``merge=none`` is the backbone through lm-eval's own ``hf`` model, number for number. Raw token ids
+are what lm-eval sees in every mode.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import (
+    Collator,
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from lm_eval.tasks import TaskManager
+from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
+from transformers import GenerationConfig
+
+from umim_core.backbone import Backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.errors import BackboneError, ConfigError
+from umim_core.evaluation.loading import choose_backbone, choose_checkpoint
+from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.merging.engine import Engine
+from umim_core.rules.matcher import Matcher
+
+Merge = Literal["context", "all", "none"]
+TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
+
+_log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
+
+
+class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+    """An lm-eval model that reads compressed inputs.
+
+    Args:
+        checkpoint: Embedded name, directory, or a loaded checkpoint; by default what
+            ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
+        merge: ``context``, ``all`` or ``none``; None means ``none``, as lm-eval turns the word in
+            ``--model_args merge=none`` into None.
+        backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
+        revision: Hub revision of ``backbone``.
+        dtype: ``auto`` (what the backbone was published in, as ``--model hf`` does), ``float32``,
+            ``bfloat16``, ``float16`` or ``float64``.
+        device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
+        batch_size: Requests per forward, or ``auto``.
+        max_batch_size: Most requests per forward for ``auto``.
+        max_length: Longest input in units after merging; the backbone's own limit by default.
+        add_bos_token: As in ``hf``.
+        prefix_token_id: As in ``hf``: stands in for an empty context.
+
+    Raises:
+        ConfigError: If ``merge`` is unknown.
+        CheckpointError: If the checkpoint cannot be loaded.
+        BackboneMismatchError: If the backbone is not the checkpoint's own.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path | Checkpoint | None = None,
+        merge: Merge | None = "context",
+        backbone: str | Backbone | None = None,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int = 64,
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+    ) -> None:
+        self.merge: Merge = "none" if merge is None else merge
+        if self.merge not in get_args(Merge):
+            raise ConfigError(f"merge must be one of {get_args(Merge)}", merge, "Choose one.")
+        loaded = None
+        if self.merge != "none" or backbone is None or checkpoint is not None:
+            loaded = choose_checkpoint(checkpoint)
+        self.backbone = choose_backbone(backbone, revision, loaded, dtype, device)
+        if self.backbone.tokenizer is None:
+            raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
+        super().__init__(
+            pretrained=self.backbone.model,
+            tokenizer=self.backbone.tokenizer,
+            batch_size=batch_size,
+            max_batch_size=max_batch_size,
+            max_length=max_length,
+            add_bos_token=add_bos_token,
+            prefix_token_id=prefix_token_id,
+        )
+        self.scorer: Scorer | None = None
+        if loaded is not None and self.merge != "none":
+            loaded.check_backbone(self.backbone)
+            wide = self.backbone.dtype is torch.float64
+            module = deepcopy(loaded.module).to(
+                self.device, torch.float64 if wide else torch.float32
+            )
+            self.scorer = Scorer(
+                self.backbone, module, Matcher(loaded.rules), self.merge, self.max_length
+            )
+        _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
+        return self.scorer.inputs.token_reduction if self.scorer else 0.0
+
+    @property
+    def context_token_reduction(self) -> float:
+        """The same over contexts (``merge=context``) and generation prompts alone."""
+        return self.scorer.contexts.token_reduction if self.scorer else 0.0
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Add what was realised to lm-eval's result file (``config.umim``)."""
+        info: dict[str, Any] = super().get_model_info()
+        info["umim"] = {
+            "backbone": self.backbone.name,
+            "backbone_fingerprint": self.backbone.fingerprint,
+            "rules_digest": self.scorer.matcher.rules.digest if self.scorer else None,
+            "merge": self.merge,
+            "token_reduction": self.token_reduction,
+            "context_token_reduction": self.context_token_reduction,
+        }
+        return info
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[TokenRequest],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Score (strings, context ids, continuation ids); see ``scoring`` for the modes."""
+        if self.scorer is None:
+            return cast(
+                "list[tuple[float, bool]]",
+                super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
+            )
+        ids = [
+            Request(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
+            for _, context, continuation in requests
+        ]
+        with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
+            scored = self.scorer.score(ids, override_bs or self._rows_per_forward(), bar.update)
+        results = [(score.log_prob, score.greedy) for score in scored]
+        for (strings, _, _), result in zip(requests, results, strict=True):
+            if strings is not None:  # windows of a rolling request are cached as a whole
+                self.cache_hook.add_partial("loglikelihood", strings, result)
+        self._report()
+        return results
+
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Score whole texts; with ``merge=context`` there is no context to compress."""
+        if self.merge == "context":
+            _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
+        return cast("list[float]", super().loglikelihood_rolling(requests, disable_tqdm))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
+        if self.scorer is None:
+            return cast("list[str]", super().generate_until(requests, disable_tqdm))
+        engine = Engine(self.backbone, self.scorer.module, self.scorer.matcher)
+        ordered = Collator(
+            [request.args for request in requests],
+            sort_fn=lambda args: (-len(self._prompt(args[0])), args[0]),
+            group_by="gen_kwargs",
+            group_fn=lambda args: args[1],
+        )
+        texts: list[str] = []
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
+            for chunk in ordered.get_batched(n=self._rows_per_forward()):
+                prompts, (options, *_) = zip(*chunk, strict=True)
+                for prompt, text in zip(
+                    prompts, self._generate(engine, prompts, options), strict=True
+                ):
+                    texts.append(text)
+                    self.cache_hook.add_partial("generate_until", (prompt, options), text)
+                bar.update(len(prompts))
+        self._report()
+        return cast("list[str]", ordered.get_original(texts))
+
+    def _generate(
+        self, engine: Engine, prompts: Sequence[str], options: dict[str, Any]
+    ) -> list[str]:
+        assert self.scorer is not None  # noqa: S101  checked by the caller
+        settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        until = handle_stop_sequences(settings.pop("until"), eos=eos)
+        new_tokens = settings.pop("max_gen_toks")
+        if not settings.get("do_sample"):
+            settings.pop("temperature", None)
+        config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
+            max_new_tokens=new_tokens,
+            eos_token_id=self.eot_token_id,
+            stop_strings=[text for text in until if text and text != eos] or None,
+            **settings,
+        )
+        room = self.max_length - new_tokens + 1  # the last new token is never fed
+        rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
+        output = engine.generate(rows, config, merge_decode=self.merge == "all")
+        for row in output.rows:
+            saved = sum(length - 1 for _, length in row.generated_spans)
+            self.scorer.contexts.add(row.prompt_length, row.cache_lengths[0])
+            self.scorer.inputs.add(
+                row.prompt_length + len(row.ids), row.cache_lengths[0] + len(row.ids) - saved
+            )
+        return [
+            postprocess_generated_text(self.tok_decode(row.ids), until, None) for row in output.rows
+        ]
+
+    def _prompt(self, text: str) -> np.ndarray:
+        return np.asarray(self.tok_encode(text) or [self.prefix_token_id], dtype=np.int64)
+
+    def _rows_per_forward(self) -> int:
+        """Return the batch size; ``auto`` is what fits for the longest raw input."""
+        return self._detect_batch_size() if self.batch_size == "auto" else int(self.batch_size)
+
+    def _report(self) -> None:
+        _log.info(
+            "umim: merge=%s token_reduction=%.4f context_token_reduction=%.4f",
+            self.merge,
+            self.token_reduction,
+            self.context_token_reduction,
+        )
+
+
+def run_tasks(
+    model: UmimLM,
+    tasks: Sequence[str],
+    *,
+    limit: int | None,
+    include: Path | None,
+    options: dict[str, Any],
+) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Run lm-eval tasks without touching any global random state.
+
+    Args:
+        model: The model.
+        tasks: Task names.
+        limit: First questions of each task; None for all.
+        include: Folder of task files to use instead of lm-eval's own; None for those.
+        options: Passed to the tasks' data functions.
+
+    Returns:
+        lm-eval's metrics per task, and its logged samples per task.
+    """
+    manager = TaskManager(
+        include_path=None if include is None else str(include),
+        include_defaults=include is None,
+        metadata=options,
+    )
+    found = simple_evaluate(
+        model=model,
+        tasks=list(tasks),
+        limit=limit,
+        task_manager=manager,
+        bootstrap_iters=0,
+        random_seed=None,
+        numpy_random_seed=None,
+        torch_random_seed=None,
+    )
+    return found["results"], found["samples"]

@@ -1,0 +1,83 @@
+"""Which checkpoint and which backbone an evaluation uses."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+import torch
+from transformers import AutoConfig
+
+from umim_core.backbone import Backbone, load_backbone, resolve_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.errors import EvaluationError
+
+CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
+DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
+_log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
+
+
+def choose_checkpoint(checkpoint: str | Path | Checkpoint | None) -> Checkpoint:
+    """Load what was named, else what ``UMIM_CHECKPOINT`` names, else the embedded default.
+
+    Raises:
+        CheckpointError: If it cannot be loaded.
+    """
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint
+    name, origin = checkpoint, "checkpoint="
+    if name is None:
+        name, origin = os.environ.get(CHECKPOINT_VARIABLE), CHECKPOINT_VARIABLE
+    if not name:
+        name, origin = DEFAULT_CHECKPOINT, "the embedded default"
+    _log.info("umim: checkpoint %s (from %s)", name, origin)
+    return Checkpoint.load(name)
+
+
+def choose_backbone(
+    backbone: str | Backbone | None,
+    revision: str | None,
+    checkpoint: Checkpoint | None,
+    dtype: str,
+    device: str | None,
+) -> Backbone:
+    """Load what was named, else the checkpoint's own backbone.
+
+    Args:
+        backbone: Name, directory, or a loaded backbone (returned as it is).
+        revision: Hub revision of a named backbone.
+        checkpoint: Names the backbone if ``backbone`` does not.
+        dtype: ``auto`` (as published) or what ``load_backbone`` takes.
+        device: A torch device; None for ``cuda`` where there is one, else ``cpu``. Without CUDA a
+            request for it falls back to the CPU, as in ``--model hf``.
+
+    Raises:
+        EvaluationError: If neither names a backbone.
+        BackboneError: If it cannot be loaded.
+    """
+    if isinstance(backbone, Backbone):
+        return backbone
+    if backbone is None:
+        if checkpoint is None:
+            raise EvaluationError("a checkpoint or a backbone must be named", None, "Name one.")
+        backbone, revision = checkpoint.config.backbone, checkpoint.config.backbone_revision
+    if dtype == "auto":
+        dtype = _published_dtype(backbone, revision)
+    has_cuda = torch.cuda.is_available()
+    if device is not None and device.startswith("cuda") and not has_cuda:
+        # The command line asks for cuda:0 unless it is told otherwise; ``hf`` falls back, too.
+        _log.info("umim: no CUDA device, using the CPU instead of %s", device)
+        device = "cpu"
+    device = device or ("cuda" if has_cuda else "cpu")
+    return load_backbone(backbone, revision=revision, dtype=dtype, device=device)
+
+
+def _published_dtype(backbone: str, revision: str | None) -> str:
+    """Return the data type that the backbone's configuration names, float32 if it names none."""
+    try:
+        config = AutoConfig.from_pretrained(resolve_backbone(backbone), revision=revision)
+    except (OSError, ValueError):
+        return "float32"  # load_backbone reports what is wrong
+    return str(config.dtype or torch.float32).removeprefix("torch.")

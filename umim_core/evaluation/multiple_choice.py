@@ -1,0 +1,163 @@
+"""Accuracy of one checkpoint on the embedded task, or on another multiple-choice task of lm-eval.
+
+Three accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
+``acc_norm`` (per character) are lm-eval's own; ``acc_tok`` is ours, the mean log-probability per
+answer token, which is also what the preference loss trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from umim_core.adaptation.choices import encode_pair
+from umim_core.backbone import Backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.errors import EvaluationError, MissingExtraError
+
+if TYPE_CHECKING:
+    from umim_core.evaluation.harness import Merge
+
+EMBEDDED_TASK: Final = "umim_docstrings"
+TASK_FOLDER: Final = Path(__file__).parent / "tasks"
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one evaluation measured. Standard errors are those of a mean.
+
+    Attributes:
+        task: lm-eval task name.
+        merge: ``context``, ``all`` or ``none``.
+        backbone: Name of the backbone.
+        questions: Questions scored.
+        acc: Accuracy by summed log-probability.
+        acc_stderr: Its standard error.
+        acc_norm: Accuracy per character; NaN if the task does not report it.
+        acc_norm_stderr: Its standard error.
+        acc_tok: Accuracy per answer token.
+        acc_tok_stderr: Its standard error.
+        token_reduction: Realised over contexts and answers.
+        context_token_reduction: Realised over contexts alone (``merge=context``).
+    """
+
+    task: str
+    merge: str
+    backbone: str
+    questions: int
+    acc: float
+    acc_stderr: float
+    acc_norm: float
+    acc_norm_stderr: float
+    acc_tok: float
+    acc_tok_stderr: float
+    token_reduction: float
+    context_token_reduction: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers by name, those that are NaN left out."""
+        numbers = {k: float(v) for k, v in asdict(self).items() if isinstance(v, int | float)}
+        return {name: value for name, value in numbers.items() if not math.isnan(value)}
+
+
+def evaluate_task(
+    checkpoint: str | Path | Checkpoint | None = None,
+    *,
+    merge: Merge = "context",
+    backbone: str | Backbone | None = None,
+    task: str = EMBEDDED_TASK,
+    data: Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 16,
+    dtype: str = "float32",
+    device: str | None = None,
+) -> TaskResult:
+    """Run one multiple-choice task through lm-eval.
+
+    Args:
+        checkpoint: As in ``UmimLM``.
+        merge: ``context``, ``all`` or ``none`` (the base model).
+        backbone: As in ``UmimLM``.
+        task: The embedded task, or any multiple-choice task that lm-eval ships.
+        data: Folder of the embedded task's files; see ``tasks.docstrings``.
+        limit: First questions of the test split; None for all.
+        batch_size: Answers per forward.
+        dtype: As in ``UmimLM``.
+        device: As in ``UmimLM``.
+
+    Returns:
+        Accuracies, standard errors and realised token reduction.
+
+    Raises:
+        MissingExtraError: If lm-eval is not installed.
+        EvaluationError: If the task is not multiple choice.
+    """
+    try:
+        from umim_core.evaluation.harness import UmimLM, run_tasks
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "lm_eval":
+            raise
+        raise MissingExtraError(
+            "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
+        ) from error
+    model = UmimLM(checkpoint, merge, backbone, dtype=dtype, device=device, batch_size=batch_size)
+    results, samples = run_tasks(
+        model,
+        [task],
+        limit=limit,
+        include=TASK_FOLDER if task == EMBEDDED_TASK else None,
+        options={} if data is None else {"task_data": str(data)},
+    )
+    if task not in results or "acc,none" not in results[task]:
+        raise EvaluationError(
+            "the task must be multiple choice", task, "Name one that reports acc."
+        )
+    found = results[task]
+    hits = [_hit_per_token(sample, model.tok_encode) for sample in samples[task]]
+    acc_tok = sum(hits) / len(hits)
+    return TaskResult(
+        task=task,
+        merge=model.merge,
+        backbone=model.backbone.name,
+        questions=len(hits),
+        acc=float(found["acc,none"]),
+        acc_stderr=_stderr(float(found["acc,none"]), len(hits)),
+        acc_norm=float(found.get("acc_norm,none", math.nan)),
+        acc_norm_stderr=_stderr(float(found.get("acc_norm,none", math.nan)), len(hits)),
+        acc_tok=acc_tok,
+        acc_tok_stderr=_stderr(acc_tok, len(hits)),
+        token_reduction=model.token_reduction,
+        context_token_reduction=model.context_token_reduction,
+    )
+
+
+def _stderr(accuracy: float, questions: int) -> float:
+    """Return the standard error of a mean of 0s and 1s, as lm-eval computes it (ddof 1)."""
+    return math.sqrt(accuracy * (1 - accuracy) / (questions - 1)) if questions > 1 else math.nan
+
+
+def _hit_per_token(sample: Mapping[str, Any], encode: Callable[[str], list[int]]) -> bool:
+    """Return whether the gold answer has the highest mean token log-probability."""
+    pairs: Sequence[tuple[str, str]] = [(args[0], args[1]) for args in sample["arguments"]]
+    lengths = [len(encode_pair(encode, *pair)[1]) for pair in pairs]
+    totals = [float(response[0]) for response in sample["filtered_resps"]]
+    means = [total / length for total, length in zip(totals, lengths, strict=True)]
+    return means.index(max(means)) == _gold(sample["target"], [answer for _, answer in pairs])
+
+
+def _gold(target: object, answers: Sequence[str]) -> int:
+    """Return the gold index; lm-eval logs an index, its digits, or the answer's text."""
+    stripped = [answer.strip() for answer in answers]
+    if isinstance(target, int):
+        return target
+    if isinstance(target, str):
+        if target.strip() in stripped:
+            return stripped.index(target.strip())
+        if target.isdigit():
+            return int(target)
+    raise EvaluationError(
+        "the task must have one gold answer per question", target, "acc_tok is not defined for it."
+    )

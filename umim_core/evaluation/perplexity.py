@@ -1,0 +1,104 @@
+"""Token-level perplexity of compressed text over all raw targets.
+
+PPL = exp(-sum of log p(target) / number of targets), two-stage accounting (``merging.likelihood``):
+base and compressed perplexity divide by the same targets and can stand in one table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.merging.compress import SpanMerger
+from umim_core.merging.likelihood import token_log_probs as token_log_probs
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class PerplexityResult:
+    """Perplexity of a set of windows.
+
+    Attributes:
+        ppl: exp(nll_sum / targets).
+        nll_sum: Sum of the negative log-probabilities in nats.
+        targets: Predicted raw tokens, one less than its length per window.
+        token_reduction: (raw tokens - units) / raw tokens over all windows.
+    """
+
+    ppl: float
+    nll_sum: float
+    targets: int
+    token_reduction: float
+
+
+def windows(ids: Ints, length: int = 512) -> Iterator[Ints]:
+    """Cut ids [T] into consecutive windows of ``length`` tokens; the remainder is dropped.
+
+    Raises:
+        EvaluationError: If a window has no target (``length`` below 2).
+    """
+    if length < 2:
+        raise EvaluationError("a window must hold at least two tokens", length, "Use 512.")
+    for start in range(0, len(ids) - length + 1, length):
+        yield ids[start : start + length]
+
+
+def perplexity(
+    segments: Sequence[Ints],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+    batch_size: int = 8,
+) -> PerplexityResult:
+    """Compute token-level perplexity.
+
+    Args:
+        segments: Raw ids per window [T_b]; each is scored on its own.
+        backbone: The frozen model.
+        module: Makes surrogates; None only without rules.
+        matcher: The rules; None for the base model.
+        batch_size: Windows per forward.
+
+    Returns:
+        Perplexity, sum, number of targets and realised token reduction.
+
+    Raises:
+        EvaluationError: If there is no target, a window is empty or too long for the backbone, or
+            the batch size is not positive.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    if batch_size < 1:
+        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 8.")
+    nll_sum, targets, raw, units = 0.0, 0, 0, 0
+    for first in range(0, len(segments), batch_size):
+        rows = segments[first : first + batch_size]
+        for scores in token_log_probs(rows, backbone, module, matcher):
+            nll_sum -= float(scores.sum())
+            targets += len(scores)
+        for row in rows:
+            raw += len(row)
+            units += len(row) if matcher is None else len(matcher.segment(row)[0])
+    if targets == 0:
+        raise EvaluationError(
+            "there must be at least one target token",
+            f"{len(segments)} windows",
+            "A window of T tokens has T - 1 targets.",
+        )
+    if not math.isfinite(nll_sum):
+        raise NumericalError(
+            "every log-probability must be finite", nll_sum, "Check the module's weights."
+        )
+    return PerplexityResult(
+        ppl=float(np.exp(nll_sum / targets)),
+        nll_sum=nll_sum,
+        targets=targets,
+        token_reduction=(raw - units) / raw,
+    )

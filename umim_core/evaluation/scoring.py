@@ -1,0 +1,265 @@
+"""Log-likelihoods of (context, continuation) requests over a compressed model, in batches.
+
+    merge     what is matched        continuation tokens
+    context   the context alone      raw; requests with one context share its row of a forward
+    all       context + continuation scored one by one inside their spans (two-stage accounting)
+
+Inputs that are too long lose leading units, never part of one: matching from a unit border on gives
+the same units as matching the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.attention import check_attention_window
+from umim_core.merging.compress import SpanMerger, pack_rows, surrogates
+from umim_core.merging.continuations import (
+    ContinuationScore,
+    score_continuations,
+    segmentation,
+    target_scores,
+)
+from umim_core.merging.likelihood import branch_layout
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.int64]
+Scope = Literal["context", "all"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A continuation [n] to score after a context [T], raw ids, at least one token each."""
+
+    context: Ints
+    continuation: Ints
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Sum of a continuation's log-probabilities (nats), and whether greedy decoding gives it."""
+
+    log_prob: float
+    greedy: bool
+
+
+@dataclass
+class Tally:
+    """Raw tokens that went in and units that the model saw."""
+
+    raw: int = 0
+    units: int = 0
+
+    def add(self, raw: int, units: int) -> None:
+        """Count one more input."""
+        self.raw += raw
+        self.units += units
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens; 0 before anything was counted."""
+        return (self.raw - self.units) / self.raw if self.raw else 0.0
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a forward: a context and the requests that share it."""
+
+    context: Ints
+    members: list[int]
+    columns: int
+
+
+@dataclass
+class Scorer:
+    """Score requests with a merge module and its rules.
+
+    Args:
+        backbone: The frozen model.
+        module: Makes the surrogates.
+        matcher: The rules.
+        scope: What is matched.
+        max_units: Longest sequence the model takes, counted in units after merging.
+
+    Attributes:
+        contexts: Tokens and units of the contexts alone (filled by scope ``context``).
+        inputs: Tokens and units of contexts and continuations together.
+    """
+
+    backbone: Backbone
+    module: SpanMerger
+    matcher: Matcher
+    scope: Scope
+    max_units: int
+    contexts: Tally = field(default_factory=Tally)
+    inputs: Tally = field(default_factory=Tally)
+
+    @torch.no_grad()
+    def score(
+        self,
+        requests: Sequence[Request],
+        batch_size: int,
+        progress: Callable[[int], object] = lambda done: None,
+    ) -> list[Likelihood]:
+        """Score requests, longest first.
+
+        Args:
+            requests: The requests.
+            batch_size: Most requests per forward.
+            progress: Called with the number of requests that a forward finished.
+
+        Returns:
+            One likelihood per request, in order. They do not depend on ``batch_size``.
+
+        Raises:
+            EvaluationError: If the batch size is below 1, or a continuation is empty or leaves no
+                room for its context.
+        """
+        if batch_size < 1:
+            raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
+        results: dict[int, Likelihood] = {}
+        rows = self._context_rows if self.scope == "context" else self._whole_rows
+        ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
+        for batch in _batches(ordered, batch_size):
+            members = [row.members for row in batch]
+            scores = (self._score_contexts if self.scope == "context" else self._score_whole)(
+                [row.context for row in batch],
+                [[requests[i].continuation for i in row] for row in members],
+            )
+            indices = [i for row in members for i in row]
+            for i, score in zip(indices, scores, strict=True):
+                total = float(score.log_probs.double().sum())
+                results[i] = Likelihood(total, bool(score.greedy.all()))
+            progress(len(indices))
+        return [results[i] for i in range(len(requests))]
+
+    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+        """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.
+
+        Raises:
+            EvaluationError: If there is no room at all.
+        """
+        starts, _ = self.matcher.segment(ids)
+        if room < 1:
+            raise EvaluationError(
+                f"context and continuation must fit {self.max_units} units",
+                f"{room - 1} units left for the context",
+                "Shorten the continuation, or use a backbone with more positions.",
+            )
+        dropped = max(0, len(starts) - room)
+        return ids[starts[dropped] :] if dropped else ids, len(starts) - dropped
+
+    def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
+        """Group requests by context; a row takes no more continuations than pay off."""
+        groups: dict[bytes, list[int]] = {}
+        fitted: dict[bytes, tuple[Ints, int]] = {}
+        for i, request in enumerate(requests):
+            inputs = len(request.continuation) - 1
+            context, units = self.fit(request.context, self.max_units - inputs)
+            self.contexts.add(len(context), units)
+            self.inputs.add(
+                len(context) + len(request.continuation), units + len(request.continuation)
+            )
+            groups.setdefault(context.tobytes(), []).append(i)
+            fitted[context.tobytes()] = (context, units)
+        for key, members in groups.items():
+            context, units = fitted[key]
+            sizes = [len(requests[i].continuation) - 1 for i in members]
+            for part in _parts(sizes, batch_size, room=units):
+                columns = units + sum(sizes[k] for k in part)
+                yield _Row(context, [members[k] for k in part], columns)
+
+    def _score_contexts(
+        self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
+    ) -> list[ContinuationScore]:
+        scored = score_continuations(contexts, endings, self.backbone, self.module, self.matcher)
+        return [score for row in scored for score in row]
+
+    def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
+        for i, request in enumerate(requests):
+            whole = np.concatenate([request.context, request.continuation])
+            starts, lengths = self.matcher.segment(whole)
+            # The last token is never an input; a branch goes on from its span's position.
+            tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
+            used = tops[:-1] if lengths[-1] == 1 else tops
+            dropped = max(0, int(used.max(initial=0)) + 1 - self.max_units)
+            kept = whole[starts[dropped] :]
+            if len(request.continuation) == 0 or len(kept) <= len(request.continuation):
+                raise EvaluationError(
+                    f"a continuation must hold a token and fit {self.max_units} units with context",
+                    f"{len(request.continuation)} tokens",
+                    "Shorten the continuation, or use a backbone with more positions.",
+                )
+            self.inputs.add(len(kept), len(starts) - dropped)
+            yield _Row(kept[: -len(request.continuation)], [i], len(kept))
+
+    def _score_whole(
+        self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
+    ) -> list[ContinuationScore]:
+        """Two-stage accounting of the continuation's tokens, in one forward.
+
+        Source: ``merging.likelihood``, whose log-probabilities these are; that module keeps no
+        argmax, which lm-eval asks for.
+        """
+        rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
+        cuts = [segmentation(row, self.matcher) for row in rows]
+        packed = pack_rows(rows, cuts, device=self.backbone.device)
+        layout = branch_layout(packed)
+        width = layout.units.shape[1]
+        check_attention_window(self.backbone.model.config, width)
+        ids = np.zeros((len(rows), width + 1), dtype=np.int64)
+        wanted = np.zeros((len(rows), width), dtype=bool)
+        for b, (row, context) in enumerate(zip(rows, contexts, strict=True)):
+            ids[b, : len(row)] = row
+            wanted[b, len(context) - 1 : len(row) - 1] = True
+        tokens = torch.from_numpy(ids).to(self.backbone.device)
+        scored = torch.from_numpy(wanted).to(self.backbone.device)
+        embeddings = self.backbone.embed(tokens[:, :-1])
+        merged = layout.surrogate >= 0
+        if bool(merged.any()):
+            pooled = surrogates(packed.span_ids, packed.span_lengths, self.backbone, self.module)
+            embeddings[merged] = pooled[layout.surrogate[merged]]
+        hidden = self.backbone.hidden(embeddings, layout.mask(embeddings.dtype), layout.positions)
+        log_probs, greedy = target_scores(hidden[scored], tokens[:, 1:][scored], self.backbone)
+        sizes = [len(ending) for (ending,) in endings]
+        parts = zip(torch.split(log_probs, sizes), torch.split(greedy, sizes), strict=True)
+        return [ContinuationScore(*part) for part in parts]
+
+
+def _parts(sizes: Sequence[int], most: int, room: int) -> Iterator[list[int]]:
+    """Cut the indices of ``sizes`` into runs of at most ``most`` members and ``room`` in all.
+
+    Beyond the context's own length packing costs more attention than it saves.
+    """
+    part: list[int] = []
+    total = 0
+    for k, size in enumerate(sizes):
+        if part and (len(part) == most or total + size > room):
+            yield part
+            part, total = [], 0
+        part.append(k)
+        total += size
+    if part:
+        yield part
+
+
+def _batches(rows: Sequence[_Row], most: int) -> Iterator[list[_Row]]:
+    """Cut rows into batches of at most ``most`` requests (a row is never split)."""
+    batch: list[_Row] = []
+    total = 0
+    for row in rows:
+        if batch and total + len(row.members) > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(row)
+        total += len(row.members)
+    if batch:
+        yield batch

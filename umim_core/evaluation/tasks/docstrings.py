@@ -1,0 +1,75 @@
+"""Data of the embedded multiple-choice task for its lm-eval file.
+
+lm-eval imports this file by its path; it must not depend on lm-eval itself.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+from datasets import Dataset, DatasetDict
+
+from umim_core.adaptation.choices import read_questions
+from umim_core.artifacts import canonical_json, publish_directory, sha256_bytes
+from umim_core.embedded.corpus import build_corpus
+from umim_core.embedded.task import build_task
+from umim_core.errors import CorpusError
+from umim_core.locking import directory_lock
+
+DATA_VARIABLE: Final = "UMIM_TASK_DATA"
+CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
+SPLITS: Final = ("train", "valid", "test")
+
+
+def load_splits(task_data: str | None = None, **metadata: object) -> DatasetDict:
+    """Load the splits for lm-eval.
+
+    Args:
+        task_data: Folder with ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl``; by default what
+            ``UMIM_TASK_DATA`` names, else a folder built once from the installed packages.
+        **metadata: Ignored; lm-eval passes the task's metadata and the model's arguments.
+
+    Returns:
+        Splits ``train``, ``valid`` and ``test`` with the columns context, choices and gold.
+
+    Raises:
+        CorpusError: If a file is missing or malformed.
+    """
+    folder = Path(task_data or os.environ.get(DATA_VARIABLE) or built_task())
+    if not folder.is_dir():
+        raise CorpusError(
+            f"{DATA_VARIABLE} must name a folder with train, valid and test.jsonl",
+            str(folder),
+            "Correct or unset it.",
+        )
+    return DatasetDict(
+        {
+            split: Dataset.from_list([vars(q) for q in read_questions(folder / f"{split}.jsonl")])
+            for split in SPLITS
+        }
+    )
+
+
+def built_task() -> Path:
+    """Return the folder of the task made from the installed packages, building it if need be.
+
+    It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of installed
+    versions; a second process waits for the first.
+    """
+    installed = {d.name: d.version for d in importlib.metadata.distributions()}
+    versions = canonical_json({"python": platform.python_version(), "packages": installed})
+    base = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "umim"
+    final = base / f"umim_docstrings-{sha256_bytes(versions.encode())[:16]}"
+
+    def build(directory: Path) -> None:
+        build_corpus(directory / "corpus")
+        build_task(directory / "corpus", directory)
+
+    with directory_lock(final.with_name(f"{final.name}-build"), wait_seconds=None):
+        if not final.is_dir():
+            publish_directory(final, build)
+    return final

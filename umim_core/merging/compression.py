@@ -1,0 +1,89 @@
+"""A compressed text for the eye: its units, coloured in the terminal or as HTML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+# Neighbouring merged spans alternate, so that their border shows.
+_STYLES: Final = ("black on bright_cyan", "black on bright_yellow")
+_COLOURS: Final = ("#9be7f2", "#ffe28a")
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One text cut into units.
+
+    Attributes:
+        ids: Raw token ids.
+        units: Text of each unit, in order. A unit that holds part of a multi-byte character shows
+            the replacement character.
+        unit_lengths: Raw tokens of each unit; more than 1 where a span was merged.
+    """
+
+    ids: tuple[int, ...]
+    units: tuple[str, ...]
+    unit_lengths: tuple[int, ...]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Merged spans as (start, length) in raw tokens."""
+        spans, start = [], 0
+        for length in self.unit_lengths:
+            if length > 1:
+                spans.append((start, length))
+            start += length
+        return tuple(spans)
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens; 0 for an empty text."""
+        return (len(self.ids) - len(self.units)) / len(self.ids) if self.ids else 0.0
+
+    @property
+    def summary(self) -> str:
+        """One line of figures."""
+        return (
+            f"{len(self.ids)} tokens -> {len(self.units)} units, "
+            f"{len(self.spans)} merged spans, token reduction {self.token_reduction:.1%}"
+        )
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the text with merged spans coloured, and a line of figures.
+
+        Args:
+            console: Where to print; the terminal if None.
+        """
+        out = console or Console()
+        text, merged = Text(), 0
+        for unit, length in zip(self.units, self.unit_lengths, strict=True):
+            text.append(unit, style=_STYLES[merged % 2] if length > 1 else "")
+            merged += length > 1
+        out.print(text)
+        out.print(self.summary, style="dim", highlight=False)
+
+    def html(self) -> str:
+        """Return a self-contained HTML fragment with merged spans as coloured ``<mark>`` elements.
+
+        All text is escaped; nothing is loaded from elsewhere.
+        """
+        parts, merged = [], 0
+        for unit, length in zip(self.units, self.unit_lengths, strict=True):
+            if length > 1:
+                colour = _COLOURS[merged % 2]
+                parts.append(
+                    f'<mark style="background:{colour}" title="{length} tokens">'
+                    f"{escape(unit)}</mark>"
+                )
+                merged += 1
+            else:
+                parts.append(escape(unit))
+        return (
+            '<div class="umim-compression"><pre style="white-space:pre-wrap">'
+            + "".join(parts)
+            + f"</pre><p>{escape(self.summary)}</p></div>"
+        )

@@ -1,0 +1,208 @@
+"""The log-probability of every raw token of compressed rows, in one forward.
+
+The paper's two-stage accounting runs one forward per token hidden in a span. Here column t of a
+single forward predicts raw token t + 1. With the ids a b c d e and the rule (b, c, d)::
+
+    column t       0    1    2    3          (the last token is never an input)
+    embedding      a    b    c    z(bcd)
+    part           trunk  branch    trunk
+    position       0    1    2    1          a branch goes on from its span's trunk position
+    predicts       b    c    d    e
+    sees           a    a b  a b c  a z      the trunk never sees branches
+
+A merged span of n tokens gives n - 1 branch columns, its raw prefix, and one trunk column, so a row
+of T tokens always has T - 1 columns, as many as without rules.
+
+Shapes: B rows, T raw tokens, L = T - 1 columns of the longest row, d embedding size, V vocabulary.
+Source: paper, "Perplexity Evaluation" (listing "Two-Stage Token-Level PPL Accounting").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.attention import check_attention_window
+from umim_core.merging.compress import PackedUnits, SpanMerger, pack_rows, surrogates
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.integer]
+_HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
+
+
+@dataclass(frozen=True)
+class BranchLayout:
+    """Integer tables of a batch of rows (right-padded; padding columns are trunk).
+
+    Attributes:
+        units: Unit of each column [B, L] (int64); padding repeats the last.
+        trunk: Whether a column is the last token of its unit [B, L] (bool).
+        positions: Position id of each column [B, L] (int64).
+        surrogate: Row of the batch's spans that a column holds [B, L] (int64), -1 for raw tokens.
+    """
+
+    units: Tensor
+    trunk: Tensor
+    positions: Tensor
+    surrogate: Tensor
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Build the additive mask [B, 1, L, L]: 0 where query i may see key j.
+
+        Args:
+            dtype: The backbone's floating dtype (bool masks are silently wrong in eager attention).
+
+        Returns:
+            0 for j <= i when j is trunk, or when i and j are branch columns of one span; the
+            lowest finite value elsewhere.
+        """
+        columns = torch.arange(self.units.shape[1], device=self.units.device)
+        causal = columns[None, :] <= columns[:, None]  # [L, L]
+        same_branch = (self.units[:, :, None] == self.units[:, None, :]) & ~self.trunk[:, :, None]
+        allowed = causal & (self.trunk[:, None, :] | same_branch)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=self.units.device)
+        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+def branch_layout(packed: PackedUnits) -> BranchLayout:
+    """Lay out rows of units for one forward over all their raw targets.
+
+    Args:
+        packed: Rows cut into units; at least one row with two tokens.
+
+    Returns:
+        Tables over L = longest row - 1 columns.
+    """
+    raw = packed.raw_counts
+    width = int(raw.max()) - 1
+    column = torch.arange(width, device=raw.device).expand(len(raw), width)
+    # A column's unit is the number of units that start at or before it, less one. Padding of the
+    # unit axis starts nowhere (the row's end and beyond), so real columns never count it.
+    units_axis = torch.arange(packed.starts.shape[1], device=raw.device)
+    real = units_axis < packed.unit_counts[:, None]
+    starts = torch.where(real, packed.starts, width + 1)
+    unit = torch.searchsorted(starts.contiguous(), column.contiguous(), right=True) - 1
+    start, length = packed.starts.gather(1, unit), packed.lengths.gather(1, unit)
+    offset = column - start
+    padding = column >= raw[:, None] - 1
+    trunk = (offset == length - 1) | padding
+    surrogate = packed.span_index.gather(1, unit).masked_fill(~trunk | padding, -1)
+    return BranchLayout(
+        units=unit,
+        trunk=trunk,
+        positions=torch.where(trunk, unit, unit + offset),
+        surrogate=surrogate,
+    )
+
+
+@torch.no_grad()
+def token_log_probs(
+    rows: Sequence[Ints],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+) -> list[Tensor]:
+    """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target of every row, in one forward.
+
+    Args:
+        rows: Raw ids per row [T_b], at least one token each.
+        backbone: The frozen model.
+        module: Makes surrogates; None only without rules.
+        matcher: The rules; None for the base model.
+
+    Returns:
+        Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
+
+    Raises:
+        EvaluationError: If a row is empty, rules come without a module, or a row exceeds the
+            backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+    """
+    packed = _packed(rows, backbone, module, matcher)
+    if max(len(row) for row in rows) < 2:
+        return [torch.zeros(0, dtype=torch.float64) for _ in rows]
+    layout = branch_layout(packed)
+    _check_positions(layout, backbone)
+    return _log_probs(rows, packed, layout, backbone, module)
+
+
+def _packed(
+    rows: Sequence[Ints], backbone: Backbone, module: SpanMerger | None, matcher: Matcher | None
+) -> PackedUnits:
+    if matcher is not None and len(matcher.rules) and module is None:
+        raise EvaluationError("rules need a merge module", None, "Pass one, or no rules.")
+    if not rows or min(len(row) for row in rows) == 0:
+        raise EvaluationError(
+            "every row must hold at least one token",
+            [len(row) for row in rows],
+            "Drop empty rows.",
+        )
+    cuts = [
+        (np.arange(len(row)), np.ones(len(row), dtype=np.int64))
+        if matcher is None
+        else matcher.segment(row)
+        for row in rows
+    ]
+    return pack_rows(rows, cuts, device=backbone.device)
+
+
+def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
+    columns, highest = layout.positions.shape[1], int(layout.positions.max())
+    limit = backbone.max_positions
+    if limit is not None and highest >= limit:
+        raise EvaluationError(
+            f"rows must fit the backbone's {limit} positions",
+            f"{highest + 1} positions",
+            "Cut the text into shorter windows.",
+        )
+    check_attention_window(backbone.model.config, columns)
+
+
+def _log_probs(
+    rows: Sequence[Ints],
+    packed: PackedUnits,
+    layout: BranchLayout,
+    backbone: Backbone,
+    module: SpanMerger | None,
+) -> list[Tensor]:
+    """Run the forward of a layout and score its targets."""
+    device = backbone.device
+    ids = np.zeros((len(rows), layout.units.shape[1] + 1), dtype=np.int64)
+    for b, row in enumerate(rows):
+        ids[b, : len(row)] = row
+    tokens = torch.from_numpy(ids).to(device)
+    embeddings = backbone.embed(tokens[:, :-1])
+    merged = layout.surrogate >= 0
+    branched = bool((~layout.trunk).any())
+    if module is not None and bool(merged.any()):
+        pooled = surrogates(packed.span_ids, packed.span_lengths, backbone, module)
+        embeddings[merged] = pooled[layout.surrogate[merged]]
+    # Without branches the rows are plain text: causal attention, right padding included.
+    hidden = backbone.hidden(
+        embeddings,
+        layout.mask(embeddings.dtype) if branched else None,
+        layout.positions if branched else None,
+    )
+    targets = torch.arange(layout.units.shape[1], device=device) < packed.raw_counts[:, None] - 1
+    scored = _target_log_probs(hidden[targets], tokens[:, 1:][targets], backbone)
+    return list(torch.split(scored.cpu(), [len(row) - 1 for row in rows]))
+
+
+def _target_log_probs(hidden: Tensor, targets: Tensor, backbone: Backbone) -> Tensor:
+    """Return log p(target) [R] (float64) of hidden rows [R, d]; bounded memory for the logits."""
+    rows = max(1, _HEAD_BYTES // (4 * backbone.vocab_size))
+    parts = []
+    for chunk, ids in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+        logits = backbone.head(chunk)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        chosen = wide.gather(-1, ids[:, None])[:, 0]
+        parts.append((chosen - wide.logsumexp(dim=-1)).double())
+    return torch.cat(parts)

@@ -1,0 +1,34 @@
+"""Read corpora: documents from files and data sets, token ids, fixed-length segments."""
+
+from umim_core.text.readers import BadRows, iter_documents
+from umim_core.text.sources import (
+    DocumentSource,
+    HubDataset,
+    JsonLines,
+    ParquetFiles,
+    Source,
+    TextFiles,
+    TokenIds,
+)
+from umim_core.text.tokens import (
+    MAX_TOKEN_ID,
+    iter_token_ids,
+    segments,
+    tokenize_documents,
+)
+
+__all__ = [
+    "MAX_TOKEN_ID",
+    "BadRows",
+    "DocumentSource",
+    "HubDataset",
+    "JsonLines",
+    "ParquetFiles",
+    "Source",
+    "TextFiles",
+    "TokenIds",
+    "iter_documents",
+    "iter_token_ids",
+    "segments",
+    "tokenize_documents",
+]
