@@ -12,13 +12,13 @@ import numpy as np
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import sha256_bytes, sha256_file
-from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
+from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
 from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus
 from umim_core.embedded.documents import read_documents
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
-from umim_core.text.sources import expand
+from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.text import (
     HubDataset,
     Source,
@@ -27,6 +27,7 @@ from umim_core.text import (
     iter_token_ids,
     tokenize_documents,
 )
+from umim_core.text.sources import expand
 
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
 

@@ -8,6 +8,7 @@ next one. Only packed int64 columns move. Workers import this module, so it stay
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +86,7 @@ def _blocks(ids: np.ndarray, offsets: np.ndarray) -> list[pa.Table]:
                 ),
             }
         )
-        for low, high in zip(cuts[:-1], cuts[1:], strict=True)
+        for low, high in pairwise(cuts)
     ]
 
 

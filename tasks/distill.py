@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.corpus import tokens
+from tasks.lease import ClusterLease
 from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import CURVE, TrainJob, launch
@@ -14,7 +15,12 @@ from umim_core.config import Cell, ClusterConfig, Recipe
 
 
 def distill_stage(
-    root: Path, recipe: Recipe, cell: Cell, tokenized: Artifact, filtered: Artifact
+    root: Path,
+    lease: ClusterLease,
+    recipe: Recipe,
+    cell: Cell,
+    tokenized: Artifact,
+    filtered: Artifact,
 ) -> Artifact:
     """Distil the frozen backbone into a merge module for one rule set.
 
@@ -58,7 +64,7 @@ def distill_stage(
             use_gpu=recipe.cluster.use_gpu,
             out=str(out),
         )
-        return train_on_rows(job, rows, recipe.cluster)
+        return train_on_rows(job, rows, lease)
 
     return run_stage(root, spec, build)
 
@@ -68,7 +74,7 @@ def parallelism(cluster: ClusterConfig) -> dict[str, object]:
     return {"workers": max(1, cluster.workers), "strategy": cluster.strategy}
 
 
-def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], cluster: ClusterConfig) -> Metrics:
+def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:
     """Write a job's rows below its state folder (which is not published) and run it."""
     data = Path(job.out) / "state" / "rows"
     for split, part in rows.items():
@@ -76,7 +82,7 @@ def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], cluster: ClusterCon
             data.mkdir(parents=True, exist_ok=True)
             part.save(data / split)
     placed = replace(job, train=str(data / job.train), valid=str(data / job.valid))
-    return launch(placed, cluster, Path(job.out) / "state" / "ray")
+    return launch(placed, lease)
 
 
 def read_curve(artifact: Artifact) -> list[dict[str, float]]:

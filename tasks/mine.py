@@ -8,10 +8,12 @@ import numpy as np
 
 from tasks.corpus import tokens
 from tasks.counting import count_distributed
+from tasks.lease import ClusterLease
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+from umim_core.backbone import load_tokenizer
 from umim_core.config import RulesConfig
+from umim_core.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.rules.counting import (
     ORDERS,
     NgramCounts,
@@ -22,12 +24,14 @@ from umim_core.rules.ruleset import RuleSet
 
 
 def count_stage(
-    root: Path, tokenized: Artifact, backbone: str, tau: int, segment_length: int
+    root: Path,
+    lease: ClusterLease,
+    tokenized: Artifact,
+    backbone: str,
+    tau: int,
+    segment_length: int,
 ) -> Artifact:
-    """Count the n-grams of the training split at the smallest threshold needed.
-
-    A running Ray cluster is required.
-    """
+    """Count the n-grams of the training split at the smallest threshold needed."""
     tokenizer = load_tokenizer(backbone)
     excluded = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
     spec = StageSpec(
@@ -38,6 +42,7 @@ def count_stage(
     )
 
     def build(out: Path) -> Metrics:
+        lease.ensure()
         ids, offsets = cut_segments(tokens(tokenized, "train"), segment_length)
         counts = count_distributed(ids, offsets, tau, excluded)
         for order in ORDERS:

@@ -61,9 +61,8 @@ class Artifact:
     @property
     def metrics(self) -> Metrics:
         """The numbers the stage recorded."""
-        found = self.manifest()["metrics"]
-        assert isinstance(found, dict)
-        return {str(name): float(value) for name, value in found.items()}
+        found: dict[str, float] = self.manifest()["metrics"]
+        return dict(found)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,7 @@ class DdpStrategy:
         self._optimizer = _adamw(objective, config)
         self._parameters = self._optimizer.param_groups[0]["params"]
         distributed = dist.is_initialized() and dist.get_world_size() > 1
-        self._model = (
-            nn.parallel.DistributedDataParallel(objective) if distributed else objective
-        )
+        self._model = nn.parallel.DistributedDataParallel(objective) if distributed else objective
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
         """Run the objective; DDP's hooks are armed by it."""
@@ -161,9 +159,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def load_optimizer_tensors(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Restore an AdamW's state.
 
     Raises:

@@ -153,9 +153,7 @@ def _step(
         [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
     )
     weight, num_bad, loss_sum, kl_sum = sums
-    rate = config.learning_rate * linear_warmup_decay(
-        progress.step, total, config.warmup_fraction
-    )
+    rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1
     if num_bad:
         strategy.discard(torch.nan_to_num(loss.total * 0.0))

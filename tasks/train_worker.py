@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from tasks.lease import ClusterLease
 from tasks.objectives import DistillObjective, PreferenceObjective
 from tasks.rows import TokenRows
 from tasks.strategies import make_strategy
@@ -72,13 +73,12 @@ class TrainJob:
     out: str
 
 
-def launch(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> dict[str, float]:
+def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
     """Run a job to its end.
 
     Args:
         job: What to train.
-        cluster: Number of workers (0: in this process), strategy and restarts.
-        scratch: Folder for Ray Train's own records; removed afterwards.
+        lease: The cluster; its configuration says how many workers (0: in this process).
 
     Returns:
         Steps taken, best step and score, skipped steps.
@@ -87,10 +87,11 @@ def launch(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> dict[str, fl
         ClusterError: If workers died more often than allowed.
         UmimError: What a worker raised on purpose.
     """
-    if cluster.workers == 0:
+    if lease.config.workers == 0:
         run_worker(asdict(job))
     else:
-        _launch_ray(job, cluster, scratch)
+        lease.ensure()
+        _launch_ray(job, lease.config, Path(job.out) / "state" / "ray")
     summary = json.loads((Path(job.out) / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
 

@@ -7,10 +7,8 @@ and head ([.., d] -> [.., V]); at load a probe checks that the three give the mo
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,9 +20,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, ConfigError
+from umim_core.fingerprint import model_fingerprint, special_ids, tokenizer_fingerprint
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -70,9 +68,7 @@ class Backbone:
     @property
     def embedding_weight(self) -> Tensor:
         """The input embedding matrix [V, d]."""
-        weight = self._embedding.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self._embedding.get_parameter("weight")
 
     @cached_property
     def embedding_std(self) -> float:
@@ -82,9 +78,7 @@ class Backbone:
     @property
     def head_weight(self) -> Tensor:
         """The output projection [V, d]."""
-        weight = self._head.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self._head.get_parameter("weight")
 
     @property
     def head_bias(self) -> Tensor | None:
@@ -115,8 +109,7 @@ class Backbone:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look up static embeddings: ids [...] (int64) -> [..., d]."""
-        out = self._embedding(ids)
-        assert isinstance(out, Tensor)
+        out: Tensor = self._embedding(ids)
         return out
 
     def hidden(
@@ -135,25 +128,23 @@ class Backbone:
         Returns:
             Hidden states after the final norm [B, S, d].
         """
-        out = self._trunk(
+        out: Tensor = self._trunk(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
             use_cache=False,
         ).last_hidden_state
-        assert isinstance(out, Tensor)
         return out
 
     def head(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d] to logits [..., V]."""
-        out = self._head(hidden)
-        assert isinstance(out, Tensor)
+        out: Tensor = self._head(hidden)
         return out
 
     def encode(self, text: str) -> list[int]:
         """Tokenize without special tokens."""
-        ids = self._need_tokenizer()(text, add_special_tokens=False, verbose=False)["input_ids"]
-        assert isinstance(ids, list)
+        encoding = self._need_tokenizer()(text, add_special_tokens=False, verbose=False)
+        ids: list[int] = encoding["input_ids"]
         return ids
 
     def decode(self, ids: list[int]) -> str:
@@ -161,8 +152,7 @@ class Backbone:
         text = self._need_tokenizer().decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        assert isinstance(text, str)
-        return text
+        return text if isinstance(text, str) else "".join(text)
 
     def _need_tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -170,45 +160,6 @@ class Backbone:
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
             )
         return self.tokenizer
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the ids of a tokenizer's special tokens."""
-    return frozenset(int(i) for i in tokenizer.all_special_ids)
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the SHA-256 of what decides which ids a text gets.
-
-    It covers vocabulary, merges, normaliser, pre-tokenizer and added tokens; padding, truncation
-    and the chat template are left out. Tokenizers of one size with different vocabularies differ.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        state: object = {
-            "vocab": tokenizer.get_vocab(),
-            "class": type(tokenizer).__name__,
-            "special": tokenizer.all_special_tokens,
-        }
-    else:
-        state = json.loads(backend.to_str())
-        assert isinstance(state, dict)
-        for name in ("padding", "truncation", "post_processor"):
-            state.pop(name, None)
-    return sha256_bytes(canonical_json(state).encode())
-
-
-def model_fingerprint(model: PreTrainedModel) -> str:
-    """Return the SHA-256 of a model's architecture and weights, whatever their data type now.
-
-    Weights are hashed as bfloat16, so that one model loaded as float32, bfloat16 or float64 keeps
-    its fingerprint as long as it was published in bfloat16 or wider.
-    """
-    lines = [str(model.config.model_type)]
-    for name, value in sorted(model.state_dict().items()):
-        raw = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
-        lines.append(f"{name} {tuple(value.shape)} {sha256_bytes(raw.tobytes())}")
-    return sha256_bytes("\n".join(lines).encode())
 
 
 def resolve_backbone(name: str) -> str:
@@ -224,10 +175,11 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
         BackboneError: If it cannot be loaded.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_backbone(name), revision=revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            resolve_backbone(name), revision=revision
+        )
     except (OSError, ValueError, ImportError) as error:
         raise _load_error("tokenizer", name, error) from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
 
@@ -256,8 +208,9 @@ def load_backbone(
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise _load_error("backbone", name, error) from error
+    nn.Module.to(model, device)  # in place; the override in transformers has no usable type
     return wrap_backbone(
-        model.to(device), load_tokenizer(name, revision=revision), name=name, revision=revision
+        model, load_tokenizer(name, revision=revision), name=name, revision=revision
     )
 
 
@@ -273,9 +226,10 @@ def wrap_backbone(
     Raises:
         BackboneError: If embedding, trunk and head do not give the model's own logits.
     """
-    model = model.eval().requires_grad_(False)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding is None or head is None or model.base_model is model:
+    model.train(False).requires_grad_(False)
+    # None where there is no output projection, and where there are no input embeddings
+    head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
+    if head is None or model.base_model is model:
         raise BackboneError(
             "a backbone must have input embeddings, a trunk and an output projection",
             type(model).__name__,
@@ -288,7 +242,7 @@ def wrap_backbone(
         tokenizer=tokenizer,
         fingerprint=model_fingerprint(model),
         tokenizer_fingerprint="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        _embedding=embedding,
+        _embedding=model.get_input_embeddings(),
         _trunk=model.base_model,
         _head=head,
     )

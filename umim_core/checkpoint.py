@@ -16,7 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from umim_core.artifacts import publish_directory, read_json, read_manifest, write_json, write_manifest
+from umim_core.artifacts import (
+    publish_directory,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneMismatchError, CheckpointError

@@ -30,7 +30,7 @@ class DocstringCorpus(Model):
 
     kind: Literal["docstrings"] = "docstrings"
     train_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Use only the first so many training tokens; null takes all."
+        default=None, description="Use only the first so many training tokens; null takes all."
     )
 
 
@@ -45,7 +45,7 @@ class FilesCorpus(Model):
         default_factory=dict, description="Further test corpora by name."
     )
     train_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Use only the first so many training tokens; null takes all."
+        default=None, description="Use only the first so many training tokens; null takes all."
     )
 
 
@@ -63,7 +63,7 @@ class Cell(RulesConfig):
     backbone: str
     revision: str | None = None
     positions: Literal["none", "learned"] = "none"
-    adapt: bool = Field(False, description="Also adapt this cell to the task.")
+    adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
 
 
 class TrainConfig(Model):
@@ -80,7 +80,7 @@ class TrainConfig(Model):
     validation_rows: Annotated[int, Field(ge=1, description="Validation rows at most.")] = 64
     patience: Annotated[int, Field(ge=1, description="Validations without improvement.")] = 3
     checkpoint_every: Annotated[int, Field(ge=1, description="Steps between resume states.")] = 50
-    bf16: bool = Field(True, description="Run the backbone's products in bfloat16.")
+    bf16: bool = Field(default=True, description="Run the backbone's products in bfloat16.")
     max_skipped_steps: Annotated[
         int, Field(ge=0, description="Steps skipped for NaN or infinity before the run fails.")
     ] = 5
@@ -125,7 +125,9 @@ class BenchmarkConfig(Model):
 class ClusterConfig(Model):
     """Where the work runs."""
 
-    address: str | None = Field(None, description="Ray address; null starts a local cluster.")
+    address: str | None = Field(
+        default=None, description="Ray address; null starts a local cluster."
+    )
     cpus: Annotated[int, Field(ge=1)] | None = None
     workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
     use_gpu: bool = False
@@ -155,7 +157,9 @@ class Recipe(Model):
     adapt: AdaptConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None
-    shipped: tuple[str, ...] = Field((), description="Trained checkpoints shown as extra rows.")
+    shipped: tuple[str, ...] = Field(
+        default=(), description="Trained checkpoints shown as extra rows."
+    )
     cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")

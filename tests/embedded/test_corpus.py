@@ -52,7 +52,11 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
             write_module(site / package / f"m{i}.py", rng, shared)
         write_module(site / package / "sub-1" / "x.py", rng, shared)
         write_module(site / package / "sub" / "__init__.py", rng, shared)
+        # String order is sub, sub-1, sub/deep: no depth-first walk gives it.
+        write_module(site / package / "sub" / "deep" / "x.py", rng, shared)
         write_module(site / package / "tests" / "hidden.py", rng, shared)
+    for folder in ("sub-1", "sub/deep", "sub"):
+        write_module(site / "mathy" / folder / "x.py", rng, shared)
     for i in range(4):
         write_module(site / "mathy" / f"m{i}.py", rng, shared)
         write_module(library / f"m{i}.py", rng, shared)

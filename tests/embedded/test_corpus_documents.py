@@ -67,6 +67,26 @@ def test_a_repeated_paragraph_stays_only_where_it_came_first(tmp_path: Path) -> 
     assert rows["pkg/b.py::"]["has_summary"] is False
 
 
+@pytest.mark.parametrize(("chars", "repeats"), [(60, True), (61, False)])
+def test_only_paragraphs_over_60_characters_count_as_repetitions(
+    tmp_path: Path, chars: int, repeats: bool
+) -> None:
+    again = "r" * chars
+    files = {f"{n}.py": f'"""{again}\n\n{LONG.format(n)}"""' for n in "ab"}
+    rows = train_rows(make_package(tmp_path, files), tmp_path / "out")
+    assert (again in str(rows["pkg/b.py::"]["text"])) is repeats
+
+
+@pytest.mark.parametrize(("chars", "kept"), [(120, False), (121, True)])
+def test_what_the_repetitions_leave_is_longer_than_120_characters(
+    tmp_path: Path, chars: int, kept: bool
+) -> None:
+    site = make_package(
+        tmp_path, {"a.py": f'"""{LONG}"""', "b.py": f'"""{LONG}\n\n{"y" * chars}"""'}
+    )
+    assert ("pkg/b.py::" in train_rows(site, tmp_path / "out")) is kept
+
+
 @pytest.mark.parametrize(("chars", "kept"), [(120, False), (121, True)])
 def test_documents_are_longer_than_120_characters(tmp_path: Path, chars: int, kept: bool) -> None:
     site = make_package(tmp_path, {"a.py": f'"""{"y" * chars}"""', "b.py": f'"""{LONG}"""'})

@@ -180,17 +180,25 @@ def test_long_bodies_are_cut_at_a_border(tmp_path: Path, body: str, expected: st
     assert question["context"] == expected
 
 
-def test_distractors_share_no_module_and_few_words_with_the_answer(tmp_path: Path) -> None:
+def test_distractors_come_from_other_modules(tmp_path: Path) -> None:
+    same = [{**row, "id": f"pkg/x.py::f{i}"} for i, row in enumerate(fillers(12))]
+    other = fillers(3, seed=1)
+    questions, _ = build(tmp_path, [*same, *other])
+    expected = {str(row["text"]).partition("\n\n")[0] for row in other}
+    for i in range(12):
+        question = questions[f"pkg/x.py::f{i}"]
+        assert {c for k, c in enumerate(question["choices"]) if k != question["gold"]} == expected
+
+
+def test_distractors_share_few_words_with_the_answer(tmp_path: Path) -> None:
     row = document("pkg/x.py::obj", f"Collect all the held inputs.\n\n{BODY}")
-    same_module = document("pkg/x.py::other", f"Free unrelated memory pages now.\n\n{BODY}")
     alike = [
         document(f"pkg/y{i}.py::obj", f"Collect all the held inputs {word}.\n\n{BODY}")
         for i, word in enumerate(["again", "twice", "later", "first"])
     ]
-    questions, _ = build(tmp_path, [row, same_module, *alike, *fillers(8)])
+    questions, _ = build(tmp_path, [row, *alike, *fillers(4)])
     choices = questions[str(row["id"])]["choices"]
     assert sum("Collect" in choice for choice in choices) == 1
-    assert "Free unrelated memory pages now." not in choices
 
 
 def test_one_summary_makes_one_question(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_the_literal_command(tmp_path: Path) -> None:
     assert "|arc_easy|" in done.stdout and "|piqa " in done.stdout
 
 
+@pytest.mark.full
 def test_merge_none_equals_model_hf(tmp_path: Path) -> None:
     common = ["--tasks", "arc_easy", "--limit", "20", "--log_samples", "--output_path"]
     lm_eval(

@@ -86,7 +86,7 @@ def distill_loss(
     """
     weight = backbone.head_weight.to(student.dtype)
     bias = None if backbone.head_bias is None else backbone.head_bias.to(student.dtype)
-    total, divergence = _SoftCrossEntropy.apply(
+    total, divergence = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
         student, teacher.to(student.dtype), weight, bias, chunk
     )
     return DistillLoss(total, divergence, len(student))

@@ -81,9 +81,7 @@ class DistillModel(nn.Module):
         )
 
 
-def _pad(
-    rows: Sequence[NDArray[np.integer]], device: torch.device
-) -> tuple[Tensor, Tensor | None]:
+def _pad(rows: Sequence[NDArray[np.integer]], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Right-pad rows to [B, T] ids; the mask is None when no row needs padding."""
     width = max((len(row) for row in rows), default=0)
     ids = np.zeros((len(rows), width), dtype=np.int64)

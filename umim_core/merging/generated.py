@@ -15,6 +15,7 @@ token changes its segmentation only from the first boundary on whose longest rul
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from umim_core.rules.counting import ORDERS
@@ -73,12 +74,8 @@ class GeneratedUnits:
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Merged units as (start, length) in generated tokens, in order."""
-        ends = [*self._starts[1:], len(self._ids)]
-        return tuple(
-            (start, end - start)
-            for start, end in zip(self._starts, ends, strict=True)
-            if end - start > 1
-        )
+        borders = [*self._starts, len(self._ids)]
+        return tuple((start, end - start) for start, end in pairwise(borders) if end - start > 1)
 
     @property
     def units(self) -> int:

@@ -41,9 +41,7 @@ class MergeModule(nn.Module):
         ConfigError: If the heads do not divide the size or the policy is unknown.
     """
 
-    def __init__(
-        self, hidden_size: int, num_heads: int = 4, positions: Positions = "none"
-    ) -> None:
+    def __init__(self, hidden_size: int, num_heads: int = 4, positions: Positions = "none") -> None:
         super().__init__()
         if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
             raise ConfigError(

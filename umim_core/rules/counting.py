@@ -161,6 +161,7 @@ def count_ngrams(
     offsets: Ints,
     tau: int,
     excluded: Iterable[int] = (),
+    max_order: int = ORDERS[-1],
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams that occur at least ``tau`` times, in one process.
 
@@ -169,6 +170,7 @@ def count_ngrams(
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
+        max_order: Longest order to count; longer ones are empty in the result.
 
     Returns:
         The frequent grams per order.
@@ -181,8 +183,9 @@ def count_ngrams(
     """
     check_tau(tau)
     dropped = np.unique(np.array(sorted(excluded), dtype=np.int64))
-    counts = NgramCounts({}, {}, tau)
-    for order in ORDERS:
+    none = np.zeros(0, dtype=np.int64)
+    counts = NgramCounts(dict.fromkeys(ORDERS, none), dict.fromkeys(ORDERS, none), tau)
+    for order in range(ORDERS[0], max_order + 1):
         keys, support = local_counts(ids, offsets, order, counts.keys, dropped)
         keep = support >= tau
         counts.keys[order], counts.support[order] = keys[keep], support[keep]

@@ -30,7 +30,7 @@ def pack_spans(ids: NDArray[np.integer]) -> NDArray[np.int64]:
     return keys
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]  # numba ships no types
+@numba.njit(cache=True)
 def _greedy(
     order: NDArray[np.int64],
     prefix: NDArray[np.int64],
@@ -69,9 +69,7 @@ def overlap_mask(ids: Ids, support: Counts, policy: Overlap) -> NDArray[np.bool_
     prefix, suffix = pack_spans(ids[:, :-1]), pack_spans(ids[:, 1:])
     parts, inverse = np.unique(np.concatenate([prefix, suffix]), return_inverse=True)
     ranking = np.lexsort((*ids.T[::-1], -support)).astype(np.int64)
-    mask: NDArray[np.bool_] = _greedy(
-        ranking, inverse[: len(ids)], inverse[len(ids) :], len(parts)
-    )
+    mask: NDArray[np.bool_] = _greedy(ranking, inverse[: len(ids)], inverse[len(ids) :], len(parts))
     return mask
 
 

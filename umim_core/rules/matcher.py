@@ -23,12 +23,12 @@ _EMPTY: Final = np.int64(-1)
 _njit = numba.njit(cache=True)
 
 
-@_njit  # type: ignore[untyped-decorator]  # numba ships no types
+@_njit
 def _slot(key: np.int64, shift: np.uint64) -> np.int64:
     return np.int64((np.uint64(key) * _MIX) >> shift)
 
 
-@_njit  # type: ignore[untyped-decorator]
+@_njit
 def _child(
     keys: Ints, children: NDArray[np.int32], shift: np.uint64, node: int, token: int
 ) -> np.int32:
@@ -36,12 +36,13 @@ def _child(
     slot = _slot(key, shift)
     while keys[slot] != _EMPTY:
         if keys[slot] == key:
-            return children[slot]
+            child: np.int32 = children[slot]
+            return child
         slot = (slot + 1) % keys.size
     return np.int32(-1)
 
 
-@_njit  # type: ignore[untyped-decorator]
+@_njit
 def _insert(
     ids: NDArray[np.int32],
     first: NDArray[np.int32],
@@ -74,7 +75,7 @@ def _insert(
     return used
 
 
-@_njit  # type: ignore[untyped-decorator]
+@_njit
 def _longest(
     ids: Ints,
     position: int,
@@ -101,7 +102,7 @@ def _longest(
     return best
 
 
-@_njit  # type: ignore[untyped-decorator]
+@_njit
 def _segment(
     ids: Ints,
     offsets: Ints,
@@ -118,9 +119,7 @@ def _segment(
     for row in range(offsets.size - 1):
         position = offsets[row]
         while position < offsets[row + 1]:
-            step = _longest(
-                ids, position, offsets[row + 1], first, keys, children, terminal, shift
-            )
+            step = _longest(ids, position, offsets[row + 1], first, keys, children, terminal, shift)
             starts[units] = position
             lengths[units] = step
             units += 1
@@ -144,7 +143,7 @@ class Matcher:
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
-        top = max((int(rules.ids_by_order[n].max()) for n in ORDERS if rules.counts_by_order[n]), default=0)
+        top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
         edges = sum((n - 1) * rules.counts_by_order[n] for n in ORDERS)
         bits = max(4, int(np.ceil(np.log2(max(1, edges) / _LOAD))))
         self._first = np.full(top + 1, -1, dtype=np.int32)
@@ -179,9 +178,7 @@ class Matcher:
         starts, lengths, _ = self.segment_many(ids, np.array([0, len(ids)], dtype=np.int64))
         return starts, lengths
 
-    def segment_many(
-        self, ids: NDArray[np.integer], offsets: Ints
-    ) -> tuple[Ints, Ints, Ints]:
+    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
         """Cut many sequences at once; no unit crosses a border.
 
         Args:

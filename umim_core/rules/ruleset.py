@@ -16,7 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from umim_core.artifacts import canonical_json, publish_directory, read_manifest, sha256_bytes, write_manifest
+from umim_core.artifacts import (
+    canonical_json,
+    publish_directory,
+    read_manifest,
+    sha256_bytes,
+    write_manifest,
+)
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts
 from umim_core.rules.filters import Containment, Overlap, containment_mask, filter_rules

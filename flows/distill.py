@@ -1,0 +1,17 @@
+"""Flow ``umim-distill``: a merge checkpoint for every cell of a recipe."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows import parts
+from tasks.pipeline import open_pipeline
+
+
+@flow(name="umim-distill")
+def distill(recipe: str = "embedded") -> list[str]:
+    """Mine rules and distil; return the checkpoint directories."""
+    with open_pipeline(recipe, "umim-distill") as run:
+        results = parts.mine(run, parts.prepare(run))
+        parts.distill(run, results)
+        return [str(result.settings["WT"].path / "checkpoint") for result in results]

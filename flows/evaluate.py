@@ -1,0 +1,24 @@
+"""Flow ``umim-evaluate``: alignment, perplexity and task accuracy of every cell and setting."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows import parts
+from tasks.compare import comparison_rows, record_comparison
+from tasks.comparison import comparison_table
+from tasks.pipeline import open_pipeline
+
+
+@flow(name="umim-evaluate")
+def evaluate(recipe: str = "embedded") -> str:
+    """Train what is missing and evaluate it; return the comparison table."""
+    with open_pipeline(recipe, "umim-evaluate") as run:
+        sources = parts.prepare(run)
+        results = parts.mine(run, sources)
+        parts.distill(run, results)
+        parts.adapt(run, sources, results)
+        parts.evaluate(run, sources, results)
+        rows = comparison_rows(results, [], run.recipe.seed)
+        record_comparison(run, rows)
+        return comparison_table(rows)

@@ -1,0 +1,130 @@
+"""The stages every flow is made of, in the order in which one needs the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
+from tasks.benchmark import benchmark_stage
+from tasks.compare import CellResult, ShippedResult
+from tasks.corpus import corpus_stage, task_stage, tokenize_stage
+from tasks.distill import distill_stage
+from tasks.evaluate import evaluate_stage, task_score_stage
+from tasks.mine import count_stage, filter_stage
+from tasks.pipeline import PipelineRun
+from tasks.stage import Artifact
+from umim_core.checkpoint import Checkpoint
+
+
+@dataclass
+class Sources:
+    """The corpus and, where it is made of docstrings, the task."""
+
+    corpus: Artifact
+    task: Artifact | None
+
+
+def prepare(run: PipelineRun) -> Sources:
+    """corpus, task."""
+    recipe = run.recipe
+    corpus = run.stage(corpus_stage, recipe.corpus)
+    wanted = recipe.task is not None and recipe.corpus.kind == "docstrings"
+    return Sources(corpus, run.stage(task_stage, corpus, recipe.task) if wanted else None)
+
+
+def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
+    """tokenize and count once per backbone, filter once per cell."""
+    recipe, results = run.recipe, []
+    for cell in recipe.cells:
+        tokenized = run.stage(tokenize_stage, sources.corpus, recipe.corpus, cell.backbone)
+        tau = min(c.tau for c in recipe.cells if c.backbone == cell.backbone)
+        counted = run.stage(
+            count_stage, run.lease, tokenized, cell.backbone, tau, recipe.segment_length
+        )
+        filtered = run.stage(
+            filter_stage, counted, tokenized, cell.backbone, cell, recipe.segment_length
+        )
+        results.append(CellResult(cell, tokenized, filtered))
+    return results
+
+
+def distill(run: PipelineRun, results: list[CellResult]) -> None:
+    """distill each cell."""
+    for result in results:
+        result.distilled = run.stage(
+            distill_stage, run.lease, run.recipe, result.cell, result.tokenized, result.filtered
+        )
+        result.settings["WT"] = result.distilled
+
+
+def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
+    """task rules, SFT and DPO for the cells that ask for it."""
+    config, task = run.recipe.adapt, sources.task
+    for result in results:
+        if not result.cell.adapt or config is None or task is None or result.distilled is None:
+            continue
+        rules = run.stage(
+            task_rules_stage, task, result.cell.backbone, config.rules, config.max_tokens
+        )
+        start = run.stage(with_rules_stage, result.distilled, rules)
+        tuned = run.stage(sft_stage, run.lease, run.recipe, result.cell, task, start)
+        adapted = run.stage(dpo_stage, run.lease, run.recipe, result.cell, task, tuned)
+        result.settings |= {"WT + Rules": start, "WT + FT": tuned, "Task-Adapted": adapted}
+
+
+def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
+    """alignment and perplexity per setting; task accuracy of base and of every setting."""
+    config = run.recipe.evaluate
+    for result in results:
+        for setting, artifact in result.settings.items():
+            checkpoint = artifact.path / "checkpoint"
+            result.evaluations[setting] = run.stage(
+                evaluate_stage, result.tokenized, checkpoint, config, run.recipe.segment_length
+            )
+            if sources.task is not None:
+                result.scores[setting] = run.stage(
+                    task_score_stage, sources.task, checkpoint, "context", config
+                )
+        if sources.task is not None and result.distilled is not None:
+            result.scores["base"] = run.stage(
+                task_score_stage, sources.task, result.distilled.path / "checkpoint", "none", config
+            )
+
+
+def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
+    """throughput of each cell's checkpoint."""
+    if run.recipe.benchmark is None:
+        return
+    for result in results:
+        if result.distilled is not None:
+            result.benchmark = run.stage(
+                benchmark_stage,
+                result.tokenized,
+                result.distilled.path / "checkpoint",
+                run.recipe.benchmark,
+            )
+
+
+def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
+    """The same measurements on shipped checkpoints."""
+    config, shipped = run.recipe.evaluate, []
+    for name in run.recipe.shipped:
+        backbone = Checkpoint.load(name).config.backbone
+        tokenized = run.stage(tokenize_stage, sources.corpus, run.recipe.corpus, backbone)
+        evaluation = run.stage(
+            evaluate_stage, tokenized, name, config, run.recipe.segment_length
+        )
+        result = ShippedResult(name, evaluation)
+        if sources.task is not None:
+            result.scores["WT"] = run.stage(
+                task_score_stage, sources.task, name, "context", config
+            )
+            result.scores["base"] = run.stage(
+                task_score_stage, sources.task, name, "none", config
+            )
+        if run.recipe.benchmark is not None:
+            result.benchmark = run.stage(
+                benchmark_stage, tokenized, name, run.recipe.benchmark
+            )
+        shipped.append(result)
+    return shipped

@@ -1,0 +1,205 @@
+"""Stages ``task-rules``, ``with-rules``, ``sft`` and ``dpo``: adaptation to the embedded task.
+
+    task rules   bigrams of the training questions, threshold only
+    WT + Rules   the base module with the task's rules, not trained
+    WT + FT      distilled further on task sequences (context + right answer), context merged
+    Task-Adapted preference training from there, context merged
+
+Source: paper, "Task Adaptation with SFT and RL"; the task is treated as the paper treats ARC.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.distill import parallelism, train_on_rows
+from tasks.lease import ClusterLease
+from tasks.rows import TokenRows
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.train_worker import TrainJob, launch
+from umim_core.adaptation.choices import (
+    DOCSTRING_PROMPT,
+    TaskSequence,
+    mining_segments,
+    read_questions,
+    task_sequences,
+)
+from umim_core.backbone import Backbone, load_backbone, load_tokenizer, special_ids
+from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.ruleset import RuleSet
+
+_TASK_ORDER = 2  # task rules are bigrams
+
+
+def task_rules_stage(
+    root: Path, task: Artifact, backbone: str, rules: RulesConfig, max_tokens: int
+) -> Artifact:
+    """Mine bigrams of the training questions' contexts; the artifact holds ``rules``."""
+    tokenizer = load_tokenizer(backbone)
+    spec = StageSpec(
+        "task-rules",
+        1,
+        {**rules.model_dump(), "max_tokens": max_tokens, "tokenizer": fingerprint_of(tokenizer)},
+        {"task": task.digest},
+    )
+
+    def build(out: Path) -> Metrics:
+        def encode(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+        sequences = task_sequences(
+            read_questions(task.path / "train.jsonl"),
+            encode,
+            prompt=DOCSTRING_PROMPT,
+            max_length=max_tokens,
+            merge="context",
+        )
+        ids, offsets = mining_segments(sequences, "context")
+        counts = count_ngrams(ids, offsets, rules.tau, special_ids(tokenizer), _TASK_ORDER)
+        mined = RuleSet.from_counts(
+            counts,
+            overlap=rules.overlap,
+            containment=rules.containment,
+            tokenizer_fingerprint=fingerprint_of(tokenizer),
+            corpus_digest=task.digest,
+        )
+        (out / "rules").mkdir()
+        mined.write(out / "rules")
+        return {f"rules_{n}": float(count) for n, count in mined.counts_by_order.items()}
+
+    return run_stage(root, spec, build)
+
+
+def with_rules_stage(root: Path, distilled: Artifact, task_rules: Artifact) -> Artifact:
+    """Give a trained module other rules (``WT + Rules``); the artifact holds ``checkpoint``."""
+    spec = StageSpec(
+        "with-rules", 1, {}, {"checkpoint": distilled.digest, "rules": task_rules.digest}
+    )
+
+    def build(out: Path) -> Metrics:
+        base = Checkpoint.load(distilled.path / "checkpoint")
+        rules = RuleSet.load(
+            task_rules.path / "rules", tokenizer_fingerprint=base.config.tokenizer_fingerprint
+        )
+        (out / "checkpoint").mkdir()
+        Checkpoint(base.config, base.module, rules).write(out / "checkpoint")
+        return {}
+
+    return run_stage(root, spec, build)
+
+
+def sft_stage(
+    root: Path, lease: ClusterLease, recipe: Recipe, cell: Cell, task: Artifact, start: Artifact
+) -> Artifact:
+    """Distil further on task sequences, from ``start`` with its rules (``WT + FT``)."""
+    adapt = _adapt(recipe)
+    spec = _spec("sft", recipe, cell, adapt.sft.model_dump(), adapt.max_tokens, task, start)
+
+    def build(out: Path) -> Metrics:
+        backbone = load_backbone(cell.backbone, revision=cell.revision)
+        rows = {
+            split: _rows(task.path / f"{split}.jsonl", backbone, adapt.max_tokens)
+            for split in ("train", "valid")
+        }
+        job = _job("distill", recipe, cell, start, out, adapt.sft.model_dump())
+        return train_on_rows(job, rows, lease)
+
+    return run_stage(root, spec, build)
+
+
+def dpo_stage(
+    root: Path, lease: ClusterLease, recipe: Recipe, cell: Cell, task: Artifact, start: Artifact
+) -> Artifact:
+    """Train preferences between answers, from ``start`` (``Task-Adapted`` after SFT)."""
+    adapt = _adapt(recipe)
+    spec = _spec("dpo", recipe, cell, adapt.dpo.model_dump(), adapt.max_tokens, task, start)
+
+    def build(out: Path) -> Metrics:
+        job = _job(
+            "preference",
+            recipe,
+            cell,
+            start,
+            out,
+            adapt.dpo.model_dump(),
+            train=str(task.path / "train.jsonl"),
+            valid=str(task.path / "valid.jsonl"),
+        )
+        return launch(job, lease)
+
+    return run_stage(root, spec, build)
+
+
+def _adapt(recipe: Recipe) -> AdaptConfig:
+    assert recipe.adapt is not None  # the recipe's own validator saw to it
+    return recipe.adapt
+
+
+def _spec(
+    name: str,
+    recipe: Recipe,
+    cell: Cell,
+    train: dict[str, object],
+    max_tokens: int,
+    task: Artifact,
+    start: Artifact,
+) -> StageSpec:
+    return StageSpec(
+        name,
+        1,
+        {
+            "backbone": cell.backbone,
+            "revision": cell.revision,
+            "train": train,
+            "max_tokens": max_tokens,
+            "seed": recipe.seed,
+            **parallelism(recipe.cluster),
+        },
+        {"task": task.digest, "start": start.digest},
+        resumable=True,
+    )
+
+
+def _job(
+    objective: str,
+    recipe: Recipe,
+    cell: Cell,
+    start: Artifact,
+    out: Path,
+    config: dict[str, object],
+    train: str = "train",
+    valid: str = "valid",
+) -> TrainJob:
+    return TrainJob(
+        objective="preference" if objective == "preference" else "distill",
+        backbone=cell.backbone,
+        revision=cell.revision,
+        rules=str(start.path / "checkpoint" / "rules"),
+        train=train,
+        valid=valid,
+        start=str(start.path / "checkpoint"),
+        positions=cell.positions,
+        max_tokens=_adapt(recipe).max_tokens,
+        seed=recipe.seed,
+        config=config,
+        strategy=recipe.cluster.strategy,
+        use_gpu=recipe.cluster.use_gpu,
+        out=str(out),
+    )
+
+
+def _rows(path: Path, backbone: Backbone, max_tokens: int) -> TokenRows:
+    sequences: list[TaskSequence] = task_sequences(
+        read_questions(path),
+        backbone.encode,
+        prompt=DOCSTRING_PROMPT,
+        max_length=max_tokens,
+        merge="context",
+    )
+    return TokenRows.of_rows(
+        [sequence.ids.tolist() for sequence in sequences],
+        [sequence.mergeable for sequence in sequences],
+    )

@@ -1,0 +1,131 @@
+"""The comparison: one row per cell and setting, from the artifacts that measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tasks.comparison import COMPARISON_METRICS, Accuracy, ComparisonRow
+from tasks.pipeline import PipelineRun
+from tasks.stage import Artifact
+from umim_core.artifacts import canonical_json, sha256_bytes
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import Cell
+
+BASE_SETTING = "WT"
+
+
+@dataclass
+class CellResult:
+    """Everything one cell led to.
+
+    Attributes:
+        cell: Backbone, rules and module variant.
+        tokenized: Token ids.
+        filtered: Rules.
+        distilled: Trained checkpoint; None before training.
+        settings: Artifact with a ``checkpoint`` per adaptation setting.
+        evaluations: Alignment and perplexity per setting.
+        scores: Task accuracy per setting, with "base".
+        benchmark: Throughput.
+    """
+
+    cell: Cell
+    tokenized: Artifact
+    filtered: Artifact
+    distilled: Artifact | None = None
+    settings: dict[str, Artifact] = field(default_factory=dict)
+    evaluations: dict[str, Artifact] = field(default_factory=dict)
+    scores: dict[str, Artifact] = field(default_factory=dict)
+    benchmark: Artifact | None = None
+
+
+@dataclass
+class ShippedResult:
+    """What was measured on a checkpoint that this run did not train."""
+
+    name: str
+    evaluation: Artifact
+    scores: dict[str, Artifact] = field(default_factory=dict)
+    benchmark: Artifact | None = None
+
+
+def comparison_rows(
+    cells: list[CellResult], shipped: list[ShippedResult], seed: int
+) -> list[ComparisonRow]:
+    """Return one row per cell and setting that was evaluated, shipped checkpoints last."""
+    rows = [
+        ComparisonRow(
+            backbone=result.cell.backbone,
+            tau=result.cell.tau,
+            setting=setting,
+            overlap=result.cell.overlap,
+            containment=result.cell.containment,
+            positions=result.cell.positions,
+            seed=seed,
+            metrics=_metrics(
+                evaluation, result.benchmark if setting == BASE_SETTING else None
+            ),
+            accuracies=_accuracies(result.scores),
+        )
+        for result in cells
+        for setting, evaluation in result.evaluations.items()
+    ]
+    return rows + [_shipped_row(result) for result in shipped]
+
+
+def _shipped_row(result: ShippedResult) -> ComparisonRow:
+    checkpoint = Checkpoint.load(result.name)
+    rules = checkpoint.rules
+    seed = checkpoint.config.training.get("seed")
+    return ComparisonRow(
+        backbone=checkpoint.config.backbone,
+        tau=rules.tau,
+        setting=BASE_SETTING,
+        overlap=rules.overlap,
+        containment=rules.containment,
+        positions=checkpoint.config.positions,
+        seed=seed if isinstance(seed, int) else None,
+        source="shipped",
+        metrics=_metrics(result.evaluation, result.benchmark),
+        accuracies=_accuracies(result.scores),
+    )
+
+
+def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, float | None]:
+    found: Mapping[str, float] = evaluation.metrics
+    metrics: dict[str, float | None] = {
+        name: value
+        for name, value in found.items()
+        if name in COMPARISON_METRICS or name.startswith(("ppl_base_ood_", "ppl_umim_ood_"))
+    }
+    if benchmark is not None:
+        for name in ("prefill_speedup", "decode_speedup"):
+            metrics[name] = benchmark.metrics.get(name)
+    return metrics
+
+
+def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:
+    return {
+        setting: Accuracy(
+            value=score.metrics["acc_tok"],
+            stderr=score.metrics["acc_tok_stderr"],
+            token_reduction=score.metrics.get("context_token_reduction", 0.0),
+        )
+        for setting, score in scores.items()
+    }
+
+
+def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
+    """Write each row as one flat MLflow run; equal rows are found, not added."""
+    for row in rows:
+        key = sha256_bytes(
+            canonical_json([run.run_id, row.source, row.params(), row.measured()]).encode()
+        )
+        run.tracker.comparison_run(
+            key,
+            row.params(),
+            row.measured(),
+            pipeline=run.run_id,
+            tags={"umim.source": row.source},
+        )

@@ -1,0 +1,117 @@
+"""Stages ``evaluate`` (alignment, perplexity) and ``task-score`` (accuracy through lm-eval)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from tasks.corpus import out_of_domain, tokens
+from tasks.rows import TokenRows
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.artifacts import directory_digest
+from umim_core.backbone import Backbone, load_backbone
+from umim_core.checkpoint import Checkpoint, resolve_checkpoint
+from umim_core.config import EvaluateConfig
+from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.multiple_choice import evaluate_task
+from umim_core.evaluation.perplexity import perplexity
+from umim_core.rules.matcher import Matcher
+
+
+def evaluate_stage(
+    root: Path,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: EvaluateConfig,
+    segment_length: int,
+) -> Artifact:
+    """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
+
+    Args:
+        root: Artifact root.
+        tokenized: Token ids of the test splits.
+        checkpoint: Checkpoint directory or embedded name.
+        config: How many rows.
+        segment_length: Tokens per row L.
+    """
+    directory = resolve_checkpoint(checkpoint)
+    spec = StageSpec(
+        "evaluate",
+        1,
+        {**config.model_dump(exclude={"task_questions"}), "segment_length": segment_length},
+        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+    )
+
+    def build(_: Path) -> Metrics:
+        loaded = Checkpoint.load(directory)
+        backbone = load_backbone(loaded.config.backbone, revision=loaded.config.backbone_revision)
+        loaded.check_backbone(backbone)
+        matcher = Matcher(loaded.rules)
+
+        def rows(split: str, count: int) -> list[np.ndarray]:
+            cut = TokenRows.of_segments(tokens(tokenized, split), segment_length).take(count)
+            return [cut.row(index) for index in range(len(cut))]
+
+        metrics = evaluate_alignment(
+            rows("test", config.alignment_rows),
+            backbone,
+            loaded.module,
+            matcher,
+            config.batch_size,
+        ).metrics()
+        for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized))):
+            suffix = "" if split == "test" else f"_{split}"
+            part = rows(split, config.perplexity_rows)
+            metrics |= _perplexities(part, backbone, loaded, matcher, suffix, config.batch_size)
+        return metrics
+
+    return run_stage(root, spec, build)
+
+
+def _perplexities(
+    rows: list[np.ndarray],
+    backbone: Backbone,
+    checkpoint: Checkpoint,
+    matcher: Matcher,
+    suffix: str,
+    batch_size: int,
+) -> Metrics:
+    base = perplexity(rows, backbone, None, None, batch_size)
+    ours = perplexity(rows, backbone, checkpoint.module, matcher, batch_size)
+    return {
+        f"ppl_base{suffix}": base.ppl,
+        f"ppl_umim{suffix}": ours.ppl,
+        f"ppl_token_reduction{suffix}": ours.token_reduction,
+    }
+
+
+def task_score_stage(
+    root: Path,
+    task: Artifact,
+    checkpoint: Path | str,
+    merge: Literal["context", "none"],
+    config: EvaluateConfig,
+) -> Artifact:
+    """Measure accuracy on the embedded task; ``merge="none"`` is the base model.
+
+    The base model's score does not depend on the module, so its key holds the backbone alone and
+    every checkpoint of that backbone finds the same result.
+    """
+    directory = resolve_checkpoint(checkpoint)
+    loaded = Checkpoint.load(directory)
+    source = loaded.config.backbone_fingerprint if merge == "none" else directory_digest(directory)
+    spec = StageSpec(
+        "task-score",
+        1,
+        {"merge": merge, "questions": config.task_questions},
+        {"task": task.digest, "model": source},
+    )
+
+    def build(_: Path) -> Metrics:
+        return evaluate_task(
+            loaded, merge=merge, data=task.path, limit=config.task_questions
+        ).metrics()
+
+    return run_stage(root, spec, build)

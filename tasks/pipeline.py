@@ -1,0 +1,198 @@
+"""One pipeline run: where artifacts lie, which MLflow run they belong to, how a stage is started.
+
+Flows read as a table of contents because everything around a stage is here: the Prefect task, the
+cluster lease, the MLflow run of the stage.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
+from prefect.states import State
+
+from tasks.cluster import CHECKOUT
+from tasks.distill import read_curve
+from tasks.lease import ClusterLease
+from tasks.stage import Artifact
+from tasks.tracker import PREFECT_TAG, Tracker
+from tasks.train_worker import CURVE
+from umim_core.artifacts import canonical_json, sha256_bytes
+from umim_core.config import Recipe, load_recipe
+from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
+
+logger = logging.getLogger("umim.pipeline")
+RECIPES = CHECKOUT / "infra" / "recipes"
+P = ParamSpec("P")
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Recipe:
+    """Load a recipe by name, or by path when it ends in ``.yaml``.
+
+    Raises:
+        ConfigError: If there is none of that name, or it breaks a rule.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return load_recipe(Path(name))
+    if name not in recipe_names():
+        raise ConfigError(
+            f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
+            name,
+            "`python -m flows recipes` describes them.",
+        )
+    return load_recipe(RECIPES / f"{name}.yaml")
+
+
+def artifact_root() -> Path:
+    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout."""
+    return Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim").resolve()
+
+
+@dataclass
+class PipelineRun:
+    """An open pipeline run.
+
+    Attributes:
+        recipe: What is run.
+        root: Artifact root.
+        lease: The Ray cluster, started on first need.
+        tracker: MLflow.
+        run_id: MLflow run of the pipeline.
+        artifacts: Stages finished so far, in order.
+    """
+
+    recipe: Recipe
+    root: Path
+    lease: ClusterLease
+    tracker: Tracker
+    run_id: str
+    artifacts: list[Artifact] = field(default_factory=list)
+
+    def stage(
+        self,
+        function: Callable[Concatenate[Path, P], Artifact],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Artifact:
+        """Run one stage as a Prefect task and record it in MLflow.
+
+        Args:
+            function: A stage function; it gets the artifact root first.
+            args: Its further arguments.
+            kwargs: Its further named arguments.
+
+        Returns:
+            The stage's artifact, built or found.
+        """
+        name = function.__name__.removesuffix("_stage").replace("_", "-")
+        started = task(
+            function,
+            name=name,
+            task_run_name=name,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=1,
+            retry_condition_fn=_worth_a_retry,
+        )
+        artifact: Artifact = started(self.root, *args, **kwargs)
+        self.artifacts.append(artifact)
+        self._record(artifact)
+        return artifact
+
+    def _record(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest()
+        facts = manifest["facts"]
+        assert isinstance(facts, dict)
+        curve = read_curve(artifact) if (artifact.path / CURVE).is_file() else []
+        names = sorted({name for row in curve for name in row if name != "step"})
+        checkpoint = artifact.path / "checkpoint"
+        stage_run = self.tracker.stage_run(
+            self.run_id,
+            artifact.stage,
+            artifact.key,
+            {"config": manifest["config"], "inputs": manifest["inputs"]},
+            {**artifact.metrics, "seconds": float(facts["seconds"])},
+            {
+                name: [(int(row["step"]), row[name]) for row in curve if name in row]
+                for name in names
+            },
+            tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
+        )
+        if artifact.stage == "distill" and artifact.executed:
+            config = manifest["config"]
+            assert isinstance(config, dict)
+            self.tracker.register_checkpoint(str(config["backbone"]), checkpoint, stage_run)
+
+    def executed(self) -> list[str]:
+        """Return the names of the stages that were built rather than found."""
+        return [artifact.stage for artifact in self.artifacts if artifact.executed]
+
+
+@contextmanager
+def open_pipeline(recipe_name: str, flow_name: str) -> Iterator[PipelineRun]:
+    """Open a pipeline run: recipe, root, cluster lease and MLflow parent run.
+
+    Args:
+        recipe_name: Recipe name or path.
+        flow_name: Name of the flow, part of the run's identity.
+
+    Yields:
+        The run; it is closed as finished or failed at the end.
+    """
+    recipe = find_recipe(recipe_name)
+    root = artifact_root()
+    tracker = Tracker(root=root)
+    key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
+    tags = {"umim.recipe": recipe.name, "umim.flow": flow_name}
+    url = _prefect_url()
+    if FlowRunContext.get() is not None and flow_run.id:
+        tags[PREFECT_TAG] = url or str(flow_run.id)
+    note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
+    run_id = tracker.pipeline_run(
+        key,
+        recipe.model_dump(mode="json"),
+        tags,
+        name=f"{flow_name} {recipe.name}",
+        description=note.strip(),
+    )
+    with ClusterLease(recipe.cluster) as lease:
+        run = PipelineRun(recipe, root, lease, tracker, run_id)
+        try:
+            yield run
+        except BaseException:
+            tracker.finish(run_id, "FAILED")
+            raise
+    tracker.finish(run_id)
+    names = run.executed()
+    logger.info(
+        "%d stages, %d executed%s",
+        len(run.artifacts),
+        len(names),
+        f": {', '.join(names)}" if names else "",
+    )
+
+
+def _prefect_url() -> str | None:
+    url = flow_run.ui_url if FlowRunContext.get() is not None else None
+    return str(url) if url else None
+
+
+def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:
+    """Retry what may pass (a lost node, a server away), not what a person must mend."""
+    error = state.data
+    return isinstance(error, ClusterError | TrackingError) or not isinstance(error, UmimError)

@@ -1,0 +1,304 @@
+"""Token-level perplexity: the paper's listing as oracle, the worked layout, and negative controls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.errors import EvaluationError, GenerationError, NumericalError
+from umim_core.evaluation.perplexity import perplexity, token_log_probs, windows
+from umim_core.merging import likelihood
+from umim_core.merging.compress import pack_rows
+from umim_core.merging.likelihood import BranchLayout, branch_layout
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+VOCAB = 9
+LLAMA_LIKE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
+    "llama-tied": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=True),
+    "qwen2": lambda: Qwen2Config(**LLAMA_LIKE),
+    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=64),
+    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt-neo": lambda: GPTNeoConfig(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=64,
+        max_position_embeddings=64,
+    ),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    ),
+}
+# transformers computes GPT-Neo's scores, and the softmax of Llama-like eager attention, in float32.
+MATRIX = [
+    pytest.param(name, dtype, attention, tolerance, id=f"{name}-{attention}-{str(dtype)[6:]}")
+    for name, attention, exact in (
+        *((name, "sdpa", True) for name in CONFIGS if name != "gpt-neo"),
+        ("gpt2", "eager", True),
+        ("llama", "eager", False),
+        ("gpt-neo", "eager", False),
+    )
+    for dtype, tolerance in ((torch.float64, 1e-10 if exact else 1e-5), (torch.float32, 1e-5))
+]
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
+    config = CONFIGS[name]()
+    config.vocab_size = VOCAB
+    config.initializer_range = 0.2
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return wrap_backbone(model.to(dtype), None)
+
+
+def module_for(backbone: Backbone) -> MergeModule:
+    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
+    module.initialise(0.2, torch.Generator().manual_seed(1))
+    return module.eval().requires_grad_(False)
+
+
+def random_rules(seed: int = 0) -> Matcher:
+    rng = np.random.default_rng(seed)
+    spans = {tuple(rng.integers(0, VOCAB, rng.integers(2, 5)).tolist()) for _ in range(60)}
+    return Matcher(RuleSet.from_spans(spans | {(0, 1, 2, 3)}))
+
+
+def random_rows(seed: int = 0) -> list[np.ndarray]:
+    """Rows of 1 to 30 tokens; one starts with a merged span, one is a merged span."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, VOCAB, length) for length in (30, 1, 2, 17, 24)]
+    return [*rows, np.array([0, 1, 2, 3, *rng.integers(0, VOCAB, 9)]), np.array([0, 1, 2, 3])]
+
+
+@torch.no_grad()
+def listing(
+    ids: np.ndarray, matcher: Matcher, module: MergeModule, backbone: Backbone
+) -> dict[int, float]:
+    """The paper's two-stage listing, line by line: raw target position -> log-probability."""
+    starts, lengths = matcher.segment(ids)
+    elements = [tuple(ids[s : s + n].tolist()) for s, n in zip(starts, lengths, strict=True)]
+
+    def embed(element: tuple[int, ...]) -> Tensor:
+        tokens = backbone.embed(torch.tensor(element))
+        return tokens if len(element) == 1 else module(tokens[None], torch.tensor([len(element)]))
+
+    def log_probs(context: list[tuple[int, ...]]) -> Tensor:
+        inputs = torch.cat([embed(element) for element in context])[None]
+        return backbone.model(inputs_embeds=inputs).logits[0].log_softmax(-1)
+
+    scores: dict[int, float] = {}
+    if len(elements) > 1:
+        main = log_probs(elements[:-1])
+        for position, element in enumerate(elements[1:]):
+            scores[int(starts[position + 1])] = float(main[position, element[0]])
+    for index, element in enumerate(elements):
+        for offset in range(1, len(element)):
+            context = elements[:index] + [(token,) for token in element[:offset]]
+            scores[int(starts[index]) + offset] = float(log_probs(context)[-1, element[offset]])
+    assert sorted(scores) == list(range(1, len(ids)))
+    return scores
+
+
+def expected(ids: np.ndarray, *parts: object) -> Tensor:
+    scores = listing(ids, *parts)  # type: ignore[arg-type]  # matcher, module, backbone
+    return torch.tensor([scores[t] for t in range(1, len(ids))], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "dtype", "attention", "tolerance"), MATRIX)
+def test_every_target_equals_the_papers_listing(
+    name: str, dtype: torch.dtype, attention: str, tolerance: float
+) -> None:
+    backbone = build(name, dtype, attention)
+    module, matcher, rows = module_for(backbone), random_rules(), random_rows()
+    scored = token_log_probs(rows, backbone, module, matcher)
+    assert any(matcher.segment(row)[1].max() == 4 for row in rows)
+    for row, ours in zip(rows, scored, strict=True):
+        theirs = expected(row, matcher, module, backbone)
+        assert ours.shape == theirs.shape and ours.dtype == torch.float64
+        assert torch.allclose(ours, theirs, rtol=0, atol=tolerance)
+
+
+def test_layout_of_the_worked_example() -> None:
+    # a b c d e with the rule (b, c, d)
+    packed = pack_rows([np.arange(5)], [(np.array([0, 1, 4]), np.array([1, 3, 1]))])
+    layout = branch_layout(packed)
+    assert layout.trunk.tolist() == [[True, False, False, True]]
+    assert layout.positions.tolist() == [[0, 1, 2, 1]]
+    assert layout.surrogate.tolist() == [[-1, -1, -1, 0]]
+    assert (layout.mask(torch.float32)[0, 0] == 0).int().tolist() == [
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, 0, 0, 1],
+    ]
+
+
+def shift_branches(layout: BranchLayout) -> BranchLayout:
+    return replace(layout, positions=layout.positions + (~layout.trunk).long())
+
+
+def restart_branches(layout: BranchLayout) -> BranchLayout:
+    return replace(layout, positions=torch.where(layout.trunk, layout.positions, layout.units))
+
+
+def number_columns(layout: BranchLayout) -> BranchLayout:
+    columns = torch.arange(layout.positions.shape[1])
+    return replace(layout, positions=columns.expand_as(layout.positions))
+
+
+def show_branches_to_the_trunk(layout: BranchLayout) -> BranchLayout:
+    return replace(layout, trunk=torch.ones_like(layout.trunk))
+
+
+def raw_instead_of_surrogates(layout: BranchLayout) -> BranchLayout:
+    return replace(layout, surrogate=torch.full_like(layout.surrogate, -1))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        shift_branches,
+        restart_branches,
+        number_columns,
+        show_branches_to_the_trunk,
+        raw_instead_of_surrogates,
+    ],
+)
+def test_a_wrong_layout_misses_the_listing(
+    name: str, fault: Callable[[BranchLayout], BranchLayout]
+) -> None:
+    backbone = build(name)
+    module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
+    packed = pack_rows(rows, [matcher.segment(row) for row in rows])
+    theirs = expected(rows[0], matcher, module, backbone)
+
+    def error(layout: BranchLayout) -> float:
+        with torch.no_grad():
+            (ours,) = likelihood._log_probs(rows, packed, layout, backbone, module)
+        return float((ours - theirs).abs().max())
+
+    right = branch_layout(packed)
+    assert error(right) < 1e-10
+    assert error(fault(right)) > 1e-4
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_the_base_model_scores_plain_text(name: str) -> None:
+    backbone = build(name, attention="eager")
+    rows = random_rows()
+    for row, ours in zip(rows, token_log_probs(rows, backbone, None, None), strict=True):
+        logits = backbone.model(input_ids=torch.tensor(row)[None]).logits[0, :-1].double()
+        theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_empty_rules_equal_the_base_model_bit_for_bit() -> None:
+    backbone, rows = build("llama", torch.float32), random_rows()
+    base = token_log_probs(rows, backbone, None, None)
+    empty = token_log_probs(rows, backbone, None, Matcher(RuleSet.from_spans([])))
+    assert all(torch.equal(a, b) for a, b in zip(base, empty, strict=True))
+
+
+def test_the_head_in_chunks_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
+    module = module_for(backbone)
+    whole = token_log_probs(rows, backbone, module, matcher)
+    monkeypatch.setattr(likelihood, "_HEAD_BYTES", 4 * VOCAB * 3)  # three rows at a time
+    parts = token_log_probs(rows, backbone, module, matcher)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(whole, parts, strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_perplexity_sums_over_all_raw_targets(batch_size: int) -> None:
+    backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
+    module = module_for(backbone)
+    theirs = torch.cat([expected(row, matcher, module, backbone) for row in rows])
+    result = perplexity(rows, backbone, module, matcher, batch_size)
+    raw, units = sum(map(len, rows)), sum(len(matcher.segment(row)[0]) for row in rows)
+    assert result.targets == raw - len(rows)
+    assert result.ppl == pytest.approx(math.exp(-theirs.mean()), rel=1e-10)
+    assert result.nll_sum == pytest.approx(-float(theirs.sum()), rel=1e-10)
+    assert result.token_reduction == (raw - units) / raw > 0
+
+
+def test_windows_drop_the_remainder() -> None:
+    assert [window.tolist() for window in windows(np.arange(7), 3)] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(EvaluationError, match="at least two tokens"):
+        next(windows(np.arange(7), 1))
+
+
+def test_a_row_of_one_token_has_no_target() -> None:
+    backbone = build("gpt2")
+    (scores,) = token_log_probs([np.array([1])], backbone, None, None)
+    assert scores.shape == (0,)
+    with pytest.raises(EvaluationError, match="at least one target"):
+        perplexity([np.array([1])], backbone, None, None)
+
+
+def test_bad_rows_are_refused() -> None:
+    backbone = build("gpt2")
+    with pytest.raises(EvaluationError, match="at least one token"):
+        token_log_probs([np.array([1, 2]), np.array([], dtype=np.int64)], backbone, None, None)
+    with pytest.raises(EvaluationError, match="64 positions; got 65"):
+        token_log_probs([np.ones(66, dtype=np.int64)], backbone, None, None)
+    with pytest.raises(EvaluationError, match="merge module"):
+        token_log_probs([np.array([1, 2])], backbone, None, random_rules())
+    with pytest.raises(EvaluationError, match="batch_size"):
+        perplexity([np.array([1, 2])], backbone, None, None, batch_size=0)
+
+
+def test_rows_beyond_a_local_window_are_refused() -> None:
+    config = GPTNeoConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_layers=1,
+        num_heads=2,
+        attention_types=[[["local"], 1]],
+        window_size=8,
+    )
+    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
+    with pytest.raises(GenerationError, match="up to their window"):
+        token_log_probs([np.ones(10, dtype=np.int64)], backbone, None, None)
+
+
+def test_weights_that_are_not_finite_are_reported() -> None:
+    backbone, matcher = build("gpt2"), random_rules()
+    module = module_for(backbone)
+    module.norm_o.weight.fill_(math.nan)
+    with pytest.raises(NumericalError, match="finite"):
+        perplexity([np.array([0, 1, 2, 3, 5])], backbone, module, matcher)
