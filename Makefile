@@ -23,9 +23,9 @@ export DO_NOT_TRACK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 
-# First interpreter that runs and is 3.11 or 3.12, which lock.txt covers.
+# First interpreter that runs and is 3.11 or 3.12, which lock.txt covers; PYTHON=... names one.
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))
-FIND_PYTHON = for p in $(PYTHON) python3.11 python3.12 python3 python; do \
+FIND_PYTHON = for p in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
 	if "$$p" -c '$(SUPPORTED)' 2>/dev/null; then echo "$$p"; break; fi; done
 
 .PHONY: help env demo test test-full lint types lock clean
@@ -56,7 +56,7 @@ types: env ## Check the types of umim_core, strictly
 $(DEPENDENCIES): $(LOCKS)
 	@python="$$($(FIND_PYTHON))"; \
 	if [ -z "$$python" ]; then \
-		echo "error: Python 3.11 or 3.12 is needed and was not found on PATH." >&2; \
+		echo "error: Python 3.11 or 3.12 is needed; found none as: $(or $(PYTHON),python3.11 python3.12 python3 python)." >&2; \
 		echo "Install one (with its venv module) or name it: make env PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi; \

@@ -17,12 +17,16 @@ from ray.data import DataContext
 
 from umim_core.rules.counting import ORDERS, NgramCounts, add_counts, local_counts
 
-_BLOCK_TOKENS = 1 << 21
+BLOCK_TOKENS = 1 << 21
 _PARTITIONS_PER_CPU = 2
 
 
 def count_distributed(
-    ids: np.ndarray, offsets: np.ndarray, tau: int, excluded: np.ndarray
+    ids: np.ndarray,
+    offsets: np.ndarray,
+    tau: int,
+    excluded: np.ndarray,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams on the running Ray cluster.
 
@@ -31,13 +35,14 @@ def count_distributed(
         offsets: Segment borders [num_segments + 1] (int64).
         tau: Least count.
         excluded: Ids that take part in no gram, sorted.
+        block_tokens: Tokens of a block, about; a block holds whole segments.
 
     Returns:
         The same as :func:`umim_core.rules.counting.count_ngrams`, whatever the block sizes.
     """
     DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    blocks = _blocks(ids, offsets)
+    blocks = _blocks(ids, offsets, block_tokens)
     partitions = max(1, int(ray.cluster_resources().get("CPU", 1))) * _PARTITIONS_PER_CPU
     counts = NgramCounts({}, {}, tau)
     for order in ORDERS:
@@ -69,11 +74,11 @@ def count_distributed(
     return counts
 
 
-def _blocks(ids: np.ndarray, offsets: np.ndarray) -> list[pa.Table]:
-    """Cut the corpus into one-row tables of whole segments, at most about 2 M tokens each."""
+def _blocks(ids: np.ndarray, offsets: np.ndarray, size: int) -> list[pa.Table]:
+    """Cut the corpus into one-row tables of whole segments, about ``size`` tokens each."""
     cuts = [0]
     for border in range(1, len(offsets)):
-        if offsets[border] - offsets[cuts[-1]] >= _BLOCK_TOKENS:
+        if offsets[border] - offsets[cuts[-1]] >= size:
             cuts.append(border)
     if cuts[-1] != len(offsets) - 1:
         cuts.append(len(offsets) - 1)

@@ -11,6 +11,7 @@ from tasks.lease import ClusterLease
 from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import CURVE, TrainJob, launch
+from umim_core.artifacts import publish_directory
 from umim_core.config import Cell, ClusterConfig, Recipe
 
 
@@ -78,9 +79,8 @@ def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease
     """Write a job's rows below its state folder (which is not published) and run it."""
     data = Path(job.out) / "state" / "rows"
     for split, part in rows.items():
-        if not (data / split / "merge_until.npy").exists():
-            data.mkdir(parents=True, exist_ok=True)
-            part.save(data / split)
+        if not (data / split).exists():  # a killed attempt leaves whole rows or none
+            publish_directory(data / split, part.save)
     placed = replace(job, train=str(data / job.train), valid=str(data / job.valid))
     return launch(placed, lease)
 

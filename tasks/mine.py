@@ -20,6 +20,7 @@ from umim_core.rules.counting import (
     check_tau,
     cut_segments,
 )
+from umim_core.rules.filters import step_counts
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -80,13 +81,13 @@ def filter_stage(
     )
 
     def build(out: Path) -> Metrics:
-        tau = counted.manifest()["config"]["tau"]
+        counts = NgramCounts(
+            {n: load_array(counted.path / f"keys_{n}.npy") for n in ORDERS},
+            {n: load_array(counted.path / f"support_{n}.npy") for n in ORDERS},
+            counted.manifest()["config"]["tau"],
+        )
         ruleset = RuleSet.from_counts(
-            NgramCounts(
-                {n: load_array(counted.path / f"keys_{n}.npy") for n in ORDERS},
-                {n: load_array(counted.path / f"support_{n}.npy") for n in ORDERS},
-                tau,
-            ),
+            counts,
             tau=rules.tau,
             overlap=rules.overlap,
             containment=rules.containment,
@@ -96,6 +97,8 @@ def filter_stage(
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")
-        return {f"rules_{n}": float(count) for n, count in ruleset.counts_by_order.items()}
+        raw, passed = step_counts(counts, rules.tau, rules.overlap)
+        steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
+        return {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
 
     return run_stage(root, spec, build)

@@ -7,8 +7,7 @@ indices of a batch's items and returns sums, so that ranks with unequal rows nor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +21,11 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
 
-@dataclass(frozen=True)
-class BatchLoss:
+class BatchLoss(NamedTuple):
     """Sums over the weight units (aligned rows, questions) of one batch on one rank.
+
+    It is a tuple because DeepSpeed looks for the outputs that carry a gradient in tuples, lists
+    and mappings only.
 
     Attributes:
         total: Loss sum; carries the gradient.

@@ -62,6 +62,20 @@ def artifact_root() -> Path:
     return Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim").resolve()
 
 
+def newest_report() -> Path:
+    """Return the newest report page under the artifact root.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    pages = list((artifact_root() / "report").glob("*/report.html"))
+    if not pages:
+        raise ConfigError(
+            "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"
+        )
+    return max(pages, key=lambda page: page.stat().st_mtime)
+
+
 @dataclass
 class PipelineRun:
     """An open pipeline run.
@@ -137,6 +151,11 @@ class PipelineRun:
             config = manifest["config"]
             assert isinstance(config, dict)
             self.tracker.register_checkpoint(str(config["backbone"]), checkpoint, stage_run)
+
+    def links(self) -> dict[str, str]:
+        """Return the addresses of the run's pages."""
+        url = _prefect_url()
+        return {"MLflow": self.tracker.run_url(self.run_id)} | ({"Prefect": url} if url else {})
 
     def executed(self) -> list[str]:
         """Return the names of the stages that were built rather than found."""

@@ -140,7 +140,8 @@ def write_report(out: Path, data: ReportData) -> None:
         out: Directory, made if absent.
         data: What to show.
     """
-    from tasks.report_figures import draw_figures, standalone
+    from tasks.report_drawing import standalone
+    from tasks.report_figures import draw_figures
     from tasks.report_html import render_html
     from tasks.report_markdown import render_markdown
 

@@ -7,6 +7,7 @@ the same norm and use the same AdamW and the same learning-rate schedule (set pe
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from tasks.objectives import BatchLoss
 from umim_core.config import TrainConfig
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, ConfigError
 
 ZERO2_CONFIG: Final = Path(__file__).resolve().parents[1] / "infra/deepspeed/zero2.json"
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
@@ -31,11 +32,10 @@ class Strategy(Protocol):
         ...
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
-        """Back-propagate, clip, step; return the gradient norm before clipping."""
-        ...
+        """Back-propagate, clip, step; return the gradient norm before clipping.
 
-    def discard(self, scaled: Tensor) -> None:
-        """Back-propagate without a step, so that ranks stay in step."""
+        A norm that is not finite is returned, and nothing is changed.
+        """
         ...
 
     def tensors(self) -> dict[str, Tensor]:
@@ -48,8 +48,18 @@ class Strategy(Protocol):
 
 
 def make_strategy(name: str, objective: nn.Module, config: TrainConfig) -> Strategy:
-    """Return the strategy of that name ("ddp" or "deepspeed")."""
+    """Return the strategy of that name ("ddp" or "deepspeed").
+
+    Raises:
+        ConfigError: If DeepSpeed is asked for outside a process group.
+    """
     if name == "deepspeed":
+        if not dist.is_initialized():
+            raise ConfigError(
+                "strategy deepspeed needs workers",
+                "cluster.workers 0 (training in this process)",
+                "Set cluster.workers to 1 or more, or strategy: ddp.",
+            )
         return DeepSpeedStrategy(objective, config)
     return DdpStrategy(objective, config)
 
@@ -79,15 +89,11 @@ class DdpStrategy:
         """Back-propagate, clip, step."""
         self._optimizer.param_groups[0]["lr"] = learning_rate
         scaled.backward()
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        self._optimizer.step()
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._clip))
+        if math.isfinite(norm):  # the same on every rank: gradients are averaged by now
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return float(norm)
-
-    def discard(self, scaled: Tensor) -> None:
-        """Take part in the gradient exchange, then drop the gradients."""
-        scaled.backward()
-        self._optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """Return AdamW's moments and step counts."""
@@ -124,17 +130,11 @@ class DeepSpeedStrategy:
         return self._engine(indices)
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
-        """Back-propagate, clip, step."""
+        """Back-propagate, clip, step; ZeRO itself drops gradients that are not finite."""
         self._zero.param_groups[0]["lr"] = learning_rate
         self._engine.backward(scaled)
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
-
-    def discard(self, scaled: Tensor) -> None:
-        """Take part in the gradient exchange, then drop the gradients."""
-        self._engine.backward(scaled)
-        self._zero.zero_grad(set_to_none=True)
-        self._zero.reset_partition_gradient_structures()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return this rank's shard: AdamW's moments and the float32 master weights."""

@@ -11,11 +11,13 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.objectives import Objective
@@ -73,7 +75,7 @@ def train(
 
     Raises:
         CorpusError: If there is nothing to train on, or no row has a merge.
-        NumericalError: If more steps than allowed had to be skipped.
+        NumericalError: If more steps than allowed had to be skipped, or no validation was finite.
     """
     rank, world = _rank_and_world()
     if objective.num_items < 1:
@@ -92,13 +94,18 @@ def train(
             _save(objective, strategy, state_dir, progress, best, rank, world)
         if on_step is not None and rank == 0:
             on_step(progress, total)
+    if not best:
+        raise NumericalError(
+            "the validation score must be finite at least once",
+            f"{progress.step} steps without one",
+            "Lower the learning rate, or set bf16: false.",
+        )
     return TrainResult(best, progress)
 
 
 def planned_steps(config: TrainConfig, num_items: int) -> int:
     """Return the optimiser steps of a run: the lesser of both limits."""
-    per_epoch = math.ceil(num_items / config.batch_size)
-    return min(config.max_steps, config.max_epochs * per_epoch)
+    return min(config.max_steps, max(1, config.max_epochs * num_items // config.batch_size))
 
 
 def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list[int]:
@@ -110,16 +117,9 @@ def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list
     return indices
 
 
-_PERMUTATIONS: dict[tuple[int, int, int], np.ndarray] = {}
-
-
-def _permutation(seed: int, epoch: int, num_items: int) -> np.ndarray:
-    key = (seed, epoch, num_items)
-    if key not in _PERMUTATIONS:
-        if len(_PERMUTATIONS) > 2:  # a batch touches two epochs at most, unless it is longer
-            _PERMUTATIONS.clear()
-        _PERMUTATIONS[key] = np.random.default_rng([seed, epoch]).permutation(num_items)
-    return _PERMUTATIONS[key]
+@lru_cache(maxsize=2)  # a batch touches two epochs at most, unless it is longer than one
+def _permutation(seed: int, epoch: int, num_items: int) -> NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(num_items)
 
 
 def _rank_and_world() -> tuple[int, int]:
@@ -155,29 +155,43 @@ def _step(
     weight, num_bad, loss_sum, kl_sum = sums
     rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1
-    if num_bad:
-        strategy.discard(torch.nan_to_num(loss.total * 0.0))
-        progress.skipped += 1
-        progress.curve.append({"step": progress.step, "skipped": 1.0})
-        if progress.skipped > config.max_skipped_steps:
-            raise NumericalError(
-                f"at most {config.max_skipped_steps} steps may have a loss that is not finite",
-                progress.skipped,
-                "Lower the learning rate, or set bf16: false.",
-            )
+    if not weight:  # no row of the global batch has a merge: there is nothing to learn from
+        progress.curve.append({"step": progress.step, "aligned_rows": 0.0})
         return
-    scale = world / weight if weight else 0.0
-    norm = strategy.update(loss.total * scale, rate)
+    norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
+    if not math.isfinite(norm):
+        _skip(config, progress)
+        return
     progress.curve.append(
-        {
-            "step": progress.step,
-            "train_loss": loss_sum / weight if weight else 0.0,
-            "train_kl": kl_sum / weight if weight else 0.0,
-            "grad_norm": norm,
-            "learning_rate": rate,
-            "aligned_rows": weight,
-        }
+        _finite(
+            {
+                "step": progress.step,
+                "train_loss": loss_sum / weight,
+                "train_kl": kl_sum / weight,
+                "grad_norm": norm,
+                "learning_rate": rate,
+                "aligned_rows": weight,
+            }
+        )
     )
+
+
+def _skip(config: TrainConfig, progress: Progress) -> None:
+    """Count a step whose loss or gradient is not finite; the weights were left alone."""
+    progress.skipped += 1
+    progress.curve.append({"step": progress.step, "skipped": 1.0})
+    if progress.skipped > config.max_skipped_steps:
+        raise NumericalError(
+            f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
+            "finite",
+            progress.skipped,
+            "Lower the learning rate, or set bf16: false.",
+        )
+
+
+def _finite(row: Row) -> Row:
+    """Leave out what JSON has no number for."""
+    return {name: value for name, value in row.items() if math.isfinite(value)}
 
 
 def _validate(
@@ -195,7 +209,7 @@ def _validate(
     names = objective.metric_names
     metrics = {name: value / weight for name, value in zip(names, sums, strict=True)}
     row: Row = {"step": progress.step, **{f"valid_{name}": v for name, v in metrics.items()}}
-    progress.curve.append(row)
+    progress.curve.append(_finite(row))
     score = objective.score(metrics)
     if math.isfinite(score) and (progress.best_score is None or score < progress.best_score):
         progress.best_score, progress.best_step, progress.stale = score, progress.step, 0

@@ -71,7 +71,9 @@ def commit_state(directory: Path, target: Path, world: int) -> None:
     """Make a state valid once every rank has written, and drop old ones; rank 0 only."""
     flush_tree(target)
     write_manifest(target, kind="train-state", schema=STATE_SCHEMA, body={"world": world})
-    for old in sorted(directory.glob("step-*"))[:-_KEEP]:
+    older = sorted(old for old in directory.glob("step-*") if old.name < target.name)
+    newer = [old for old in directory.glob("step-*") if old.name > target.name]  # torn, or alien
+    for old in older[: 1 - _KEEP] + newer:
         shutil.rmtree(old)
 
 

@@ -98,7 +98,9 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 
 def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
+
+    from tasks.process_group import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
     scratch.mkdir(parents=True)
@@ -106,7 +108,7 @@ def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
         run_worker,
         train_loop_config=asdict(job),
         scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
-        torch_config=TorchConfig(backend="nccl" if cluster.use_gpu else "gloo"),
+        torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
         run_config=RunConfig(
             name="train",
             storage_path=str(scratch),

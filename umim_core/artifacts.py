@@ -136,7 +136,7 @@ def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str
     files = payload_files(directory)
     sums = {name: sha256_file(path) for name, path in files.items()}
     digest = _digest_of(sums)
-    record = {
+    record: dict[str, object] = {
         **body,
         "kind": kind,
         "schema": schema,
@@ -146,8 +146,13 @@ def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str
             for name, path in files.items()
         },
     }
-    write_json(directory / MANIFEST, record)
+    write_json(directory / MANIFEST, {**record, "seal": _seal(record)})
     return digest
+
+
+def _seal(record: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a manifest's other fields, as they are once read back."""
+    return sha256_bytes(canonical_json(json.loads(canonical_json(record))).encode())
 
 
 def read_manifest(
@@ -176,6 +181,13 @@ def read_manifest(
             f"{directory} must have schema {schema}",
             record.get("schema"),
             "Use the version of umim that wrote it, or build it again.",
+        )
+    seal = _seal({name: value for name, value in record.items() if name != "seal"})
+    if record.get("seal", seal) != seal:
+        raise ArtifactError(
+            f"{directory}/{MANIFEST} must be as it was written",
+            "another checksum",
+            "The manifest was altered; build the artifact again.",
         )
     listed = record.get("files")
     if not isinstance(listed, dict):
@@ -221,8 +233,8 @@ def safe_join(root: Path, name: str) -> Path:
         ArtifactError: If ``name`` is absolute, empty or climbs out of the root.
     """
     base = root.resolve()
-    target = (base / name).resolve()
-    if not name or target == base or not target.is_relative_to(base):
+    target = base if "\0" in name else (base / name).resolve()
+    if target == base or not target.is_relative_to(base):
         raise ArtifactError(
             "an artifact's name must stay inside its root", name, "Use a plain relative name."
         )
@@ -250,6 +262,7 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
         ArtifactError: If ``final`` exists or the disk refuses a write; nothing half-written stays.
         LockError: If another live process is building the same directory.
     """
+    final = final.resolve()  # "." and dangling links have no name of their own
     partial = final.with_name(final.name + ".partial")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -22,7 +23,9 @@ from transformers import (
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.fingerprint import model_fingerprint, special_ids, tokenizer_fingerprint
+from umim_core.fingerprint import model_fingerprint
+from umim_core.fingerprint import special_ids as special_ids
+from umim_core.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -143,18 +146,23 @@ class Backbone:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize without special tokens."""
-        encoding = self._need_tokenizer()(text, add_special_tokens=False, verbose=False)
+        encoding = self.require_tokenizer()(text, add_special_tokens=False, verbose=False)
         ids: list[int] = encoding["input_ids"]
         return ids
 
     def decode(self, ids: list[int]) -> str:
         """Turn raw ids into text, special tokens left out, spaces as they are."""
-        text = self._need_tokenizer().decode(
+        text = self.require_tokenizer().decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text if isinstance(text, str) else "".join(text)
 
-    def _need_tokenizer(self) -> PreTrainedTokenizerBase:
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer.
+
+        Raises:
+            BackboneError: If the model was built in memory without one.
+        """
         if self.tokenizer is None:
             raise BackboneError(
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
@@ -176,7 +184,7 @@ def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedToken
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            resolve_backbone(name), revision=revision
+            resolve_backbone(name), revision=revision, trust_remote_code=False
         )
     except (OSError, ValueError, ImportError) as error:
         raise _load_error("tokenizer", name, error) from error
@@ -204,9 +212,13 @@ def load_backbone(
     source = resolve_backbone(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            source, revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+            source,
+            revision=revision,
+            dtype=DTYPES[dtype],
+            use_safetensors=True,
+            trust_remote_code=False,  # None would ask the user, who might agree
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise _load_error("backbone", name, error) from error
     nn.Module.to(model, device)  # in place; the override in transformers has no usable type
     return wrap_backbone(

@@ -25,7 +25,7 @@ from umim_core.artifacts import (
 )
 from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneMismatchError, CheckpointError
+from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
@@ -110,6 +110,13 @@ class Checkpoint:
                 f"{backbone.name} ({backbone.fingerprint[:12]}, d {backbone.hidden_size})",
                 "Load the backbone it was trained for, or distil a module for this one.",
             )
+        if self.config.tokenizer_fingerprint not in ("", backbone.tokenizer_fingerprint):
+            wanted = self.config.tokenizer_fingerprint[:12]
+            raise TokenizerMismatchError(
+                f"{self.config.backbone} must have the tokenizer {wanted}",
+                backbone.tokenizer_fingerprint[:12],
+                "Load the tokenizer of the backbone it was trained for.",
+            )
         self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
 
     def write(self, directory: Path) -> None:
@@ -150,8 +157,10 @@ class Checkpoint:
                 str(error.errors(include_url=False)[0]),
                 "Train it again with this version.",
             ) from error
-        module = MergeModule(config.hidden_size, config.num_heads, config.positions)
-        module.load_state_dict(_read_weights(directory / "model.safetensors", module))
+        with torch.device("meta"):  # a declared size allocates nothing and draws no weights
+            module = MergeModule(config.hidden_size, config.num_heads, config.positions)
+        weights = _read_weights(directory / "model.safetensors", module)
+        module.load_state_dict(weights, assign=True)
         rules = RuleSet.load(directory / "rules")
         return cls(config, module.eval().requires_grad_(False), rules)
 

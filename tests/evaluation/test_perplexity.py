@@ -1,4 +1,4 @@
-"""Token-level perplexity: the paper's listing as oracle, the worked layout, and negative controls."""
+"""Token-level perplexity: the paper's listing as oracle, a worked layout, negative controls."""
 
 from __future__ import annotations
 
@@ -188,17 +188,12 @@ def raw_instead_of_surrogates(layout: BranchLayout) -> BranchLayout:
     return replace(layout, surrogate=torch.full_like(layout.surrogate, -1))
 
 
+FAULTS = [shift_branches, restart_branches, number_columns]
+FAULTS += [show_branches_to_the_trunk, raw_instead_of_surrogates]
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize(
-    "fault",
-    [
-        shift_branches,
-        restart_branches,
-        number_columns,
-        show_branches_to_the_trunk,
-        raw_instead_of_surrogates,
-    ],
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_layout_misses_the_listing(
     name: str, fault: Callable[[BranchLayout], BranchLayout]
 ) -> None:

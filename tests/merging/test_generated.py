@@ -19,8 +19,10 @@ def oracle(ids: list[int], rules: set[tuple[int, ...]]) -> list[tuple[int, int]]
     """Longest-first, left-to-right matching, spelled out: all units as (start, length)."""
     units, start = [], 0
     while start < len(ids):
-        fits = [n for n in (4, 3, 2) if tuple(ids[start : start + n]) in rules]
-        length = fits[0] if fits else 1
+        found = [
+            n for n in (4, 3, 2) if start + n <= len(ids) and tuple(ids[start : start + n]) in rules
+        ]
+        length = found[0] if found else 1
         units.append((start, length))
         start += length
     return units

@@ -60,6 +60,7 @@ def test_a_block_inside_a_block_uses_the_same_cluster_and_leaves_it_open(cluster
     assert (cluster.started, cluster.cpus) == (True, 2)
 
 
+@pytest.mark.full  # Ray takes twenty seconds to give up
 def test_a_caller_without_the_token_is_refused(cluster: Cluster) -> None:
     program = "import ray, sys; ray.init(address=sys.argv[1]); print('let in')"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}

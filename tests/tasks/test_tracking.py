@@ -262,6 +262,7 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
     pytest.fail("mlflow server did not start")
 
 
+@pytest.mark.full  # the server takes half a minute to start
 def test_everything_works_over_a_server_and_two_clients_share_runs(
     server: str, tmp_path: Path, checkpoint: Path
 ) -> None:

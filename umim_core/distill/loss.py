@@ -54,9 +54,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
             log_t = F.linear(teacher[rows], weight, bias).to(accumulate).log_softmax(dim=-1)
             log_s = F.linear(student[rows], weight, bias).to(accumulate).log_softmax(dim=-1)
             p_t = log_t.exp()
-            ce = -(p_t * log_s).sum()
-            total += ce
-            divergence += ce + (p_t * log_t).sum()
+            total -= (p_t * log_s).sum()
+            divergence += (p_t * (log_t - log_s)).sum()
             if gradient is not None:
                 gradient[rows] = (log_s.exp() - p_t).to(weight.dtype) @ weight
         if gradient is not None:

@@ -1,6 +1,7 @@
 """Alignment metrics over aligned prediction rows.
 
-Shapes: R rows, V vocabulary. All metrics are means over rows.
+Shapes: R rows, V vocabulary. All metrics are means over rows. Tokens are ranked by probability,
+ties by id, in teacher and student alike, so that top1 = 1 exactly where the reciprocal rank is 1.
 
 Source: paper, "Alignment Metrics"; Top-p divides by the smaller set.
 """
@@ -34,17 +35,16 @@ class AlignmentSums:
             return
         log_t, log_s = teacher.double().log_softmax(-1), student.double().log_softmax(-1)
         p_t = log_t.exp()
-        best = log_t.argmax(dim=-1, keepdim=True)
-        rank = 1 + (log_s > log_s.gather(1, best)).sum(dim=-1)
-        cross = -(p_t * log_s).sum()
+        order_t, order_s = _ranking(log_t), _ranking(log_s)
+        rank = 1 + (order_s == order_t[:, :1]).int().argmax(dim=-1)
         values = {
-            "top1": (best.squeeze(1) == log_s.argmax(dim=-1)).sum(),
-            "top3": top_k_overlap(log_t, log_s, 3).sum(),
-            "top10": top_k_overlap(log_t, log_s, 10).sum(),
-            "topp": top_p_overlap(log_t, log_s, TOP_P).sum(),
+            "top1": (order_t[:, 0] == order_s[:, 0]).sum(),
+            "top3": top_k_overlap(order_t, order_s, 3).sum(),
+            "top10": top_k_overlap(order_t, order_s, 10).sum(),
+            "topp": top_p_overlap(log_t, log_s, order_t, order_s, TOP_P).sum(),
             "mrr": (1.0 / rank.double()).sum(),
-            "kl": cross + (p_t * log_t).sum(),
-            "cross_entropy": cross,
+            "kl": (p_t * (log_t - log_s)).sum(),
+            "cross_entropy": -(p_t * log_s).sum(),
         }
         for name, value in values.items():
             self.sums[name] += float(value)
@@ -58,22 +58,28 @@ class AlignmentSums:
         }
 
 
-def top_k_overlap(log_t: Tensor, log_s: Tensor, k: int) -> Tensor:
-    """Return |top-k of teacher and student in common| / k per row [R]."""
-    k = min(k, log_t.shape[-1])
-    ours, theirs = log_t.topk(k).indices, log_s.topk(k).indices
-    return (ours[:, :, None] == theirs[:, None, :]).any(-1).sum(-1).double() / k
+def _ranking(log_p: Tensor) -> Tensor:
+    """Return token ids [R, V] by falling probability, ties by id."""
+    return log_p.argsort(dim=-1, descending=True, stable=True)
 
 
-def top_p_overlap(log_t: Tensor, log_s: Tensor, p: float) -> Tensor:
+def top_k_overlap(order_t: Tensor, order_s: Tensor, k: int) -> Tensor:
+    """Return |top-k of teacher and student in common| / k per row [R], from rankings [R, V]."""
+    k = min(k, order_t.shape[-1])
+    return (order_t[:, :k, None] == order_s[:, None, :k]).any(-1).sum(-1).double() / k
+
+
+def top_p_overlap(
+    log_t: Tensor, log_s: Tensor, order_t: Tensor, order_s: Tensor, p: float
+) -> Tensor:
     """Return the overlap of the smallest sets with mass p, divided by the smaller set [R]."""
-    ours, theirs = _nucleus(log_t, p), _nucleus(log_s, p)
+    ours, theirs = _nucleus(log_t, order_t, p), _nucleus(log_s, order_s, p)
     common = (ours & theirs).sum(-1).double()
     return common / torch.minimum(ours.sum(-1), theirs.sum(-1)).double()
 
 
-def _nucleus(log_p: Tensor, p: float) -> Tensor:
+def _nucleus(log_p: Tensor, order: Tensor, p: float) -> Tensor:
     """Return the membership mask [R, V] of the smallest set whose mass reaches p."""
-    probs, order = log_p.exp().sort(dim=-1, descending=True, stable=True)
-    before = probs.cumsum(dim=-1) - probs
-    return torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before < p)
+    mass = log_p.exp().gather(1, order).cumsum(dim=-1)
+    before = torch.cat([torch.zeros_like(mass[:, :1]), mass[:, :-1]], dim=1)
+    return torch.zeros_like(mass, dtype=torch.bool).scatter(1, order, before < p)

@@ -28,7 +28,7 @@ class DistillModel(nn.Module):
     Args:
         backbone: The frozen backbone.
         module: The merge module to train.
-        autocast: Run the backbone in bfloat16 (its products only; losses stay in float32).
+        autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
     """
 
     def __init__(self, backbone: Backbone, module: MergeModule, *, autocast: bool = False) -> None:
@@ -57,7 +57,8 @@ class DistillModel(nn.Module):
         """
         packed = pack_rows(rows, segmentations, self.backbone.device)
         teacher, student, _ = self.hidden_pairs(rows, packed)
-        loss = distill_loss(student.float(), teacher.float(), self.backbone)
+        wide = torch.promote_types(student.dtype, torch.float32)
+        loss = distill_loss(student.to(wide), teacher.to(wide), self.backbone)
         anchor = sum(parameter.sum() for parameter in self.module.parameters()) * 0.0
         return DistillLoss(loss.cross_entropy + anchor, loss.kl, loss.rows)
 

@@ -81,7 +81,7 @@ def pack_rows(
         device: Where the tensors go.
 
     Raises:
-        CorpusError: If a segmentation does not cover its row.
+        CorpusError: If a segmentation does not cover its row or has units of more than 4 tokens.
     """
     counts = np.array([len(starts) for starts, _ in segmentations], dtype=np.int64)
     shape = (len(rows), int(counts.max(initial=0)))
@@ -90,11 +90,18 @@ def pack_rows(
     spans = np.zeros((shape[0], shape[1], ORDERS[-1]), dtype=np.int64)
     for b, (ids, (row_starts, row_lengths)) in enumerate(zip(rows, segmentations, strict=True)):
         units = len(row_starts)
-        if int(row_lengths.sum()) != len(ids):
+        ends = np.cumsum(row_lengths)
+        if not np.array_equal(row_starts, ends - row_lengths) or int(row_lengths.sum()) != len(ids):
             raise CorpusError(
                 "units must cover every token of their row once",
                 f"{int(row_lengths.sum())} of {len(ids)} tokens",
                 "Use the matcher's own segmentation.",
+            )
+        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= ORDERS[-1]:
+            raise CorpusError(
+                f"a unit must have 1 to {ORDERS[-1]} tokens",
+                f"{int(row_lengths.min())}..{int(row_lengths.max())}",
+                "Cut it into shorter ones.",
             )
         starts[b, :units], lengths[b, :units] = row_starts, row_lengths
         for offset in range(ORDERS[-1]):

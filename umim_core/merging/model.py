@@ -175,16 +175,19 @@ class UMIM:
         """
         if merge not in _MERGES:
             raise GenerationError(f"merge must be one of {_MERGES}", merge, "Choose one of them.")
-        config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-            max_new_tokens=max_new_tokens,
-            do_sample=do_sample,
-            temperature=temperature if do_sample else None,
-            top_k=top_k if do_sample else None,
-            top_p=top_p if do_sample else None,
-            repetition_penalty=repetition_penalty,
-            stop_strings=list(stop_strings) or None,
-            eos_token_id=self._eos_ids(),
-        )
+        try:
+            config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
+                max_new_tokens=max_new_tokens,
+                do_sample=do_sample,
+                temperature=temperature if do_sample else None,
+                top_k=top_k if do_sample else None,
+                top_p=top_p if do_sample else None,
+                repetition_penalty=repetition_penalty,
+                stop_strings=list(stop_strings) or None,
+                eos_token_id=self._eos_ids(),
+            )
+        except ValueError as error:
+            raise GenerationError("a generation option is out of range", str(error)) from error
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         output = self.engine.generate(
             [np.array(self.backbone.encode(text), dtype=np.int64) for text in texts],

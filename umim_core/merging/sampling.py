@@ -172,7 +172,7 @@ class Stopper:
         tokenizer: Needed for stop strings only.
 
     Raises:
-        GenerationError: If stop strings are asked for without a tokenizer.
+        GenerationError: If stop strings are asked for without a fitting tokenizer.
     """
 
     def __init__(self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -185,7 +185,14 @@ class Stopper:
                 raise GenerationError(
                     "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
                 )
-            self._strings = StopStringCriteria(tokenizer, config.stop_strings)
+            try:
+                self._strings = StopStringCriteria(tokenizer, config.stop_strings)
+            except ValueError as error:  # its analysis encodes "abcdef" and looks for it
+                raise GenerationError(
+                    "stop strings need a tokenizer that can encode Latin letters",
+                    str(error),
+                    "Use eos_token_id.",
+                ) from error
 
     def reason(self, raw_ids: Sequence[int], prompt_length: int) -> StopReason | None:
         """Return why the row ends here, or None.

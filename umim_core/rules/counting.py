@@ -25,6 +25,7 @@ ORDERS: Final = (2, 3, 4)
 TOKEN_BITS: Final = 18
 MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
 _TOKEN_MASK: Final = np.int64(MAX_TOKEN_ID)
+_LOW_HALF: Final = np.int64((1 << 32) - 1)
 
 Ints = NDArray[np.int64]
 
@@ -60,10 +61,12 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return token ids as int64 after checking their range.
 
     Raises:
-        CorpusError: If the array is not 1-D or an id is outside 0 .. 2^18 - 1.
+        CorpusError: If the array is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
     """
     if ids.ndim != 1:
         raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
+    if ids.dtype.kind not in "iu":
+        raise CorpusError("token ids must be integers", str(ids.dtype), "Tokenize the text first.")
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
         raise CorpusError(
             f"token ids must lie in 0..{MAX_TOKEN_ID}",
@@ -71,6 +74,22 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
             "Check the tokenizer; vocabularies of more than 2^18 entries are not supported.",
         )
     return ids.astype(np.int64, copy=False)
+
+
+def check_offsets(offsets: Ints, size: int) -> Ints:
+    """Return borders if they cut ``size`` tokens into consecutive segments.
+
+    Raises:
+        CorpusError: If they do not begin with 0, fall, or do not end with ``size``.
+    """
+    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == size
+    if not whole or (np.diff(offsets) < 0).any():
+        raise CorpusError(
+            f"segment borders must rise from 0 to {size}, the number of tokens",
+            offsets.tolist(),
+            "Give one border more than there are segments.",
+        )
+    return offsets
 
 
 def local_counts(
@@ -93,6 +112,7 @@ def local_counts(
         Sorted packed keys [K] and their counts [K] in this block.
     """
     tokens = check_ids(ids)
+    check_offsets(offsets, tokens.size)
     ranks = tokens.copy()  # rank of the gram of the current order that starts here, -1 if none
     if excluded.size:
         ranks[np.isin(tokens, excluded)] = -1
@@ -145,15 +165,16 @@ def add_counts(parts: Iterable[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     order = np.argsort(keys, kind="stable")
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    sums = np.add.reduceat(counts, first)
-    estimate = np.add.reduceat(counts.astype(np.float64), first)
-    if counts.min() < 0 or estimate.max() >= 2.0**63:
+    # In two halves of 32 bits, so that a sum that does not fit is seen and not wrapped.
+    low = np.add.reduceat(counts & _LOW_HALF, first)
+    high = np.add.reduceat(counts >> 32, first) + (low >> 32)
+    if counts.min() < 0 or high.max() >= 1 << 31:
         raise CorpusError(
-            "an n-gram's count must stay below 2^63",
-            f"{estimate.max():.3e}",
+            "an n-gram's count must lie in 0..2^63 - 1",
+            f"{min(float(counts.min()), 0.0) or high.max() * 2.0**32:.3e}",
             "Mine the corpus in parts.",
         )
-    return keys[first], sums
+    return keys[first], (high << 32) | (low & _LOW_HALF)
 
 
 def count_ngrams(

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.counting import ORDERS, TOKEN_BITS
+from umim_core.rules.counting import ORDERS, TOKEN_BITS, NgramCounts
 
 Overlap = Literal["greedy", "none"]
 Containment = Literal["drop", "keep"]
@@ -127,3 +127,15 @@ def filter_rules(
         final[n][after_overlap[n]] = containment_mask(kept, longer, containment)
         longer.append(kept)
     return after_overlap, final
+
+
+def step_counts(
+    counts: NgramCounts, tau: int, overlap: Overlap
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return how many n-grams of each order reach ``tau``, and how many pass the overlap filter."""
+    raw, passed = {}, {}
+    for n in ORDERS:
+        enough = counts.support[n] >= tau
+        ids, support = counts.ids(n)[enough], counts.support[n][enough]
+        raw[n], passed[n] = len(ids), int(overlap_mask(ids, support, overlap).sum())
+    return raw, passed

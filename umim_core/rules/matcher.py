@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.counting import ORDERS, TOKEN_BITS, check_ids
+from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, TOKEN_BITS, check_ids, check_offsets
 from umim_core.rules.ruleset import RuleSet
 
 Ints = NDArray[np.int64]
@@ -183,14 +183,17 @@ class Matcher:
 
         Args:
             ids: Token ids of all sequences, flat [T].
-            offsets: Borders [B + 1] (int64).
+            offsets: Borders [B + 1] (int64), first 0, last T, never falling.
 
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
+
+        Raises:
+            CorpusError: If the ids are out of range or the borders do not cover them.
         """
         result: tuple[Ints, Ints, Ints] = _segment(
             check_ids(ids),
-            offsets,
+            check_offsets(offsets, len(ids)),
             self._first,
             self._keys,
             self._children,
@@ -201,10 +204,10 @@ class Matcher:
 
     def contains(self, span: Sequence[int]) -> bool:
         """Return whether these 2 to 4 ids are exactly one rule."""
-        if not 2 <= len(span) <= ORDERS[-1]:
+        if not 2 <= len(span) <= ORDERS[-1] or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
         ids = np.array(span, dtype=np.int64)
-        if ids.min() < 0 or ids[0] >= self._first.size:
+        if ids[0] >= self._first.size:
             return False
         node = int(self._first[ids[0]])
         for token in ids[1:]:

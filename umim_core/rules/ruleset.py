@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from umim_core.artifacts import (
     canonical_json,
@@ -26,14 +24,22 @@ from umim_core.artifacts import (
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts
 from umim_core.rules.filters import Containment, Overlap, containment_mask, filter_rules
+from umim_core.rules.table import Counts, Ids, check_order, read_table, write_table
 
 RULES_SCHEMA: Final = 1
-_MAX_RULES: Final = 100_000_000
-_TABLE_SCHEMA: Final = pa.schema(
-    [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]
-)
-Ids = NDArray[np.int32]
-Counts = NDArray[np.int64]
+
+
+class _Origin(BaseModel):
+    """What a rule set's manifest says about it, besides the files."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    tau: int | None
+    overlap: Overlap
+    containment: Containment
+    segment_length: int | None
+    tokenizer_fingerprint: str | None
+    corpus_digest: str | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class RuleSet:
 
     def __post_init__(self) -> None:
         for n in ORDERS:
-            _check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.tau)
+            check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.tau)
 
     @classmethod
     def from_counts(
@@ -123,6 +129,8 @@ class RuleSet:
         unique = sorted(set(spans))
         if odd := [span for span in unique if len(span) not in ORDERS]:
             raise RuleSetError("a rule must have 2, 3 or 4 tokens", odd[0], "Drop this span.")
+        if odd := [span for span in unique if min(span) < 0 or max(span) > MAX_TOKEN_ID]:
+            raise RuleSetError(f"rule ids must lie in 0..{MAX_TOKEN_ID}", odd[0], "Drop this span.")
         ids = {
             n: np.array([s for s in unique if len(s) == n], dtype=np.int32).reshape(-1, n)
             for n in ORDERS
@@ -191,17 +199,7 @@ class RuleSet:
 
     def write(self, directory: Path) -> None:
         """Write the rule files into an existing, empty directory."""
-        table = pa.table(
-            {
-                "n": np.repeat(
-                    np.array(ORDERS, np.int8), [self.counts_by_order[n] for n in ORDERS]
-                ),
-                "ids": pa.concat_arrays([_list_array(self.ids_by_order[n]) for n in ORDERS]),
-                "count": np.concatenate([self.support_by_order[n] for n in ORDERS]),
-            },
-            schema=_TABLE_SCHEMA,
-        )
-        pq.write_table(table, directory / "rules.parquet", compression="zstd")
+        write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=self._description())
 
     def save(self, directory: str | Path) -> None:
@@ -227,88 +225,25 @@ class RuleSet:
         """
         path = Path(directory)
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)
-        ids, support = _read_table(path / "rules.parquet")
+        ids, support = read_table(path / "rules.parquet")
         try:
-            rules = cls(
-                ids,
-                support,
-                *(
-                    manifest[name]
-                    for name in (
-                        "tau",
-                        "overlap",
-                        "containment",
-                        "segment_length",
-                        "tokenizer_fingerprint",
-                        "corpus_digest",
-                    )
-                ),  # type: ignore[arg-type]  # JSON values, as written by `write`
-            )
-        except KeyError as error:
+            origin = _Origin.model_validate(manifest)
+        except ValidationError as error:
             raise ArtifactError(
-                f"{path}/manifest.json must describe its rules", f"no {error}", "Mine them again."
+                f"{path}/manifest.json must describe its rules",
+                str(error.errors(include_url=False)[0]),
+                "Mine them again.",
             ) from error
+        rules = cls(
+            ids,
+            support,
+            origin.tau,
+            origin.overlap,
+            origin.containment,
+            origin.segment_length,
+            origin.tokenizer_fingerprint,
+            origin.corpus_digest,
+        )
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules
-
-
-def _list_array(ids: Ids) -> pa.ListArray:
-    offsets = np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1]
-    return pa.ListArray.from_arrays(offsets, pa.array(ids.reshape(-1), pa.int32()))
-
-
-def _read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Counts]]:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise RuleSetError(f"{path} must be a Parquet file", str(error), "Mine again.") from error
-    if not table.schema.equals(_TABLE_SCHEMA) or table.num_rows > _MAX_RULES:
-        raise RuleSetError(
-            f"{path} must have the columns n int8, ids list<int32>, count int64",
-            f"{table.num_rows} rows of {table.schema.to_string()}",
-            "Mine again.",
-        )
-    if any(column.null_count for column in table.columns):
-        raise RuleSetError(f"{path} must hold no nulls", "nulls", "Mine again.")
-    orders = table["n"].to_numpy()
-    lists = table["ids"].combine_chunks()
-    sizes = np.diff(lists.offsets.to_numpy())
-    flat = lists.flatten().to_numpy()
-    if not np.isin(orders, ORDERS).all() or (sizes != orders).any() or (np.diff(orders) < 0).any():
-        raise RuleSetError(
-            f"{path} must hold rules of 2, 3 or 4 ids, sorted by n", "other rows", "Mine again."
-        )
-    counts = table["count"].to_numpy()
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    ids, support = {}, {}
-    for n in ORDERS:
-        low, high = np.searchsorted(orders, [n, n + 1])
-        ids[n] = flat[starts[low] : starts[high]].reshape(-1, n)
-        support[n] = counts[low:high]
-    return ids, support
-
-
-def _check_order(n: int, ids: Ids | None, support: Counts | None, tau: int | None) -> None:
-    if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
-        shape = None if ids is None else ids.shape
-        raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
-    if ids.dtype != np.int32 or support.dtype != np.int64:
-        raise RuleSetError("rule ids must be int32 and counts int64", f"{ids.dtype}")
-    if not len(ids):
-        return
-    if ids.min() < 0 or ids.max() > MAX_TOKEN_ID:
-        raise RuleSetError(
-            f"rule ids must lie in 0..{MAX_TOKEN_ID}", f"{ids.min()}..{ids.max()}", "Mine again."
-        )
-    if support.min() < (1 if tau is None else tau):
-        raise RuleSetError("every count must reach tau", int(support.min()), "Mine again.")
-    unequal = ids[1:] != ids[:-1]
-    first = unequal.argmax(axis=1)
-    rows = np.arange(len(ids) - 1)
-    rising = unequal.any(axis=1) & (ids[1:][rows, first] > ids[:-1][rows, first])
-    if not rising.all():
-        at = int(np.flatnonzero(~rising)[0])
-        raise RuleSetError(
-            "rules must be sorted and all different", ids[at + 1].tolist(), "Mine again."
-        )

@@ -9,6 +9,7 @@ from umim_core.text.sources import (
     Source,
     TextFiles,
     TokenIds,
+    source_of,
 )
 from umim_core.text.tokens import (
     MAX_TOKEN_ID,
@@ -30,5 +31,6 @@ __all__ = [
     "iter_documents",
     "iter_token_ids",
     "segments",
+    "source_of",
     "tokenize_documents",
 ]

@@ -93,3 +93,56 @@ def expand(paths: tuple[str, ...]) -> list[Path]:
         else:
             raise CorpusError("a corpus file must exist", name, "Check the path.")
     return files
+
+
+def source_of(
+    names: tuple[str, ...],
+    *,
+    field: str = "text",
+    split: str = "train",
+    config: str | None = None,
+    max_bad: int = 0,
+) -> Source:
+    """Tell the kind of source by the names' endings.
+
+    ``.npy`` is token ids (one file), ``.jsonl``/``.json``, ``.parquet``; anything else that exists
+    or is a pattern is text files; one name that is neither is a Hugging Face data set.
+
+    Raises:
+        CorpusError: If kinds are mixed, or no name is given.
+    """
+    kinds = {_kind(name) for name in names}
+    if len(kinds) != 1:
+        raise CorpusError(
+            "all sources must be of one kind",
+            ", ".join(sorted(kinds)) or "no source",
+            "Mine them in separate runs.",
+        )
+    kind = kinds.pop()
+    if kind in ("ids", "dataset") and len(names) != 1:
+        raise CorpusError(
+            f"a source of kind {kind} must be one name",
+            names,
+            "Check the paths: a name that is no file is taken for a data set.",
+        )
+    if kind == "ids":
+        return TokenIds(path=names[0])
+    if kind == "jsonl":
+        return JsonLines(paths=names, field=field, max_bad=max_bad)
+    if kind == "parquet":
+        return ParquetFiles(paths=names, field=field, max_bad=max_bad)
+    if kind == "dataset":
+        return HubDataset(name=names[0], config=config, split=split, field=field, max_bad=max_bad)
+    return TextFiles(paths=names)
+
+
+def _kind(name: str) -> str:
+    plain = name.removesuffix(".gz").removesuffix(".zst")
+    for ending, kind in _ENDINGS.items():
+        if plain.endswith(ending):
+            return kind
+    known = Path(name).is_file() or glob.has_magic(name) or Path(plain).suffix in (".txt", ".md")
+    return "text" if known else "dataset"
+
+
+_ENDINGS = {".npy": "ids", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}

@@ -1,0 +1,118 @@
+"""``python -m flows``: run recipes from the checkout.
+
+With ``--json`` a command prints one JSON document on stdout and nothing else. Errors go to stderr
+with exit status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umim_core.errors import UmimError
+
+app = typer.Typer(
+    name="python -m flows",
+    help="Run the UMIM pipeline from this checkout.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+_QUIET = {
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "true",
+}
+
+
+def main() -> None:
+    """Run the command line."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        app()
+    except UmimError as error:
+        typer.echo(f"flows: error: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+@app.command()
+def run(
+    recipe: Annotated[str, typer.Argument(help="Recipe name, or a path ending in .yaml.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Validate, and list the stages and their state.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a whole recipe; finished stages are found, not run again."""
+    from tasks.pipeline import find_recipe
+
+    loaded = find_recipe(recipe)
+    if dry_run:
+        from tasks.plan import plan
+
+        steps = plan(loaded)
+        document = {"recipe": loaded.name, "stages": steps}
+        _emit(document, [f"{step['stage']:<12} {step['of']}" for step in steps], as_json)
+        return
+    _log_progress()
+    from flows.full_pipeline import full_pipeline
+    from tasks.comparison import comparison_table
+    from tasks.report import ReportData
+
+    began = time.monotonic()
+    path = Path(full_pipeline(recipe))
+    data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
+    lines = [
+        comparison_table(data.rows).rstrip(),
+        "",
+        f"report: {path / 'report.html'}",
+        f"{time.monotonic() - began:.0f} s",
+    ]
+    _emit(data.model_dump(mode="json") | {"path": str(path)}, lines, as_json)
+
+
+@app.command()
+def recipes(as_json: JsonFlag = False) -> None:
+    """List the recipes."""
+    from tasks.pipeline import find_recipe, recipe_names
+
+    found = {name: find_recipe(name).description for name in recipe_names()}
+    lines = [f"{name:<24} {text.strip().splitlines()[0]}" for name, text in found.items()]
+    _emit({"recipes": found}, lines, as_json)
+
+
+@app.command()
+def report(as_json: JsonFlag = False) -> None:
+    """Print the path of the newest report page."""
+    from tasks.pipeline import newest_report
+
+    path = newest_report()
+    _emit({"path": str(path)}, [str(path)], as_json)
+
+
+def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def _log_progress() -> None:
+    """Show the stages on stderr, one line each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    for name in ("umim.stage", "umim.pipeline"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -1,0 +1,36 @@
+"""Flow ``umim``, deployment ``full-pipeline``: from a corpus to the report page."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows import parts
+from tasks.announce import announce_report
+from tasks.compare import comparison_rows, record_comparison
+from tasks.pipeline import open_pipeline
+from tasks.publish import report_stage
+
+
+@flow(name="umim")
+def full_pipeline(recipe: str = "embedded") -> str:
+    """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report.
+
+    Args:
+        recipe: Recipe name (see ``python -m flows recipes``) or a path ending in .yaml.
+
+    Returns:
+        The directory of the report.
+    """
+    with open_pipeline(recipe, "umim") as run:
+        sources = parts.prepare(run)
+        results = parts.mine(run, sources)
+        parts.distill(run, results)
+        parts.adapt(run, sources, results)
+        parts.evaluate(run, sources, results)
+        parts.benchmark(run, results)
+        shipped = parts.measure_shipped(run, sources)
+        rows = comparison_rows(results, shipped, run.recipe.seed)
+        record_comparison(run, rows)
+        report = run.stage(report_stage, run.recipe, results, shipped, run.links())
+        announce_report(run, rows, report)
+        return str(report.path)

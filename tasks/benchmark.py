@@ -1,0 +1,75 @@
+"""Stage ``benchmark``: prefill and decode throughput, base against UMIM.
+
+Timings are facts of a machine, not functions of the inputs: this stage's digest differs between
+runs, and only the report depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tasks.corpus import tokens
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.artifacts import directory_digest
+from umim_core.backbone import load_backbone
+from umim_core.benchmarking.throughput import ThroughputRow, measure_throughput
+from umim_core.checkpoint import Checkpoint, resolve_checkpoint
+from umim_core.config import BenchmarkConfig
+from umim_core.rules.matcher import Matcher
+
+_FILE = "throughput.json"
+
+
+def benchmark_stage(
+    root: Path, tokenized: Artifact, checkpoint: Path | str, config: BenchmarkConfig
+) -> Artifact:
+    """Time a checkpoint on held-out text; ``prefill_speedup`` is that of the longest prompt."""
+    directory = resolve_checkpoint(checkpoint)
+    spec = StageSpec(
+        "benchmark",
+        1,
+        config.model_dump(mode="json"),
+        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+    )
+
+    def build(out: Path) -> Metrics:
+        loaded = Checkpoint.load(directory)
+        backbone = load_backbone(loaded.config.backbone, revision=loaded.config.backbone_revision)
+        loaded.check_backbone(backbone)
+        rows = measure_throughput(
+            backbone,
+            loaded.module,
+            Matcher(loaded.rules),
+            np.asarray(tokens(tokenized, "test")[: max(config.prompt_lengths)], dtype=np.int64),
+            prompt_lengths=config.prompt_lengths,
+            new_tokens=config.new_tokens,
+            warmup=config.warmup,
+            pairs=config.pairs,
+        )
+        text = json.dumps([row.as_dict() for row in rows], indent=1, sort_keys=True)
+        (out / _FILE).write_text(text + "\n", encoding="utf-8")
+        return _summary(rows, max(config.prompt_lengths))
+
+    return run_stage(root, spec, build)
+
+
+def _summary(rows: list[ThroughputRow], length: int) -> Metrics:
+    return {
+        name: value
+        for row in rows
+        if row.rules == "natural" and row.prompt_tokens == length
+        for name, value in (
+            (f"{row.phase}_speedup", row.speedup),
+            (f"{row.phase}_bound", row.bound),
+            (f"{row.phase}_token_reduction", row.token_reduction),
+        )
+    }
+
+
+def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
+    """Return the rows a benchmark stage measured."""
+    found = json.loads((artifact.path / _FILE).read_text(encoding="utf-8"))
+    return [ThroughputRow(**row) for row in found]

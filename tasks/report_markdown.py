@@ -1,0 +1,55 @@
+"""The report as markdown: the same tables, the figures as files beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tasks.comparison import comparison_markdown, shown
+from tasks.report import ReportData, SpanExample
+from tasks.report_drawing import ReportFigure
+from tasks.report_tables import Table, tables
+
+
+def render_markdown(data: ReportData, figures: Sequence[ReportFigure]) -> str:
+    """Return the report as GitHub-flavoured markdown.
+
+    Args:
+        data: What to show.
+        figures: Shown as ``figures/<name>.svg``.
+    """
+    parts = [f"# UMIM report: {data.recipe}", ""]
+    parts += [f"- [{name}]({url})" for name, url in data.links.items()]
+    if data.rows:
+        parts += ["## Comparison", "", comparison_markdown(data.rows)]
+    for figure in figures:
+        parts += [f"## {figure.title}", "", f"![{figure.title}](figures/{figure.name}.svg)", ""]
+        parts += [figure.caption, ""]
+    if data.examples:
+        parts += ["## What gets merged", "", "`⟦...⟧` marks tokens that became one unit.", ""]
+        for example in data.examples:
+            parts += [_caption(example), "", "````text", _marked(example), "````", ""]
+    for table in tables(data):
+        parts += [f"## {table.title}", "", _table(table), "", table.note, ""]
+    if data.host:
+        parts += ["## Machine", "", *(f"- {name}: {fact}" for name, fact in data.host.items()), ""]
+    if data.config:
+        text = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
+        parts += ["## Recipe", "", "````json", text, "````", ""]
+    return "\n".join(parts)
+
+
+def _caption(example: SpanExample) -> str:
+    tokens = sum(n for _, n in example.spans)
+    reduction = shown(example.token_reduction, 1, scale=100)
+    return f"{example.label}: {tokens} tokens, {len(example.spans)} units, TR {reduction} %"
+
+
+def _marked(example: SpanExample) -> str:
+    return "".join(f"⟦{text}⟧" if n > 1 else text for text, n in example.spans)
+
+
+def _table(table: Table) -> str:
+    rule = [":--" if i in table.left else "--:" for i in range(len(table.headings))]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [list(table.headings), rule, *cells])

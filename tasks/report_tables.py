@@ -1,0 +1,145 @@
+"""The report's smaller tables, as cells, for HTML and markdown alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tasks.comparison import DASH, ComparisonRow, shown
+from tasks.report import ReportData, RuleCounts
+
+ORDERS = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells with headings.
+
+    Attributes:
+        title: Heading above the table.
+        headings: One per column.
+        rows: Cells, as shown.
+        note: What the columns mean.
+        left: Columns of text, aligned left; numbers go right.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str
+    left: tuple[int, ...] = (0,)
+
+
+def tables(data: ReportData) -> list[Table]:
+    """Return the tables that the data has rows for, in the order to be shown."""
+    made = [_accuracy(data), _alignment(data), _perplexity(data), _throughput(data), _rules(data)]
+    return [table for table in made if table.rows]
+
+
+def _accuracy(data: ReportData) -> Table:
+    rows = tuple(
+        (
+            row.label,
+            setting,
+            shown(result.token_reduction, 1, scale=100),
+            shown(result.value, 1, scale=100),
+            shown(result.stderr, 1, scale=100),
+        )
+        for row in data.rows
+        for setting, result in row.accuracies.items()
+    )
+    guess = "" if data.chance is None else f" Guessing gives {shown(data.chance, 1, scale=100)} %."
+    return Table(
+        "Task accuracy by setting",
+        ("rules", "setting", "TR %", "accuracy %", "± %"),
+        rows,
+        "TR: on the task's own sequences. ±: one standard error." + guess,
+        left=(0, 1),
+    )
+
+
+def _alignment(data: ReportData) -> Table:
+    names = ("top1", "top3", "top10", "topp", "mrr", "kl")
+    rows = tuple(
+        (row.label, row.setting, *(shown(row.metric(name), 3) for name in names))
+        for row in data.rows
+        if any(row.metric(name) is not None for name in names)
+    )
+    return Table(
+        "Alignment with the base model",
+        ("rules", "setting", "Top-1", "Top-3", "Top-10", "Top-p", "MRR", "KL"),
+        rows,
+        "On rows where both models predict the same next token. KL in nats, lower is better; the "
+        "others 0 to 1, higher is better. Top-p: p = 0.9.",
+        left=(0, 1),
+    )
+
+
+def _perplexity(data: ReportData) -> Table:
+    corpora = data.corpora()
+
+    def cells(row: ComparisonRow) -> tuple[str, ...]:
+        names = ["", *(f"_ood_{corpus}" for corpus in corpora)]
+        pairs = [(row.metric(f"ppl_base{n}"), row.metric(f"ppl_umim{n}")) for n in names]
+        return (
+            row.label,
+            row.setting,
+            *(cell for base, umim in pairs for cell in (shown(base, 2), shown(umim, 2))),
+        )
+
+    rows = tuple(cells(r) for r in data.rows if any(name.startswith("ppl_") for name in r.metrics))
+    headings = ["in-domain base", "in-domain UMIM"]
+    headings += [f"{corpus} {model}" for corpus in corpora for model in ("base", "UMIM")]
+    return Table(
+        "Perplexity",
+        ("rules", "setting", *headings),
+        rows,
+        "Per raw token, every token scored: tokens inside a merged span are scored from a raw "
+        "prefix of that span. Corpora other than in-domain had no part in rules or training.",
+        left=(0, 1),
+    )
+
+
+def _throughput(data: ReportData) -> Table:
+    rows = tuple(
+        (
+            row.label,
+            row.phase,
+            f"{row.prompt_tokens:,}",
+            shown(row.token_reduction, 1, scale=100),
+            shown(row.base_tokens_per_s, 0),
+            shown(row.umim_tokens_per_s, 0),
+            shown(row.ratio, 2),
+        )
+        for row in data.throughput
+    )
+    return Table(
+        "Throughput",
+        ("rules", "phase", "prompt tokens", "TR %", "base tok/s", "UMIM tok/s", "UMIM / base"),
+        rows,
+        "Raw tokens per second; matching and merging are part of UMIM's time.",
+        left=(0, 1),
+    )
+
+
+def _rules(data: ReportData) -> Table:
+    def cells(counts: RuleCounts, step: str, found: dict[int, int]) -> tuple[str, ...]:
+        by_order = [f"{found[n]:,}" if n in found else DASH for n in ORDERS]
+        return (counts.label, step, *by_order, f"{sum(found.values()):,}")
+
+    rows = tuple(
+        cells(counts, step, found)
+        for counts in data.rule_counts
+        for step, found in (
+            ("reach the threshold", counts.raw),
+            ("after the overlap filter", counts.overlap),
+            ("rules", counts.rules),
+        )
+        if found
+    )
+    return Table(
+        "Rules by order",
+        ("rule set", "step", "2 tokens", "3 tokens", "4 tokens", "all"),
+        rows,
+        "Distinct n-grams.",
+        left=(0, 1),
+    )

@@ -1,0 +1,106 @@
+"""Shared fixtures: seeded generators, a tokenizer and two tiny backbones, all made in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from umim_core.backbone import Backbone, wrap_backbone
+
+VOCAB_SIZE = 32
+TINY: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=0,
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=VOCAB_SIZE,
+        n_embd=16,
+        n_layer=2,
+        n_head=4,
+        n_positions=64,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=0,
+    ),
+}
+
+
+def _model(name: str, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(TINY[name]())
+
+
+def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<eos>", unk_token="<eos>", pad_token="<eos>"
+    )
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A seeded generator of numpy."""
+    return np.random.default_rng(20251120)
+
+
+@pytest.fixture
+def torch_rng() -> torch.Generator:
+    """A seeded generator of torch."""
+    return torch.Generator().manual_seed(20251120)
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[[str, int], PreTrainedModel]:
+    """Build a fresh tiny model ("llama" or "gpt2") from a seed; the global generator stays."""
+    return _model
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer() -> Callable[[list[str]], PreTrainedTokenizerFast]:
+    """Make a tokenizer of whole words from its vocabulary; ``<eos>`` must be in it."""
+    return _tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """The words w1 .. w31 and the special token ``<eos>`` with id 0."""
+    return _tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
+
+
+@pytest.fixture(scope="session", params=sorted(TINY))
+def tiny_backbone(
+    request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Backbone:
+    """Each tiny backbone in turn, float32, with the tiny tokenizer."""
+    return wrap_backbone(_model(request.param, 0), tiny_tokenizer, name=f"tiny-{request.param}")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
+    """The tiny Llama: rotary positions, grouped queries, untied head."""
+    return wrap_backbone(_model("llama", 0), tiny_tokenizer, name="tiny-llama")

@@ -1,0 +1,1 @@
+"""Throughput of base and UMIM on one backbone, bounded by the device's roofline."""

@@ -1,0 +1,144 @@
+"""How fast the device can be at all: no measured figure may lie above it.
+
+The paper's throughput table implies more FLOP/s than its GPU has; a benchmark that checks itself
+against a ceiling cannot print such a row.
+
+Symbols: P weights in the blocks' matrices, l layers, d width of all query heads, S units.
+
+    forward FLOPs     2 P S + 2 l d S^2      (projections; causal scores and weighted sums)
+    prefill bound     FLOPs(L) / FLOPs(r L)  = (1 + a) / (r + a r^2),  a = L l d / P
+    decode bound      (W + B KV(L)) / (W + B KV(r L))   bytes read per token
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from umim_core.errors import EvaluationError
+
+_SIZES: Final = (512, 1024, 2048)
+_REPEATS: Final = 4
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the cost of a forward depends on.
+
+    Attributes:
+        matrix_weights: Weights P in the blocks' matrices, embeddings and head left out.
+        layers: Attention layers l.
+        query_width: Width d of all query heads together.
+        kv_width: Width of all key heads together.
+        head_weights: Weights of the output projection.
+        weight_bytes: Bytes per weight and per cached number.
+    """
+
+    matrix_weights: int
+    layers: int
+    query_width: int
+    kv_width: int
+    head_weights: int
+    weight_bytes: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelShape:
+        """Read the shape of a causal language model."""
+        config, trunk = model.config, model.base_model
+        tables = {id(m.weight) for m in trunk.modules() if isinstance(m, nn.Embedding)}
+        weights = [p for p in trunk.parameters() if p.ndim == 2 and id(p) not in tables]
+        heads = int(config.num_attention_heads)
+        size = getattr(config, "head_dim", None) or int(config.hidden_size) // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers' own
+        return cls(
+            matrix_weights=sum(p.numel() for p in weights),
+            layers=int(config.num_hidden_layers),
+            query_width=heads * size,
+            kv_width=kv_heads * size,
+            head_weights=head.weight.numel(),
+            weight_bytes=head.weight.element_size(),
+        )
+
+    def prefill_flops(self, units: float) -> float:
+        """Return the FLOPs that reading one row of ``units`` needs at least (last logits only)."""
+        attention = 2.0 * self.layers * self.query_width * units * units
+        return 2.0 * self.matrix_weights * units + attention + 2.0 * self.head_weights
+
+    def decode_flops(self, units: float) -> float:
+        """Return the FLOPs of one new unit on top of ``units`` cached ones."""
+        attention = 4.0 * self.layers * self.query_width * units
+        return 2.0 * (self.matrix_weights + self.head_weights) + attention
+
+    def prefill_bound(self, raw: float, units: float) -> float:
+        """Return the largest speed-up that ``units`` in place of ``raw`` tokens can give."""
+        return self.prefill_flops(raw) / self.prefill_flops(units)
+
+    def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
+        """Return the largest decode speed-up, which reading weights and cache allows."""
+        weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
+        per_unit = 2 * self.layers * self.kv_width * self.weight_bytes * batch_size
+        return (weights + per_unit * raw) / (weights + per_unit * units)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The device's ceiling.
+
+    Attributes:
+        peak_flops: FLOP/s of its best matrix product.
+    """
+
+    peak_flops: float
+
+    def check(self, label: str, flops: float, seconds: float) -> float:
+        """Return the FLOP/s of a measurement, or refuse it.
+
+        Args:
+            label: Named in the error.
+            flops: Work that was needed at least.
+            seconds: Time it took.
+
+        Raises:
+            EvaluationError: If it lies above the ceiling, or the time is not positive.
+        """
+        achieved = flops / seconds if seconds > 0 else math.inf
+        if achieved > self.peak_flops:
+            raise EvaluationError(
+                f"{label} must stay below the device's {self.peak_flops:.3g} FLOP/s",
+                f"{achieved:.3g} FLOP/s",
+                "The timing or the amount of work is wrong; this row cannot be reported.",
+            )
+        return achieved
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what was asked of it (a CPU always has)."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.no_grad()
+def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
+    """Measure the best matrix product over a few sizes.
+
+    Args:
+        device: A torch device.
+        dtype: The data type of the model under test.
+    """
+    best = 0.0
+    for size in _SIZES:
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        for _ in range(_REPEATS):
+            synchronize(device)
+            start = time.perf_counter()
+            torch.mm(left, right)
+            synchronize(device)
+            best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+    return Roofline(best)

@@ -1,0 +1,255 @@
+"""The ``umim`` command: mine rules, look at compressed text, generate, measure perplexity.
+
+Everything runs in one process on one machine; the pipeline is ``python -m flows``. With ``--json``
+a command prints one JSON document on stdout and nothing else. Errors go to stderr and give a
+non-zero exit status: 1 for a broken rule (typed errors), 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from umim_core.errors import ConfigError, CorpusError, UmimError
+
+app = typer.Typer(
+    name="umim",
+    help="Merge frequent token spans into single input embeddings of a frozen language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
+]
+MergeOption = Annotated[
+    Literal["all", "prompt", "none"], typer.Option(help="What is merged; none is the base model.")
+]
+_DEFAULT_CHECKPOINT = "umim-docs-llama"
+
+
+def main() -> None:
+    """Run the command line; the console script's entry point."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    try:
+        app()
+    except UmimError as error:
+        typer.echo(f"umim: error: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def _quiet() -> None:
+    """Keep the model library's progress bars off the terminal; ours are the output."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+@app.command()
+def mine(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text files, .jsonl, .parquet or .npy files (globs allowed), or one Hugging Face "
+            "data set name."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Rule directory to write; must not exist.")],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Embedded name, directory or hub id; optional for .npy ids.")
+    ] = None,
+    tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
+    segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
+    overlap: Annotated[Literal["greedy", "none"], typer.Option(help="Overlap filter.")] = "greedy",
+    containment: Annotated[
+        Literal["drop", "keep"], typer.Option(help="Containment filter.")
+    ] = "drop",
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    max_bad: Annotated[int, typer.Option(help="Unusable rows to skip before giving up.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Mine merge rules from a corpus and write a rule directory."""
+    from umim_core.rules.mining import mine_rules
+    from umim_core.text import source_of
+
+    source = source_of(
+        tuple(sources), field=field, split=split, config=config, max_bad=max_bad
+    )
+    report = mine_rules(
+        source,
+        out,
+        tokenizer=tokenizer,
+        tau=tau,
+        segment_length=segment_length,
+        overlap=overlap,
+        containment=containment,
+    )
+    names = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
+    lines = [f"{report.tokens:,} tokens in {report.segments:,} segments", ""]
+    lines.append(f"{'':10}{'frequent':>12}{'overlap':>12}{'rules':>12}")
+    lines += [
+        f"{names[n]:10}{report.raw[n]:>12,}{report.overlap[n]:>12,}{report.rules[n]:>12,}"
+        for n in names
+    ]
+    lines += ["", f"{sum(report.rules.values()):,} rules written to {out}"]
+    document: dict[str, object] = {
+        "out": str(out),
+        "tokens": report.tokens,
+        "segments": report.segments,
+        "tau": tau,
+        "raw": {str(n): count for n, count in report.raw.items()},
+        "overlap": {str(n): count for n, count in report.overlap.items()},
+        "rules": {str(n): count for n, count in report.rules.items()},
+        "digest": report.digest,
+    }
+    _emit(document, lines, as_json)
+
+
+@app.command()
+def compress(
+    text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
+    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show which spans of a text are merged."""
+    from umim_core import UMIM
+
+    _quiet()
+    compression = UMIM.from_pretrained(checkpoint).compress(_text(text))
+    if html is not None:
+        from umim_core.artifacts import write_bytes
+
+        write_bytes(html, compression.html().encode())
+    if as_json:
+        document: dict[str, object] = {
+            "tokens": len(compression.ids),
+            "units": list(compression.units),
+            "unit_lengths": list(compression.unit_lengths),
+            "spans": [list(span) for span in compression.spans],
+            "token_reduction": compression.token_reduction,
+        }
+        _emit(document, [], as_json)
+    else:
+        compression.show()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")] = None,
+    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
+    do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    merge: MergeOption = "all",
+    as_json: JsonFlag = False,
+) -> None:
+    """Continue a prompt with merging in the prompt and while decoding."""
+    from umim_core import UMIM
+
+    _quiet()
+    out = UMIM.from_pretrained(checkpoint).generate(
+        _text(prompt),
+        max_new_tokens=max_new_tokens,
+        do_sample=do_sample,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        merge=merge,
+    )
+    document: dict[str, object] = {
+        "text": out.text[0],
+        "ids": list(out.ids[0]),
+        "prompt_spans": [list(span) for span in out.prompt_spans[0]],
+        "generated_spans": [list(span) for span in out.generated_spans[0]],
+        "token_reduction": out.token_reduction[0],
+        "gen_kv_reduction": out.gen_kv_reduction[0],
+        "cache_lengths": list(out.cache_lengths[0]),
+    }
+    _emit(document, [out.text[0]], as_json)
+
+
+@app.command()
+def ppl(
+    files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
+    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
+    segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
+    max_segments: Annotated[int, typer.Option(help="Windows at most.")] = 64,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure token-level perplexity of the base model and of UMIM on text files."""
+    import numpy as np
+
+    from umim_core import UMIM
+    from umim_core.evaluation.perplexity import perplexity, windows
+    from umim_core.text import TextFiles, iter_documents, tokenize_documents
+
+    _quiet()
+    umim = UMIM.from_pretrained(checkpoint)
+    stream = tokenize_documents(
+        iter_documents(TextFiles(paths=tuple(files))), umim.backbone.require_tokenizer()
+    )
+    ids = np.concatenate([np.zeros(0, np.int32), *stream])
+    rows = list(windows(ids, min(segment_length, len(ids))))[:max_segments]
+    if not rows:
+        raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
+    base = perplexity(rows, umim.backbone, None, None)
+    ours = perplexity(rows, umim.backbone, umim.module, umim.matcher)
+    document: dict[str, object] = {
+        "ppl_base": base.ppl,
+        "ppl_umim": ours.ppl,
+        "token_reduction": ours.token_reduction,
+        "targets": ours.targets,
+        "windows": len(rows),
+    }
+    lines = [
+        f"base {base.ppl:.3f}   UMIM {ours.ppl:.3f}   token reduction {ours.token_reduction:.1%}   "
+        f"({ours.targets:,} targets in {len(rows)} windows)"
+    ]
+    _emit(document, lines, as_json)
+
+
+@app.command()
+def path(
+    name: Annotated[str, typer.Argument(help="An embedded name.")],
+    part: Annotated[
+        Literal["checkpoint", "backbone"], typer.Option(help="Which directory.")
+    ] = "checkpoint",
+    as_json: JsonFlag = False,
+) -> None:
+    """Print the directory of an embedded checkpoint or backbone."""
+    from umim_core.embedded.assets import embedded_names, embedded_path
+
+    found = embedded_path(name, part)
+    if found is None or not found.is_dir():
+        raise ConfigError(
+            f"an embedded name must be one of {', '.join(embedded_names())}", name, "Choose one."
+        )
+    _emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)
+
+
+def _text(argument: str | None) -> str:
+    """Return the argument, or stdin for "-" or nothing."""
+    if argument not in (None, "-"):
+        return argument
+    if sys.stdin.isatty():
+        raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error

@@ -1,0 +1,120 @@
+"""The table of a rule set: ``rules.parquet`` and what every row of it must fulfil.
+
+Columns ``n`` int8, ``ids`` list<int32>, ``count`` int64, sorted by (n, ids).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from umim_core.errors import RuleSetError
+from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS
+
+TABLE_SCHEMA: Final = pa.schema(
+    [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]
+)
+MAX_RULES: Final = 100_000_000
+Ids = NDArray[np.int32]
+Counts = NDArray[np.int64]
+
+
+def write_table(
+    path: Path, ids_by_order: dict[int, Ids], support_by_order: dict[int, Counts]
+) -> None:
+    """Write rules as Parquet."""
+    sizes = [len(ids_by_order[n]) for n in ORDERS]
+    table = pa.table(
+        {
+            "n": np.repeat(np.array(ORDERS, np.int8), sizes),
+            "ids": pa.concat_arrays([_list_array(ids_by_order[n]) for n in ORDERS]),
+            "count": np.concatenate([support_by_order[n] for n in ORDERS]),
+        },
+        schema=TABLE_SCHEMA,
+    )
+    pq.write_table(table, path, compression="zstd")
+
+
+def _list_array(ids: Ids) -> pa.ListArray:
+    offsets = np.arange(len(ids) + 1, dtype=np.int32) * ids.shape[1]
+    return pa.ListArray.from_arrays(offsets, pa.array(ids.reshape(-1), pa.int32()))
+
+
+def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Counts]]:
+    """Read what :func:`write_table` wrote; the rows themselves are left to :func:`check_order`.
+
+    Raises:
+        RuleSetError: If the file is no Parquet file, has other columns, nulls, too many rows, or
+            rules that do not have 2, 3 or 4 ids or are not sorted by n.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            if not file.schema_arrow.equals(TABLE_SCHEMA) or rows > MAX_RULES:
+                raise RuleSetError(
+                    f"{path} must have the columns n int8, ids list<int32>, count int64 and at "
+                    f"most {MAX_RULES} rows",
+                    f"{rows} rows of {file.schema_arrow.to_string()}",
+                    "Mine again.",
+                )
+            table = file.read()
+            table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise RuleSetError(f"{path} must be a Parquet file", str(error), "Mine again.") from error
+    lists = table["ids"].combine_chunks()
+    if any(column.null_count for column in table.columns) or lists.values.null_count:
+        raise RuleSetError(f"{path} must hold no nulls", "nulls", "Mine again.")
+    orders, counts = table["n"].to_numpy(), table["count"].to_numpy()
+    sizes, flat = np.diff(lists.offsets.to_numpy()), lists.flatten().to_numpy()
+    if not np.isin(orders, ORDERS).all() or (sizes != orders).any() or (np.diff(orders) < 0).any():
+        raise RuleSetError(
+            f"{path} must hold rules of 2, 3 or 4 ids, sorted by n", "other rows", "Mine again."
+        )
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    ids, support = {}, {}
+    for n in ORDERS:
+        low, high = np.searchsorted(orders, [n, n + 1])
+        ids[n] = flat[starts[low] : starts[high]].reshape(-1, n)
+        support[n] = counts[low:high]
+    return ids, support
+
+
+def check_order(n: int, ids: Ids | None, support: Counts | None, tau: int | None) -> None:
+    """Check the rules of one order.
+
+    Args:
+        n: The order.
+        ids: Rules [R, n] (int32).
+        support: Counts [R] (int64).
+        tau: Least count, or None for 1.
+
+    Raises:
+        RuleSetError: If shapes, types, ids or counts are out of bounds, or the rows do not rise.
+    """
+    if ids is None or support is None or ids.ndim != 2 or ids.shape != (len(support), n):
+        shape = None if ids is None else ids.shape
+        raise RuleSetError(f"rules of order {n} must have {n} ids and a count each", shape)
+    if ids.dtype != np.int32 or support.dtype != np.int64:
+        raise RuleSetError("rule ids must be int32 and counts int64", f"{ids.dtype}")
+    if not len(ids):
+        return
+    if ids.min() < 0 or ids.max() > MAX_TOKEN_ID:
+        raise RuleSetError(
+            f"rule ids must lie in 0..{MAX_TOKEN_ID}", f"{ids.min()}..{ids.max()}", "Mine again."
+        )
+    if support.min() < (1 if tau is None else tau):
+        raise RuleSetError("every count must reach tau", int(support.min()), "Mine again.")
+    unequal = ids[1:] != ids[:-1]
+    first = unequal.argmax(axis=1)
+    rows = np.arange(len(ids) - 1)
+    rising = unequal.any(axis=1) & (ids[1:][rows, first] > ids[:-1][rows, first])
+    if not rising.all():
+        at = int(np.flatnonzero(~rising)[0])
+        raise RuleSetError(
+            "rules must be sorted and all different", ids[at + 1].tolist(), "Mine again."
+        )
