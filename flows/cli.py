@@ -28,6 +28,7 @@ app = typer.Typer(
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -58,6 +59,7 @@ def run(
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
     from tasks.pipeline import find_recipe
+    from umim_core.backbone_config import BackboneRecipe
 
     loaded = find_recipe(recipe)
     if dry_run:
@@ -68,6 +70,12 @@ def run(
         _emit(document, [f"{step['stage']:<12} {step['of']}" for step in steps], as_json)
         return
     _log_progress()
+    if isinstance(loaded, BackboneRecipe):
+        from flows.backbone import backbone
+
+        model = backbone(recipe)
+        _emit({"path": model}, [f"backbone: {model}"], as_json)
+        return
     from flows.full_pipeline import full_pipeline
     from tasks.comparison import comparison_table
     from tasks.report import ReportData

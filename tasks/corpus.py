@@ -61,8 +61,7 @@ def _installed() -> list[list[str]]:
 
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
-    sources = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
-    sources |= {f"ood_{name}": source for name, source in corpus.out_of_domain.items()}
+    sources = _sources(corpus)
     inputs = {
         f"{split}:{number}": sha256_file(path)
         for split, source in sources.items()
@@ -90,14 +89,27 @@ def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
 
 
 def tokenize_stage(
-    root: Path, corpus: Artifact, config: DocstringCorpus | FilesCorpus, backbone: str
+    root: Path,
+    corpus: Artifact,
+    config: DocstringCorpus | FilesCorpus,
+    backbone: str,
+    separator: int | None = None,
 ) -> Artifact:
-    """Tokenise every split once per tokenizer: ``<split>.npy`` (int32, documents concatenated)."""
+    """Tokenise every split once per tokenizer: ``<split>.npy`` (int32, documents concatenated).
+
+    Args:
+        root: Artifact root.
+        corpus: The corpus stage's artifact.
+        config: What the corpus was made from.
+        backbone: Name of the tokenizer.
+        separator: Token id that ends each document; None for nothing, as mining wants it.
+    """
     tokenizer = load_tokenizer(backbone)
     spec = StageSpec(
         "tokenize",
         1,
-        {"tokenizer": tokenizer_fingerprint(tokenizer), "train_tokens": config.train_tokens},
+        {"tokenizer": tokenizer_fingerprint(tokenizer), "train_tokens": config.train_tokens}
+        | ({} if separator is None else {"separator": separator}),
         {"corpus": corpus.digest},
     )
 
@@ -105,7 +117,7 @@ def tokenize_stage(
         counts: Metrics = {}
         for split, stream in _splits(corpus, config, tokenizer):
             limit = config.train_tokens if split == "train" else None
-            ids = _collect(stream, limit)
+            ids = _collect(_separated(stream, separator), limit)
             if not len(ids):
                 raise CorpusError(
                     f"split {split!r} must hold text", "no tokens", "Check its source."
@@ -122,17 +134,41 @@ def _splits(
 ) -> Iterator[tuple[str, Iterator[np.ndarray]]]:
     if isinstance(config, DocstringCorpus):
         for split in ("train", "valid", "test", *DOCSTRING_OOD):
-            texts = (doc.text for doc in read_documents(corpus.path / f"{split}.jsonl"))
-            yield split, tokenize_documents(texts, tokenizer)
+            yield split, tokenize_documents(texts(corpus, config, split), tokenizer)
         return
-    sources: dict[str, Source] = {"train": config.train, "valid": config.valid}
-    sources |= {"test": config.test}
-    sources |= {f"ood_{name}": source for name, source in config.out_of_domain.items()}
-    for split, source in sources.items():
+    for split, source in _sources(config).items():
         if isinstance(source, TokenIds):
             yield split, iter_token_ids(source)
         else:
             yield split, tokenize_documents(iter_documents(source), tokenizer)
+
+
+def _sources(config: FilesCorpus) -> dict[str, Source]:
+    sources = {"train": config.train, "valid": config.valid, "test": config.test}
+    return sources | {f"ood_{name}": source for name, source in config.out_of_domain.items()}
+
+
+def texts(corpus: Artifact, config: DocstringCorpus | FilesCorpus, split: str) -> Iterator[str]:
+    """Yield the documents of a split.
+
+    Raises:
+        CorpusError: If the split is ready token ids.
+    """
+    if isinstance(config, DocstringCorpus):
+        for document in read_documents(corpus.path / f"{split}.jsonl"):
+            yield document.text
+        return
+    source = _sources(config)[split]
+    if isinstance(source, TokenIds):
+        raise CorpusError(f"split {split!r} must be text", source.path, "Name its documents.")
+    yield from iter_documents(source)
+
+
+def _separated(stream: Iterator[np.ndarray], separator: int | None) -> Iterator[np.ndarray]:
+    for ids in stream:
+        yield ids
+        if separator is not None:
+            yield np.array([separator], np.int32)
 
 
 def _collect(stream: Iterator[np.ndarray], limit: int | None) -> np.ndarray:

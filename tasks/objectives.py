@@ -41,9 +41,10 @@ class BatchLoss(NamedTuple):
 class Objective(Protocol):
     """What the loop needs to know."""
 
-    module: MergeModule
+    module: nn.Module
     num_items: int
     metric_names: tuple[str, ...]
+    weight_name: str
 
     def __call__(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums of a batch."""
@@ -62,6 +63,7 @@ class DistillObjective(nn.Module):
     """Predictive distillation over token rows."""
 
     metric_names = ("cross_entropy", "kl")
+    weight_name = "aligned_rows"
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class PreferenceObjective(nn.Module):
     """Preference (DPO) over multiple-choice questions; the reference is the starting module."""
 
     metric_names = ("loss", "accuracy")
+    weight_name = "questions"
 
     def __init__(
         self,

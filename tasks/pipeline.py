@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, Generic, ParamSpec, TypeVar, get_args
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -27,12 +27,14 @@ from tasks.stage import Artifact
 from tasks.tracker import PREFECT_TAG, Tracker
 from tasks.train_worker import CURVE
 from umim_core.artifacts import canonical_json, sha256_bytes
-from umim_core.config import Recipe, load_recipe
+from umim_core.backbone_config import BackboneRecipe, load_any_recipe
+from umim_core.config import Recipe, RunRecipe
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
 
 logger = logging.getLogger("umim.pipeline")
 RECIPES = CHECKOUT / "infra" / "recipes"
 P = ParamSpec("P")
+R = TypeVar("R", bound=RunRecipe)
 
 
 def recipe_names() -> list[str]:
@@ -40,21 +42,21 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def find_recipe(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe | BackboneRecipe:
     """Load a recipe by name, or by path when it ends in ``.yaml``.
 
     Raises:
         ConfigError: If there is none of that name, or it breaks a rule.
     """
     if name.endswith((".yaml", ".yml")):
-        return load_recipe(Path(name))
+        return load_any_recipe(Path(name))
     if name not in recipe_names():
         raise ConfigError(
             f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
             name,
             "`python -m flows recipes` describes them.",
         )
-    return load_recipe(RECIPES / f"{name}.yaml")
+    return load_any_recipe(RECIPES / f"{name}.yaml")
 
 
 def artifact_root() -> Path:
@@ -77,7 +79,7 @@ def newest_report() -> Path:
 
 
 @dataclass
-class PipelineRun:
+class PipelineRun(Generic[R]):
     """An open pipeline run.
 
     Attributes:
@@ -89,7 +91,7 @@ class PipelineRun:
         artifacts: Stages finished so far, in order.
     """
 
-    recipe: Recipe
+    recipe: R
     root: Path
     lease: ClusterLease
     tracker: Tracker
@@ -163,17 +165,29 @@ class PipelineRun:
 
 
 @contextmanager
-def open_pipeline(recipe_name: str, flow_name: str) -> Iterator[PipelineRun]:
+def open_pipeline(
+    recipe_name: str, flow_name: str, kind: type[R] = Recipe
+) -> Iterator[PipelineRun[R]]:
     """Open a pipeline run: recipe, root, cluster lease and MLflow parent run.
 
     Args:
         recipe_name: Recipe name or path.
         flow_name: Name of the flow, part of the run's identity.
+        kind: The kind of recipe that the flow can run.
 
     Yields:
         The run; it is closed as finished or failed at the end.
+
+    Raises:
+        ConfigError: If the recipe is missing, malformed or of another kind.
     """
     recipe = find_recipe(recipe_name)
+    if not isinstance(recipe, kind):
+        raise ConfigError(
+            f"flow {flow_name} needs a recipe of kind {_kind(kind)}",
+            f"{recipe_name}, of kind {recipe.kind}",
+            "`python -m flows recipes` lists the recipes with their kind.",
+        )
     root = artifact_root()
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
@@ -204,6 +218,11 @@ def open_pipeline(recipe_name: str, flow_name: str) -> Iterator[PipelineRun]:
         len(names),
         f": {', '.join(names)}" if names else "",
     )
+
+
+def _kind(model: type[RunRecipe]) -> str:
+    (name,) = get_args(model.model_fields["kind"].annotation)
+    return str(name)
 
 
 def _prefect_url() -> str | None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from umim_core.backbone_config import BackboneRecipe
 from umim_core.config import Cell, Recipe
 
 
-def plan(recipe: Recipe) -> list[dict[str, str]]:
+def plan(recipe: Recipe | BackboneRecipe) -> list[dict[str, str]]:
     """Return the stages of a recipe in order, each with what it works on."""
+    if isinstance(recipe, BackboneRecipe):
+        return [
+            {"stage": "corpus", "of": recipe.corpus.kind},
+            {"stage": "tokenizer", "of": f"{recipe.vocab_size} entries"},
+            {"stage": "tokenize", "of": recipe.name},
+            {"stage": "backbone", "of": f"{recipe.name}, at most {recipe.train.max_steps} steps"},
+        ]
     steps = [("corpus", recipe.corpus.kind)]
     has_task = recipe.task is not None and recipe.corpus.kind == "docstrings"
     steps += [("task", "embedded questions")] if has_task else []

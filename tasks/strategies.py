@@ -66,9 +66,26 @@ def make_strategy(name: str, objective: nn.Module, config: TrainConfig) -> Strat
 
 def _adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     trainable = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    decayed = [p for p in trainable if config.decay_vectors or p.dim() > 1]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}]
+    if not config.decay_vectors:
+        groups.append({"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0})
     return torch.optim.AdamW(
-        trainable, lr=config.learning_rate, weight_decay=config.weight_decay, foreach=False
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        foreach=False,
     )
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return what an optimiser moves, group after group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
 
 class DdpStrategy:
@@ -77,7 +94,7 @@ class DdpStrategy:
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
         self._clip = config.clip_norm
         self._optimizer = _adamw(objective, config)
-        self._parameters = self._optimizer.param_groups[0]["params"]
+        self._parameters = _parameters(self._optimizer)
         distributed = dist.is_initialized() and dist.get_world_size() > 1
         self._model = nn.parallel.DistributedDataParallel(objective) if distributed else objective
 
@@ -87,7 +104,7 @@ class DdpStrategy:
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         """Back-propagate, clip, step."""
-        self._optimizer.param_groups[0]["lr"] = learning_rate
+        _set_rate(self._optimizer, learning_rate)
         scaled.backward()
         norm = float(nn.utils.clip_grad_norm_(self._parameters, self._clip))
         if math.isfinite(norm):  # the same on every rank: gradients are averaged by now
@@ -120,7 +137,7 @@ class DeepSpeedStrategy:
         self._engine, *_ = deepspeed.initialize(
             model=objective,
             optimizer=optimizer,
-            model_parameters=optimizer.param_groups[0]["params"],
+            model_parameters=_parameters(optimizer),
             config=settings,
         )
         self._zero = self._engine.optimizer
@@ -131,7 +148,7 @@ class DeepSpeedStrategy:
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         """Back-propagate, clip, step; ZeRO itself drops gradients that are not finite."""
-        self._zero.param_groups[0]["lr"] = learning_rate
+        _set_rate(self._zero, learning_rate)
         self._engine.backward(scaled)
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
@@ -139,20 +156,22 @@ class DeepSpeedStrategy:
     def tensors(self) -> dict[str, Tensor]:
         """Return this rank's shard: AdamW's moments and the float32 master weights."""
         state = optimizer_tensors(self._zero.optimizer)
-        state["optimizer.master"] = self._zero.single_partition_of_fp32_groups[0]
+        for index, shard in enumerate(self._zero.single_partition_of_fp32_groups):
+            state[f"optimizer.master.{index}"] = shard
         return state
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore this rank's shard; the module's weights are restored by the loop."""
         load_optimizer_tensors(self._zero.optimizer, tensors)
         with torch.no_grad():
-            self._zero.single_partition_of_fp32_groups[0].copy_(tensors["optimizer.master"])
+            for index, shard in enumerate(self._zero.single_partition_of_fp32_groups):
+                shard.copy_(tensors[f"optimizer.master.{index}"])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an AdamW's state as named tensors."""
     found: dict[str, Tensor] = {}
-    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+    for index, parameter in enumerate(_parameters(optimizer)):
         for name in _MOMENTS if parameter in optimizer.state else ():
             value = optimizer.state[parameter][name]
             found[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
@@ -165,7 +184,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
     Raises:
         ArtifactError: If the tensors belong to another optimiser.
     """
-    for index, parameter in enumerate(optimizer.param_groups[0]["params"]):
+    for index, parameter in enumerate(_parameters(optimizer)):
         for name in _MOMENTS:
             value = tensors.get(f"optimizer.{index}.{name}")
             if value is None or (name != "step" and value.shape != parameter.shape):

@@ -1,4 +1,4 @@
-"""The training loop of every merge module: distillation, SFT and preference alike.
+"""The training loop of merge modules (distillation, SFT, preference) and of small backbones.
 
 It knows an objective (what), a strategy (how gradients are exchanged) and a state directory. The
 data order is a function of (seed, position) alone, so a resumed run sees exactly the rows that the
@@ -27,7 +27,9 @@ from tasks.train_state import (
     Row,
     begin_state,
     commit_state,
+    load_parameters,
     newest_state,
+    parameters_of,
     read_rank,
     write_rank,
 )
@@ -156,7 +158,7 @@ def _step(
     rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1
     if not weight:  # no row of the global batch has a merge: there is nothing to learn from
-        progress.curve.append({"step": progress.step, "aligned_rows": 0.0})
+        progress.curve.append({"step": progress.step, objective.weight_name: 0.0})
         return
     norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
     if not math.isfinite(norm):
@@ -170,7 +172,7 @@ def _step(
                 "train_kl": kl_sum / weight,
                 "grad_norm": norm,
                 "learning_rate": rate,
-                "aligned_rows": weight,
+                objective.weight_name: weight,
             }
         )
     )
@@ -214,7 +216,7 @@ def _validate(
     if math.isfinite(score) and (progress.best_score is None or score < progress.best_score):
         progress.best_score, progress.best_step, progress.stale = score, progress.step, 0
         best.clear()
-        best.update({k: v.detach().clone() for k, v in objective.module.state_dict().items()})
+        best.update({k: v.clone() for k, v in parameters_of(objective.module).items()})
     elif progress.step:
         progress.stale += 1
     logger.info("step %d: %s", progress.step, {k: round(v, 4) for k, v in metrics.items()})
@@ -229,7 +231,7 @@ def _save(
     rank: int,
     world: int,
 ) -> None:
-    tensors = {f"module.{k}": v for k, v in objective.module.state_dict().items()}
+    tensors = {f"module.{k}": v for k, v in parameters_of(objective.module).items()}
     tensors |= {f"best.{k}": v for k, v in best.items()}
     tensors |= strategy.tensors()
     target = state_dir / f"step-{progress.step:08d}"
@@ -250,7 +252,7 @@ def _resume(
         return Progress(), {}
     tensors, progress = read_rank(target, rank)
     logger.info("resuming at step %d", progress.step)
-    device = objective.module.query.device
+    device = next(objective.module.parameters()).device
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {
@@ -259,6 +261,6 @@ def _resume(
             if name.startswith(prefix)
         }
 
-    objective.module.load_state_dict(part("module."))
+    load_parameters(objective.module, part("module."))
     strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
     return progress, part("best.")

@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from umim_core.artifacts import flush_tree, read_json, read_manifest, write_json, write_manifest
 from umim_core.errors import ArtifactError
@@ -49,6 +49,28 @@ class Progress:
     skipped: int = 0
     finished: bool = False
     curve: list[Row] = field(default_factory=list)
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's weights by name, tied ones once."""
+    return {name: value.detach() for name, value in module.named_parameters()}
+
+
+def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Put weights back that :func:`parameters_of` returned.
+
+    Raises:
+        ArtifactError: If they belong to another module.
+    """
+    own = parameters_of(module)
+    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in tensors.items()}:
+        raise ArtifactError(
+            "a resume state must fit its module",
+            sorted(tensors),
+            "Remove the partial directory to start this stage afresh.",
+        )
+    for name, value in own.items():
+        value.copy_(tensors[name])
 
 
 def begin_state(directory: Path, step: int) -> Path:

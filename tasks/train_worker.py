@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
 from tasks.objectives import DistillObjective, PreferenceObjective
 from tasks.rows import TokenRows
@@ -35,6 +36,8 @@ from umim_core.rules.ruleset import RuleSet
 
 logger = logging.getLogger("umim.train")
 CURVE = "curve.jsonl"
+Fields = dict[str, object]
+Worker = Callable[[Fields], None]
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,52 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
         ClusterError: If workers died more often than allowed.
         UmimError: What a worker raised on purpose.
     """
+    return launch_worker(run_worker, asdict(job), Path(job.out), lease)
+
+
+def launch_worker(
+    worker: Worker, fields: Fields, out: Path, lease: ClusterLease
+) -> dict[str, float]:
+    """Call a worker function on every rank, and return the ``summary.json`` it left in ``out``.
+
+    Args:
+        worker: Called once per rank, in this process if the lease has no workers.
+        fields: Its argument, plain data.
+        out: Directory of the run; ``out/state`` is scratch.
+        lease: The cluster.
+
+    Raises:
+        ClusterError: If workers died more often than allowed.
+        UmimError: What a worker raised on purpose.
+    """
     if lease.config.workers == 0:
-        run_worker(asdict(job))
+        worker(fields)
     else:
-        lease.ensure()
-        _launch_ray(job, lease.config, Path(job.out) / "state" / "ray")
-    summary = json.loads((Path(job.out) / "summary.json").read_text(encoding="utf-8"))
+        _check_room(lease.config, lease.ensure())
+        _launch_ray(worker, fields, lease.config, out / "state" / "ray")
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
 
 
-def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
+def _check_room(config: ClusterConfig, cluster: Cluster) -> None:
+    """Refuse workers that a cluster of this machine can never hold; Ray would wait for room."""
+    kind, room = ("GPUs", cluster.gpus) if config.use_gpu else ("cores", cluster.cpus)
+    if config.address is None and config.workers > room:
+        raise ClusterError(
+            f"{config.workers} training workers need as many {kind}",
+            room,
+            "Lower cluster.workers, or name a larger cluster with cluster.address.",
+        )
+
+
+def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch: Path) -> None:
+    from ray.train import (
+        ControllerError,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+        WorkerGroupError,
+    )
     from ray.train.torch import TorchTrainer
 
     from tasks.process_group import MeetingConfig
@@ -105,14 +143,17 @@ def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
     scratch.mkdir(parents=True)
     trainer = TorchTrainer(
-        run_worker,
-        train_loop_config=asdict(job),
+        worker,
+        train_loop_config=fields,
         scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
         torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
         run_config=RunConfig(
             name="train",
             storage_path=str(scratch),
-            failure_config=FailureConfig(max_failures=cluster.max_restarts),
+            failure_config=FailureConfig(
+                max_failures=cluster.max_restarts,
+                controller_failure_limit=cluster.max_restarts,  # Ray's default never gives up
+            ),
         ),
     )
     try:
@@ -126,11 +167,17 @@ def _launch_ray(job: TrainJob, cluster: ClusterConfig, scratch: Path) -> None:
             str(error).strip().splitlines()[-1],
             "Run the same command again; it resumes from the last state.",
         ) from error
+    except ControllerError as error:
+        raise ClusterError(
+            f"{cluster.workers} training workers must start",
+            str(error.controller_failure),
+            "Look at the cluster's free resources; the same command resumes.",
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run_worker(job_fields: dict[str, object]) -> None:
+def run_worker(job_fields: Fields) -> None:
     """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
     logging.getLogger("umim").setLevel(logging.INFO)
     job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
@@ -149,13 +196,13 @@ def run_worker(job_fields: dict[str, object]) -> None:
         config,
         seed=job.seed,
         state_dir=out / "state",
-        on_step=_log_step,
+        on_step=log_step,
     )
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     module.load_state_dict(result.weights)
     checkpoint = Checkpoint.of(module, rules, backbone, _summary(result.progress))
-    _write_results(out, checkpoint, result.progress)
+    write_results(out, "checkpoint", checkpoint.write, result.progress)
 
 
 def _config(job: TrainJob) -> TrainConfig:
@@ -213,7 +260,8 @@ def _objective(
     )
 
 
-def _log_step(progress: Progress, total: int) -> None:
+def log_step(progress: Progress, total: int) -> None:
+    """Log every tenth step."""
     if progress.step % 10 == 0:
         row = progress.curve[-1]
         logger.info("step %d of %d: %s", progress.step, total, row)
@@ -228,11 +276,12 @@ def _summary(progress: Progress) -> dict[str, str | int | float | None]:
     }
 
 
-def _write_results(out: Path, checkpoint: Checkpoint, progress: Progress) -> None:
-    target = out / "checkpoint"
+def write_results(out: Path, name: str, write: Callable[[Path], None], progress: Progress) -> None:
+    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
+    target = out / name
     shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
     target.mkdir()
-    checkpoint.write(target)
+    write(target)
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
     (out / CURVE).write_text(lines, encoding="utf-8")
     write_json(out / "summary.json", _summary(progress))

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -90,7 +91,8 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(stream.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise ArtifactError(
             f"{path} ({len(data)} bytes) must be writable",
             error.strerror or str(error),

@@ -7,7 +7,7 @@ are saved with the results.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -22,7 +22,7 @@ PositiveFloat = Annotated[float, Field(gt=0.0)]
 class Model(BaseModel):
     """Base of all configuration: frozen, no unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DocstringCorpus(Model):
@@ -67,7 +67,15 @@ class Cell(RulesConfig):
 
 
 class TrainConfig(Model):
-    """Optimisation of the merge module; defaults are the paper's where it prints them."""
+    """Optimisation of the merge module; defaults are the paper's where it prints them.
+
+    Attributes:
+        betas: AdamW's.
+        decay_vectors: Whether weight decay also acts on biases, gains and other vectors.
+    """
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    decay_vectors: ClassVar[bool] = True
 
     max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
     max_epochs: Annotated[int, Field(ge=1, le=1000)] = 15
@@ -143,12 +151,19 @@ class TaskSizes(Model):
     test: Annotated[int, Field(ge=1)] = 200
 
 
-class Recipe(Model):
-    """A whole experiment."""
+class RunRecipe(Model):
+    """What every recipe has, whichever flow it belongs to."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    cluster: ClusterConfig = ClusterConfig()
+
+
+class Recipe(RunRecipe):
+    """A whole experiment."""
+
+    kind: Literal["pipeline"] = "pipeline"
     corpus: Annotated[DocstringCorpus | FilesCorpus, Field(discriminator="kind")]
     segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
@@ -160,7 +175,6 @@ class Recipe(Model):
     shipped: tuple[str, ...] = Field(
         default=(), description="Trained checkpoints shown as extra rows."
     )
-    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -179,23 +193,43 @@ class Recipe(Model):
         return self
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound=RunRecipe)
+
+
 def load_recipe(path: Path) -> Recipe:
-    """Read and validate a recipe.
+    """Read and validate a recipe of the pipeline.
 
     Raises:
         ConfigError: If the file is missing, not YAML, or breaks a bound; the message names the
             file, the field, the value and the rule.
     """
+    return validate_recipe(Recipe, read_recipe_file(path), path)
+
+
+def read_recipe_file(path: Path) -> object:
+    """Return what a YAML file holds.
+
+    Raises:
+        ConfigError: If it is missing or not YAML.
+    """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
             "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} must be YAML", str(error), "Mend the file.") from error
+
+
+def validate_recipe(model: type[AnyRecipe], raw: object, path: Path) -> AnyRecipe:
+    """Return a recipe of one kind.
+
+    Raises:
+        ConfigError: If a field is missing, unknown or out of bounds.
+    """
     try:
-        return Recipe.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the recipe"

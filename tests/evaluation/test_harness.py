@@ -218,14 +218,21 @@ def test_modes_differ_where_a_rule_applies(build: Build) -> None:
 
 
 @pytest.mark.parametrize("merge", ["context", "all"])
-def test_the_greedy_continuation_is_reported_as_greedy(build: Build, merge: str) -> None:
-    model = build(merge)
-    scored = {}
-    for token in range(len(model.tokenizer)):
-        [(value, greedy)] = model._loglikelihood_tokens([(None, [5, 6], [token])], True)
-        scored[token] = (value, greedy)
-    best = max(scored, key=lambda token: scored[token][0])
-    assert [token for token, (_, greedy) in scored.items() if greedy] == [best]
+def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge: str) -> None:
+    model = build(merge, 16)
+
+    def scores(prefix: list[int]) -> list[tuple[float, bool]]:
+        vocabulary = range(len(model.tokenizer))
+        return model._loglikelihood_tokens([(None, [5, 6], [*prefix, t]) for t in vocabulary], True)
+
+    best: list[int] = []
+    for _ in range(2):
+        found = scores(best)
+        likeliest = int(np.argmax([value for value, _ in found]))
+        assert [t for t, (_, greedy) in enumerate(found) if greedy] == [likeliest]
+        best.append(likeliest)
+    other = (best[0] + 1) % len(model.tokenizer)  # a wrong start is never made good
+    assert not any(greedy for _, greedy in scores([other]))
 
 
 def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:

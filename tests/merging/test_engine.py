@@ -138,6 +138,17 @@ def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
     assert output.gen_kv_reduction == pytest.approx(2 / 6)
 
 
+def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
+    lengths: list[list[int]] = []
+    Engine(chain, None, None).generate(
+        [[0], [5]],
+        settings(5, eos_token_id=2),
+        observer=lambda forward: lengths.append(forward.lengths.tolist()),
+    )
+    # row 0 chooses 1 and 2 (the end); row 1 goes on alone
+    assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]
+
+
 def test_prompts_up_to_the_last_position_are_served(chain: Backbone) -> None:
     # 30 units, 3 new tokens, the last one never fed: exactly 32 positions
     assert len(follow(chain, [], [0] * 30, 3).ids) == 3

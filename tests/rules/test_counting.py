@@ -196,7 +196,9 @@ def test_a_negative_count_is_an_error() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    parts=st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2**60), max_size=5), max_size=6)
+    parts=st.lists(
+        st.dictionaries(st.integers(0, 5), st.integers(0, 2**60), max_size=5), max_size=6
+    )
 )
 def test_adding_up_equals_python_sums(parts: list[dict[int, int]]) -> None:
     want: Counter[int] = Counter()

@@ -141,9 +141,8 @@ def test_every_figure_is_on_the_page_and_a_file_of_its_own(
 def test_the_same_data_gives_the_same_bytes(tmp_path: Path, data: ReportData) -> None:
     for name in ("a", "b"):
         write_report(tmp_path / name, data)
-    files = sorted(
-        p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file()
-    )
+    first = tmp_path / "a"
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
     assert len(files) == 3 + len(FIGURES)
     for file in files:
         assert (first / file).read_bytes() == (tmp_path / "b" / file).read_bytes()

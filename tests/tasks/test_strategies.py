@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,10 +21,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer as WordTokenizer
-from tokenizers import models
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.objectives import DistillObjective
 from tasks.rows import TokenRows
@@ -40,8 +39,8 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-VOCAB, HIDDEN, ROWS, WIDTH, SEED = 14, 16, 12, 24, 0
-POISON = VOCAB - 1  # its embedding is NaN
+ROWS, WIDTH, SEED = 12, 24, 0
+POISON = 31  # the last id of the tiny backbone; its embedding is NaN here
 STRATEGIES = ("ddp", "deepspeed")
 CONFIG = TrainConfig(
     max_steps=2,
@@ -64,26 +63,6 @@ dist.destroy_process_group()
 """
 
 
-def save_backbone(folder: Path) -> str:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.3,
-    )
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        model.get_input_embeddings().weight[POISON] = torch.nan
-    model.save_pretrained(folder)
-    words = WordTokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
-    return str(folder)
-
-
 def token_rows() -> list[list[int]]:
     """Rows with 3 or 20 aligned predictions, so that a mean of ranks' means is visibly wrong."""
     rng = np.random.default_rng(SEED)
@@ -95,13 +74,22 @@ def token_rows() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+def job(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> TrainJob:
     folder = tmp_path_factory.mktemp("job")
-    backbone = load_backbone(save_backbone(folder / "backbone"))
+    model = tiny_model("llama", 0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[POISON] = torch.nan
+    model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
     spans = [(1, 2), (3, 4, 5), (6, 7)]
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     rules.save(folder / "rules")
-    module = MergeModule(HIDDEN)
+    module = MergeModule(backbone.hidden_size)
     module.initialise(0.3, torch.Generator().manual_seed(SEED))
     Checkpoint.of(module, rules, backbone).save(folder / "start")
     rows = token_rows()
@@ -286,7 +274,8 @@ def test_deepspeed_without_workers_is_refused() -> None:
 
 
 def test_a_state_of_another_optimiser_is_refused() -> None:
-    small, large = (DdpStrategy(nn.Linear(width, 1), CONFIG) for width in (2, 3))
-    large.update(sum(p.sum() for p in nn.Linear(3, 1).parameters()) * 1.0, 0.1)
+    small, large = nn.Linear(2, 1), nn.Linear(3, 1)
+    strategy = DdpStrategy(large, CONFIG)
+    strategy.update(large(torch.ones(1, 3)).sum(), 0.1)
     with pytest.raises(ArtifactError, match="must fit its optimiser; got parameter 0, exp_avg"):
-        small.load(large.tensors())
+        DdpStrategy(small, CONFIG).load(strategy.tensors())

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from umim_core.errors import ConfigError
 
 END_OF_TEXT: Final = "<|endoftext|>"
+END_OF_TEXT_ID: Final = 0  # the first entry of every tokenizer trained here
 ALPHABET_SIZE: Final = 256  # one entry per byte, so that no text is out of vocabulary
 
 

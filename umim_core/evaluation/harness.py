@@ -121,9 +121,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return self.scorer.inputs.token_reduction if self.scorer else 0.0
 
     @property
-    def context_token_reduction(self) -> float:
-        """The same over contexts (``merge=context``) and generation prompts alone."""
-        return self.scorer.contexts.token_reduction if self.scorer else 0.0
+    def context_token_reduction(self) -> float | None:
+        """The same over contexts and generation prompts alone; None if none was matched alone."""
+        if self.scorer is None:
+            return 0.0
+        return self.scorer.contexts.token_reduction if self.scorer.contexts.raw else None
 
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``)."""
@@ -232,12 +234,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         return self._detect_batch_size() if self.batch_size == "auto" else int(self.batch_size)
 
     def _report(self) -> None:
-        _log.info(
-            "umim: merge=%s token_reduction=%.4f context_token_reduction=%.4f",
-            self.merge,
-            self.token_reduction,
-            self.context_token_reduction,
-        )
+        alone = self.context_token_reduction
+        part = "" if alone is None else f", of contexts alone {alone:.4f}"
+        _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
 
 
 def run_tasks(

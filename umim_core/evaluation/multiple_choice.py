@@ -41,7 +41,8 @@ class TaskResult:
         acc_tok: Accuracy per answer token.
         acc_tok_stderr: Its standard error.
         token_reduction: Realised over contexts and answers.
-        context_token_reduction: Realised over contexts alone (``merge=context``).
+        context_token_reduction: Realised over contexts alone; NaN for ``merge=all``, which
+            matches across their end.
     """
 
     task: str
@@ -117,7 +118,7 @@ def evaluate_task(
         )
     found = results[task]
     hits = [_hit_per_token(sample, model.tok_encode) for sample in samples[task]]
-    acc_tok = sum(hits) / len(hits)
+    acc_tok, alone = sum(hits) / len(hits), model.context_token_reduction
     return TaskResult(
         task=task,
         merge=model.merge,
@@ -130,7 +131,7 @@ def evaluate_task(
         acc_tok=acc_tok,
         acc_tok_stderr=_stderr(acc_tok, len(hits)),
         token_reduction=model.token_reduction,
-        context_token_reduction=model.context_token_reduction,
+        context_token_reduction=math.nan if alone is None else alone,
     )
 
 

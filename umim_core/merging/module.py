@@ -99,7 +99,7 @@ class MergeModule(nn.Module):
         if self.offset is not None:
             tokens = tokens + self.offset[:width]
         projected = self.norm_kv(F.gelu(self.linear_kv(tokens)))
-        heads = projected.view(count, width, self.num_heads, -1)  # [M, N, h, d_h]
+        heads = projected.view(count, width, *self.query.shape)  # [M, N, h, d_h]
         scores = torch.einsum("mnhk,hk->mhn", heads, self.query) / math.sqrt(heads.shape[-1])
         weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1)
         pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)

@@ -1,0 +1,237 @@
+"""One distillation step over tiny backbones of four families, against a plain float64 computation.
+
+The plain computation takes one row at a time, builds each unit's embedding by itself, lets
+transformers make all logits, and leaves the gradient to autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.distill.step import DistillModel
+from umim_core.merging.compress import Segmentation
+from umim_core.merging.module import MergeModule, Positions
+
+Rows = list[NDArray[np.int64]]
+VOCAB, HIDDEN = 19, 16
+LLAMA_LIKE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
+    "qwen2-tied": lambda: Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
+    "gpt2": lambda: GPT2Config(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32),
+    "gpt-neox": lambda: GPTNeoXConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+    ),
+}
+# Unit lengths per row: merges early, late, everywhere, nowhere; rows of 1 to 12 tokens.
+UNITS = [[1, 2, 1, 4, 1], [1, 1, 1, 1, 3], [2, 2, 3, 4, 1], [1, 1, 1], [1], [2]]
+
+
+@pytest.fixture(params=sorted(CONFIGS))
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    return build(request.param)
+
+
+def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
+    config = CONFIGS[name]()
+    config.vocab_size = VOCAB
+    config.initializer_range = 0.2
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    torch.manual_seed(0)
+    return wrap_backbone(AutoModelForCausalLM.from_config(config).to(dtype), None)
+
+
+def model_for(backbone: Backbone, positions: Positions = "none") -> DistillModel:
+    module = MergeModule(HIDDEN, positions=positions).to(backbone.dtype)
+    module.initialise(0.2, torch.Generator().manual_seed(1))
+    return DistillModel(backbone, module)
+
+
+def batch(units: list[list[int]] = UNITS) -> tuple[Rows, list[Segmentation]]:
+    rng = np.random.default_rng(2)
+    rows = [rng.integers(0, VOCAB, sum(lengths)) for lengths in units]
+    cuts = []
+    for lengths in units:
+        array = np.array(lengths, dtype=np.int64)
+        cuts.append((np.cumsum(array) - array, array))
+    return rows, cuts
+
+
+def plain_loss(model: DistillModel, rows: Rows, cuts: list[Segmentation]) -> tuple[Tensor, int]:
+    """Cross-entropy sum over aligned rows, and their number."""
+    backbone, total, count = model.backbone, torch.zeros((), dtype=torch.float64), 0
+    table = backbone.embedding_weight
+    for ids, (starts, lengths) in zip(rows, cuts, strict=True):
+        merged = np.flatnonzero(lengths > 1)
+        if not len(merged):
+            continue
+        units = []
+        for start, length in zip(starts, lengths, strict=True):
+            span = table[torch.from_numpy(ids[start : start + length])]
+            units.append(
+                span[0] if length == 1 else model.module(span[None], torch.tensor([length]))[0]
+            )
+        student = backbone.model(inputs_embeds=torch.stack(units)[None]).logits[0]
+        with torch.no_grad():
+            teacher = backbone.model(input_ids=torch.from_numpy(ids)[None]).logits[0]
+        for unit in range(merged[0], len(units)):
+            p_t = teacher[starts[unit] + lengths[unit] - 1].softmax(-1)
+            total = total - (p_t * student[unit].log_softmax(-1)).sum()
+            count += 1
+    return total, count
+
+
+def gradients(model: DistillModel, loss: Tensor) -> dict[str, Tensor]:
+    names, parameters = zip(*model.module.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+
+def test_loss_and_gradient_equal_the_plain_computation(backbone: Backbone) -> None:
+    model = model_for(backbone)
+    rows, cuts = batch()
+    loss = model(rows, cuts)
+    expected, count = plain_loss(model, rows, cuts)
+    assert loss.rows == count == 11
+    torch.testing.assert_close(loss.cross_entropy, expected, atol=1e-9, rtol=1e-9)
+    found, wanted = gradients(model, loss.cross_entropy), gradients(model, expected)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
+
+
+def test_learned_positions_get_their_plain_gradient() -> None:
+    model = model_for(build("llama"), positions="learned")
+    rows, cuts = batch()
+    found = gradients(model, model(rows, cuts).cross_entropy)
+    wanted = gradients(model, plain_loss(model, rows, cuts)[0])
+    torch.testing.assert_close(found["offset"], wanted["offset"], atol=1e-9, rtol=1e-7)
+    assert bool((found["offset"].abs().sum(dim=1) > 0).all())
+
+
+# Llama's RMSNorm is single precision in any model: its noise asks for a longer step.
+@pytest.mark.parametrize(
+    ("name", "step", "tolerance"),
+    [
+        ("gpt2", 1e-5, 1e-6),
+        ("gpt-neox", 1e-5, 1e-6),
+        ("llama", 1e-3, 1e-3),
+        ("qwen2-tied", 1e-3, 1e-3),
+    ],
+)
+def test_gradient_equals_a_finite_difference(name: str, step: float, tolerance: float) -> None:
+    model = model_for(build(name))
+    rows, cuts = batch()
+    gradient = gradients(model, model(rows, cuts).cross_entropy)
+    generator = torch.Generator().manual_seed(3)
+    direction = {
+        key: torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        for key, value in gradient.items()
+    }
+    slope = sum(float((gradient[key] * direction[key]).sum()) for key in gradient)
+    values = []
+    for sign in (1.0, -2.0):  # to +h, then on to -h
+        with torch.no_grad():
+            for key, parameter in model.module.named_parameters():
+                parameter += sign * step * direction[key]
+            values.append(float(model(rows, cuts).cross_entropy))
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=tolerance)
+
+
+def test_a_batch_is_the_sum_of_its_rows_whatever_the_padding(backbone: Backbone) -> None:
+    model = model_for(backbone)
+    rows, cuts = batch()
+    whole = model(rows, cuts)
+    parts = [model([row], [cut]) for row, cut in zip(rows, cuts, strict=True)]
+    assert whole.rows == sum(part.rows for part in parts)
+    for name in ("cross_entropy", "kl"):
+        alone = torch.stack([getattr(part, name) for part in parts]).sum()
+        torch.testing.assert_close(getattr(whole, name), alone, atol=1e-9, rtol=1e-9)
+
+
+def test_a_long_neighbour_does_not_change_a_row_by_more_than_rounding() -> None:
+    model = model_for(build("gpt2", torch.float32))
+    rows, cuts = batch([[1, 2, 1], [1] * 30])  # the neighbour has no merge and adds no row
+    alone, padded = model(rows[:1], cuts[:1]), model(rows, cuts)
+    assert padded.rows == alone.rows == 2
+    torch.testing.assert_close(padded.cross_entropy, alone.cross_entropy, atol=1e-5, rtol=1e-5)
+
+
+def test_the_backbone_gets_no_gradient_and_every_parameter_of_the_module_does(
+    backbone: Backbone,
+) -> None:
+    model = model_for(backbone)
+    before = [parameter.clone() for parameter in backbone.model.parameters()]
+    model(*batch()).cross_entropy.backward()
+    assert {name.partition(".")[0] for name in model.state_dict()} == {"module"}
+    for parameter, old in zip(backbone.model.parameters(), before, strict=True):
+        assert parameter.grad is None
+        assert torch.equal(parameter, old)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert int(torch.count_nonzero(parameter.grad)) > 0, name
+
+
+def test_without_merges_the_loss_is_zero_and_still_touches_every_parameter(
+    backbone: Backbone,
+) -> None:
+    model = model_for(backbone)
+    loss = model(*batch([[1, 1, 1], [1], [1] * 9]))
+    assert (float(loss.cross_entropy.detach()), float(loss.kl), loss.rows) == (0.0, 0.0, 0)
+    loss.cross_entropy.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert int(torch.count_nonzero(parameter.grad)) == 0, name  # NaN would count
+
+
+def test_steps_on_one_batch_reduce_its_divergence(backbone: Backbone) -> None:
+    model = model_for(backbone)
+    rows, cuts = batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    curve = []
+    for _ in range(30):
+        loss = model(rows, cuts)
+        curve.append(float(loss.kl) / loss.rows)
+        optimizer.zero_grad()
+        (loss.cross_entropy / loss.rows).backward()
+        optimizer.step()
+    assert curve[1] < curve[0]
+    assert 0.0 <= curve[-1] < 0.5 * curve[0]
+
+
+def test_bfloat16_products_leave_the_loss_in_single_precision(backbone: Backbone) -> None:
+    single = wrap_backbone(backbone.model.float(), None)
+    model = model_for(single)
+    rows, cuts = batch()
+    exact = model(rows, cuts)
+    rounded = DistillModel(single, model.module, autocast=True)(rows, cuts)
+    assert rounded.cross_entropy.dtype is torch.float32
+    assert float(rounded.cross_entropy.detach()) != float(exact.cross_entropy.detach())
+    torch.testing.assert_close(rounded.cross_entropy, exact.cross_entropy, atol=0.0, rtol=2e-2)
+    for name, value in gradients(model, rounded.cross_entropy).items():
+        assert value.dtype is torch.float32, name
+        assert bool(torch.isfinite(value).all()), name

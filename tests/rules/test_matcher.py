@@ -1,0 +1,179 @@
+"""The matcher against a ten-line oracle (RELIABILITY 1)."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umim_core.errors import CorpusError
+from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+Spans = set[tuple[int, ...]]
+Units = list[tuple[int, int]]
+
+
+def oracle(ids: list[int], spans: Spans) -> Units:
+    units, position = [], 0
+    while position < len(ids):
+        length = 1
+        for n in (4, 3, 2):
+            if position + n <= len(ids) and tuple(ids[position : position + n]) in spans:
+                length = n
+                break
+        units.append((position, length))
+        position += length
+    return units
+
+
+def listing(ids: list[int], spans: Spans) -> Units:
+    """The paper's listing: all matches sorted by start, longer first; taken if nothing overlaps."""
+    found = [
+        (start, n)
+        for n in (2, 3, 4)
+        for start in range(len(ids) - n + 1)
+        if tuple(ids[start : start + n]) in spans
+    ]
+    taken = [False] * len(ids)
+    units: Units = []
+    for start, n in sorted(found, key=lambda match: (match[0], -match[1])):
+        if not any(taken[start : start + n]):
+            taken[start : start + n] = [True] * n
+            units.append((start, n))
+    return sorted(units + [(t, 1) for t in range(len(ids)) if not taken[t]])
+
+
+def segment(ids: list[int], spans: Spans) -> Units:
+    starts, lengths = Matcher(RuleSet.from_spans(spans)).segment(np.array(ids, dtype=np.int64))
+    assert starts.dtype == lengths.dtype == np.int64
+    return list(zip(starts.tolist(), lengths.tolist(), strict=True))
+
+
+@st.composite
+def rules_and_ids(draw: st.DrawFn) -> tuple[list[int], Spans]:
+    size = draw(st.integers(2, 5))
+    low = draw(st.sampled_from([0, 1000, MAX_TOKEN_ID - size + 1]))
+    token = st.integers(low, low + size - 1)
+    span = st.one_of(*(st.tuples(*[token] * n) for n in (2, 3, 4)))
+    return draw(st.lists(token, max_size=60)), draw(st.sets(span, max_size=40))
+
+
+def test_docstring_example() -> None:
+    assert segment([1, 2, 3, 1, 2, 4], {(1, 2), (1, 2, 3)}) == [(0, 3), (3, 2), (5, 1)]
+
+
+@settings(max_examples=400, deadline=None)
+@given(case=rules_and_ids())
+def test_equals_the_oracle_and_the_listing_of_the_paper(case: tuple[list[int], Spans]) -> None:
+    ids, spans = case
+    assert segment(ids, spans) == oracle(ids, spans) == listing(ids, spans)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equals_the_oracle_with_thousands_of_rules(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spans = {tuple(rng.integers(0, 40, rng.integers(2, 5)).tolist()) for _ in range(5000)}
+    ids = rng.integers(0, 45, 5000).tolist()
+    assert segment(ids, spans) == oracle(ids, spans)
+
+
+def test_equals_the_oracle_on_every_sequence_over_two_letters() -> None:
+    spans: Spans = {(0, 1), (1, 1, 0), (0, 1, 0, 1)}
+    for length in range(9):
+        for ids in product((0, 1), repeat=length):
+            assert segment(list(ids), spans) == oracle(list(ids), spans)
+
+
+@pytest.mark.parametrize(
+    ("ids", "want"),
+    [
+        ([], []),
+        ([7], [(0, 1)]),
+        ([7, 8], [(0, 2)]),
+        ([7, 8, 9], [(0, 2), (2, 1)]),
+        ([7, 8, 9, 9], [(0, 4)]),
+        ([7, 7, 8, 9, 9, 7], [(0, 1), (1, 4), (5, 1)]),
+    ],
+)
+def test_a_longer_rule_wins_only_when_it_is_whole(ids: list[int], want: Units) -> None:
+    assert segment(ids, {(7, 8), (7, 8, 9, 9)}) == want
+
+
+def test_no_rules_leave_every_token_alone() -> None:
+    assert segment([0, 0, MAX_TOKEN_ID], set()) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_matching_is_not_recursive() -> None:
+    assert segment([1, 2, 1, 2], {(1, 2)}) == [(0, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+def test_every_integer_type_is_segmented_alike(dtype: type[np.integer]) -> None:
+    matcher = Matcher(RuleSet.from_spans({(1, 2)}))
+    assert matcher.segment(np.array([1, 2, 3], dtype=dtype))[1].tolist() == [2, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=rules_and_ids(), cuts=st.lists(st.integers(0, 60), max_size=5))
+def test_many_sequences_are_cut_as_each_one_alone(
+    case: tuple[list[int], Spans], cuts: list[int]
+) -> None:
+    ids, spans = case
+    offsets = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
+    matcher = Matcher(RuleSet.from_spans(spans))
+    starts, lengths, borders = matcher.segment_many(
+        np.array(ids, dtype=np.int64), np.array(offsets, dtype=np.int64)
+    )
+    assert len(borders) == len(offsets)
+    assert (borders[0], borders[-1]) == (0, len(starts))
+    for row, (low, high) in enumerate(pairwise(offsets)):
+        units = slice(borders[row], borders[row + 1])
+        own = list(zip((starts[units] - low).tolist(), lengths[units].tolist(), strict=True))
+        assert own == oracle(ids[low:high], spans)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=rules_and_ids(), span=st.lists(st.integers(0, 4), max_size=6))
+def test_contains_knows_exactly_the_rules(case: tuple[list[int], Spans], span: list[int]) -> None:
+    ids, spans = case
+    matcher = Matcher(RuleSet.from_spans(spans))
+    assert all(matcher.contains(rule) for rule in spans)
+    assert matcher.contains(span) == (tuple(span) in spans)
+    for n in range(6):
+        assert matcher.contains(ids[:n]) == (tuple(ids[:n]) in spans)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [(0, 1 << 18 | 2), (1, 1 << 18 | 2), (1, -1), (-1, 2), (1 << 70, 2), (1, 2, 3, 4, 5), (1,), ()],
+)
+def test_contains_is_false_for_what_cannot_be_a_rule(span: tuple[int, ...]) -> None:
+    # node 0 << 18 | (1 << 18 | 2) would be the key of (node 1, token 2)
+    matcher = Matcher(RuleSet.from_spans({(0, 1), (1, 2), (2, 2)}))
+    assert not matcher.contains(span)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.array([1, 1 << 18]), r"token ids must lie in 0\.\.262143; got 1\.\.262144"),
+        (np.array([-1]), r"got -1\.\.-1"),
+        (np.zeros((2, 2), np.int64), "one flat array"),
+        (np.zeros(3), "must be integers; got float64"),
+    ],
+)
+def test_ids_that_are_no_token_ids_are_refused(ids: np.ndarray, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        Matcher(RuleSet.from_spans({(1, 2)})).segment(ids)
+
+
+def test_borders_beyond_the_ids_are_refused() -> None:
+    with pytest.raises(CorpusError, match="borders must rise from 0 to 3"):
+        Matcher(RuleSet.from_spans({(1, 2)})).segment_many(
+            np.array([1, 2, 3]), np.array([0, 400], dtype=np.int64)
+        )

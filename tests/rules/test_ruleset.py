@@ -1,0 +1,190 @@
+"""The rule set and its directory: round trip, format, and refusal of everything malformed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.artifacts import read_json, write_json
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError, UmimError
+from umim_core.fingerprint import tokenizer_fingerprint
+from umim_core.rules.counting import ORDERS, count_ngrams
+from umim_core.rules.ruleset import RuleSet
+
+
+def mined(tau: int = 2, **origin: str) -> RuleSet:
+    stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
+    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau)
+    return RuleSet.from_counts(counts, segment_length=6000, **origin)
+
+
+def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path) -> None:
+    rules = mined(tokenizer_fingerprint="f" * 64, corpus_digest="c" * 64)
+    rules.save(tmp_path / "rules")
+    back = RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="f" * 64)
+    assert (back.digest, back.counts_by_order) == (rules.digest, rules.counts_by_order)
+    assert (back.tau, back.overlap, back.containment) == (2, "greedy", "drop")
+    assert (back.segment_length, back.corpus_digest) == (6000, "c" * 64)
+    for n in ORDERS:
+        assert len(back.ids_by_order[n])
+        assert np.array_equal(back.ids_by_order[n], rules.ids_by_order[n])
+        assert np.array_equal(back.support_by_order[n], rules.support_by_order[n])
+
+
+def test_two_saves_are_byte_equal(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        mined().save(tmp_path / name)
+    for name in ("rules.parquet", "manifest.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:
+    RuleSet.from_spans([]).save(tmp_path / "rules")
+    back = RuleSet.load(tmp_path / "rules")
+    assert (len(back), back.tau, back.infix_free) == (0, None, True)
+
+
+def test_the_table_has_the_stable_columns_sorted_by_order_and_ids(tmp_path: Path) -> None:
+    mined().save(tmp_path / "rules")
+    assert sorted(path.name for path in (tmp_path / "rules").iterdir()) == [
+        "manifest.json",
+        "rules.parquet",
+    ]
+    table = pq.read_table(tmp_path / "rules" / "rules.parquet")
+    assert [(field.name, str(field.type)) for field in table.schema] == [
+        ("n", "int8"),
+        ("ids", "list<element: int32>"),
+        ("count", "int64"),
+    ]
+    rows = list(zip(table["n"].to_pylist(), table["ids"].to_pylist(), strict=True))
+    assert rows == sorted(rows)
+    assert len(rows) == len(mined())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("schema", 2, "must have schema 1; got 2"), ("kind", "stage", "kind 'rules'; got stage")],
+)
+def test_an_unknown_schema_or_kind_is_refused(
+    tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    mined().save(tmp_path / "rules")
+    path = tmp_path / "rules" / "manifest.json"
+    write_json(path, {**dict(read_json(path)), field: value})
+    with pytest.raises(ArtifactError, match=message):
+        RuleSet.load(tmp_path / "rules")
+
+
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"manifest\.json must exist; got .*nowhere"):
+        RuleSet.load(tmp_path / "nowhere")
+
+
+def test_an_existing_directory_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "mine.txt").write_text("precious")
+    with pytest.raises(ArtifactError, match="the output directory must not exist"):
+        mined().save(tmp_path / "rules")
+    assert [path.name for path in tmp_path.rglob("*")] == ["rules", "mine.txt"]
+
+
+@pytest.mark.parametrize("name", ["rules.parquet", "manifest.json"])
+def test_a_flipped_byte_is_an_error_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    mined(tau=40).save(tmp_path / "good")
+    want = RuleSet.load(tmp_path / "good").digest
+    data = (tmp_path / "good" / name).read_bytes()
+    shutil.copytree(tmp_path / "good", tmp_path / "bad")
+    errors = 0
+    for position in range(0, len(data), max(1, len(data) // 200)):
+        for mask in (0x01, 0x04, 0x20):
+            torn = bytearray(data)
+            torn[position] ^= mask
+            (tmp_path / "bad" / name).write_bytes(torn)
+            try:
+                assert RuleSet.load(tmp_path / "bad").digest == want, (position, mask)
+            except UmimError:
+                errors += 1
+    assert errors > 200
+
+
+def test_rules_of_another_tokenizer_are_refused(
+    tmp_path: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]
+) -> None:
+    own, other = (
+        tokenizer_fingerprint(word_tokenizer(words))
+        for words in (["<eos>", "cat", "dog"], ["<eos>", "dog", "cat"])
+    )
+    mined(tokenizer_fingerprint=own).save(tmp_path / "rules")
+    assert len(RuleSet.load(tmp_path / "rules", tokenizer_fingerprint=own))
+    with pytest.raises(TokenizerMismatchError, match=f"tokenizer {own[:12]}; got {other[:12]}"):
+        RuleSet.load(tmp_path / "rules", tokenizer_fingerprint=other)
+
+
+def test_rules_of_an_unknown_tokenizer_fit_any(tmp_path: Path) -> None:
+    mined().save(tmp_path / "rules")
+    assert RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="d" * 64).tau == 2
+
+
+@pytest.mark.parametrize(
+    ("span", "message"),
+    [
+        ((1,), "2, 3 or 4 tokens"),
+        ((1, 2, 3, 4, 5), "2, 3 or 4 tokens"),
+        ((-1, 2), r"lie in 0\.\.262143; got \(-1, 2\)"),
+        ((1, 2, 1 << 40), r"lie in 0\.\.262143"),
+    ],
+)
+def test_spans_that_cannot_be_rules_are_refused(span: tuple[int, ...], message: str) -> None:
+    with pytest.raises(RuleSetError, match=message):
+        RuleSet.from_spans([(1, 2), span])
+
+
+def test_a_higher_threshold_equals_counting_again() -> None:
+    stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
+    counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), 2)
+    later = RuleSet.from_counts(counts, tau=10, segment_length=6000)
+    assert later.digest == mined(tau=10).digest
+    assert 0 < len(later) < len(mined())
+
+
+def test_a_threshold_below_the_one_counted_is_refused() -> None:
+    stream = np.array([1, 2] * 9)
+    counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
+    with pytest.raises(RuleSetError, match=r"tau must be at least 3, .*; got 2"):
+        RuleSet.from_counts(counts, tau=2)
+
+
+@pytest.mark.parametrize(
+    ("spans", "free"),
+    [
+        ([(1, 2), (2, 3)], True),
+        ([(1, 2), (0, 1, 2)], False),
+        ([(1, 2), (1, 2, 0)], False),
+        ([(1, 2), (0, 1, 2, 0)], False),
+        ([(0, 1, 2), (0, 1, 2, 0)], False),
+        ([(1, 2), (1, 0, 2), (1, 0, 0, 2)], True),
+    ],
+)
+def test_infix_free_is_found_out(spans: list[tuple[int, ...]], free: bool) -> None:
+    assert RuleSet.from_spans(spans).infix_free is free
+
+
+def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
+    base = RuleSet.from_spans([(1, 2)])
+    others = [
+        RuleSet.from_spans([(1, 3)]),
+        RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="a"),
+        RuleSet(
+            base.ids_by_order, {**base.support_by_order, 2: np.array([2])}, None, "none", "keep"
+        ),
+        RuleSet(base.ids_by_order, base.support_by_order, 1, "none", "keep"),
+        RuleSet(base.ids_by_order, base.support_by_order, None, "greedy", "keep"),
+    ]
+    assert base.digest == RuleSet.from_spans([(1, 2)]).digest
+    assert len({base.digest, *(other.digest for other in others)}) == 6

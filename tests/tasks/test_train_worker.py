@@ -1,0 +1,255 @@
+"""Training jobs as they are launched: killed processes, Ray workers, typed errors.
+
+One tiny stage ``distill`` is built several ways; what is compared is the artifact's digest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
+from tasks.distill import distill_stage, read_curve
+from tasks.lease import ClusterLease
+from tasks.stage import Artifact
+from umim_core.backbone import Backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import Cell, ClusterConfig, DocstringCorpus, Recipe, TrainConfig
+from umim_core.errors import ClusterError, CorpusError
+from umim_core.rules.ruleset import RuleSet
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LENGTH, STEPS = 16, 40
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from tasks.distill import distill_stage
+from tasks.lease import ClusterLease
+from tasks.stage import Artifact
+from umim_core.config import Recipe
+logging.basicConfig(level=logging.INFO)
+root, recipe, inputs = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2]), Path(sys.argv[3])
+made = [Artifact(n, n, inputs / n, n, executed=False) for n in ("tokens", "rules")]
+with ClusterLease(recipe.cluster) as lease:
+    print("digest", distill_stage(root, lease, recipe, recipe.cells[0], *made).digest)
+"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the inputs of the stage lie, and the recipe without its cluster."""
+
+    folder: Path
+    recipe: Recipe
+
+    def on(self, cluster: ClusterConfig) -> Recipe:
+        return self.recipe.model_copy(update={"cluster": cluster})
+
+    def build(self, root: Path, lease: ClusterLease, tokens: str = "tokens") -> Artifact:
+        made = [Artifact(n, n, self.folder / n, n, executed=False) for n in (tokens, "rules")]
+        recipe = self.on(lease.config)
+        return distill_stage(root, lease, recipe, recipe.cells[0], *made)
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Backbone,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> Inputs:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_llama.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    rules = RuleSet.from_spans(
+        [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
+    )
+    (folder / "rules").mkdir()
+    rules.save(folder / "rules" / "rules")
+    rng = np.random.default_rng(0)
+    for name, least in (("tokens", 1), ("unmerged", 8)):  # no rule matches ids from 8 on
+        (folder / name).mkdir()
+        for split, rows in (("train", 14), ("valid", 4)):
+            ids = rng.integers(least, least + 7, rows * LENGTH).astype(np.int32)
+            np.save(folder / name / f"{split}.npy", ids)
+    recipe = Recipe(
+        name="tiny",
+        corpus=DocstringCorpus(),
+        segment_length=LENGTH,
+        cells=(Cell(backbone=str(folder / "backbone")),),
+        distill=TrainConfig(
+            max_steps=STEPS,
+            batch_size=4,
+            learning_rate=1e-2,
+            checkpoint_every=1,
+            validate_every=10,
+            patience=100,
+            bf16=False,
+        ),
+    )
+    return Inputs(folder, recipe)
+
+
+@pytest.fixture(scope="module")
+def in_process(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    root = tmp_path_factory.mktemp("in-process")
+    with ClusterLease(ClusterConfig(workers=0)) as lease:
+        return inputs.build(root, lease)
+
+
+def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
+    """Wait until a resume state of at least ``step`` steps is whole."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [p.parent.name for p in root.glob("distill/*.partial/state/step-*/manifest.json")]
+        if any(int(name.removeprefix("step-")) >= step for name in found):
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"no state of step {step} after {seconds} s")
+
+
+def resumed_at(root_log: str) -> list[int]:
+    mark = "resuming at step "
+    return [int(line.split(mark)[1]) for line in root_log.splitlines() if mark in line]
+
+
+def command(inputs: Inputs, root: Path) -> list[str]:
+    recipe = inputs.on(ClusterConfig(workers=0)).model_dump_json()
+    return [sys.executable, "-c", PROGRAM, str(root), recipe, str(inputs.folder)]
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_process_resumes_to_the_same_digest(
+    inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    first = subprocess.Popen(
+        command(inputs, tmp_path),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for_step(tmp_path, 5)
+    first.send_signal(kill)
+    assert first.wait(timeout=60) == -kill
+    assert not [path for path in tmp_path.glob("distill/*") if path.suffix != ".partial"]
+    again = subprocess.run(
+        command(inputs, tmp_path), env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 0, again.stderr
+    assert 5 <= resumed_at(again.stderr)[0] < STEPS
+    assert again.stdout.split() == ["digest", in_process.digest]
+
+
+def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -> None:
+    files = {path.name for path in in_process.path.iterdir()}
+    assert files == {"checkpoint", "curve.jsonl", "summary.json", "manifest.json"}
+    assert in_process.metrics["steps"] == STEPS
+    steps = [row["step"] for row in read_curve(in_process) if "train_kl" in row]
+    assert steps == list(range(1, STEPS + 1))
+    checkpoint = Checkpoint.load(in_process.path / "checkpoint")
+    assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=1)) as lease:
+        lease.ensure()
+        yield lease
+
+
+def lease_like(cluster: ClusterLease, **changes: object) -> ClusterLease:
+    """Return a lease with other settings; it joins the cluster that already runs."""
+    return ClusterLease(cluster.config.model_copy(update=changes))
+
+
+def weights(artifact: Artifact) -> torch.Tensor:
+    tensors = load_file(artifact.path / "checkpoint" / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def kill_a_worker(root: Path, step: int) -> threading.Thread:
+    """SIGKILL one training worker of this process's cluster once ``step`` steps are saved."""
+
+    def watch() -> None:
+        wait_for_step(root, step)
+        workers = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if "RayTrainWorker" in " ".join(process.cmdline())
+        ]
+        workers[-1].kill()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_more_workers_than_cores_are_refused_at_once(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
+) -> None:
+    with (
+        lease_like(cluster, workers=4) as lease,
+        pytest.raises(ClusterError, match="4 training workers need as many cores; got 2"),
+    ):
+        inputs.build(tmp_path, lease)
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", pytest.param("ddp", marks=pytest.mark.full)])
+def test_two_ray_workers_train_to_the_weights_of_one_process(
+    inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path, strategy: str
+) -> None:
+    with lease_like(cluster, strategy=strategy) as lease:
+        artifact = inputs.build(tmp_path, lease)
+    # Forty steps of AdamW enlarge the rounding of sums taken in another order.
+    torch.testing.assert_close(weights(artifact), weights(in_process), atol=5e-3, rtol=1e-2)
+    ours, theirs = read_curve(artifact)[1], read_curve(in_process)[1]
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_ray_restarts_a_killed_worker_and_training_ends_with_the_same_digest(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path, strategy: str
+) -> None:
+    with lease_like(cluster, strategy=strategy) as lease:
+        undisturbed = inputs.build(tmp_path / "undisturbed", lease)
+        killer = kill_a_worker(tmp_path / "killed", 5)
+        killed = inputs.build(tmp_path / "killed", lease)
+    killer.join()
+    assert killed.digest == undisturbed.digest
+
+
+@pytest.mark.full
+def test_a_worker_lost_too_often_is_a_cluster_error_and_the_rerun_resumes(
+    inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path
+) -> None:
+    with lease_like(cluster, workers=1, max_restarts=0) as lease:
+        killer = kill_a_worker(tmp_path, 5)
+        with pytest.raises(ClusterError, match="workers may be lost at most 0 times"):
+            inputs.build(tmp_path, lease)
+        killer.join()
+        assert inputs.build(tmp_path, lease).digest == in_process.digest
+
+
+@pytest.mark.full
+def test_the_typed_error_of_a_worker_reaches_the_caller(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
+) -> None:
+    with (
+        lease_like(cluster, max_restarts=0) as lease,
+        pytest.raises(CorpusError, match="validation needs rows with at least one merge"),
+    ):
+        inputs.build(tmp_path, lease, tokens="unmerged")

@@ -1,0 +1,138 @@
+"""Recipes: shipped ones validate, wrong ones are refused with file, field, value and rule."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from umim_core.backbone_config import load_any_recipe
+from umim_core.config import Recipe, load_recipe
+from umim_core.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).resolve().parents[1] / "infra" / "recipes").glob("*.yaml"))
+TRAIN = {"max_steps": 4, "batch_size": 4}
+GOOD: dict[str, Any] = {
+    "name": "small",
+    "corpus": {"kind": "docstrings"},
+    "cells": [{"backbone": "umim-docs-llama", "tau": 5, "adapt": True}],
+    "distill": TRAIN,
+    "adapt": {"sft": TRAIN, "dpo": TRAIN},
+}
+
+
+def write(path: Path, raw: object) -> Path:
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def changed(where: str, value: object) -> dict[str, Any]:
+    """A copy of the good recipe with one field set; the last part of ``where`` names it."""
+    raw = copy.deepcopy(GOOD)
+    *outer, last = [int(part) if part.isdigit() else part for part in where.split(".")]
+    node: Any = raw
+    for part in outer:
+        node = node[part] if isinstance(part, int) else node.setdefault(part, {})
+    node[last] = value
+    return raw
+
+
+def test_there_are_recipes() -> None:
+    assert "embedded" in {path.stem for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert load_any_recipe(path).name == path.stem
+
+
+def test_a_recipe_survives_being_saved(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path / "a.yaml", GOOD))
+    assert load_recipe(write(tmp_path / "b.yaml", recipe.model_dump(mode="json"))) == recipe
+
+
+def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path / "a.yaml", GOOD))
+    cell, train = recipe.cells[0], recipe.distill
+    assert (cell.overlap, cell.containment, cell.positions) == ("greedy", "drop", "none")
+    assert (recipe.segment_length, train.max_epochs, train.patience) == (512, 15, 3)
+    assert (train.warmup_fraction, train.weight_decay, train.clip_norm) == (0.1, 1e-3, 1.0)
+
+
+def test_recipes_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Recipe.model_validate(GOOD).seed = 3
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("name", "Big Name!", "name: String should match pattern.*; got Big Name!"),
+        ("name", "../x", "name: String should match pattern"),
+        ("seed", -1, "seed: Input should be greater than or equal to 0; got -1"),
+        ("segment_length", 4, "segment_length: Input should be greater than or equal to 8; got 4"),
+        ("cells", [], "cells: Tuple should have at least 1 item"),
+        ("cells.0.tau", 0, r"cells\.0\.tau: Input should be greater than or equal to 1; got 0"),
+        ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
+        ("cells.0.tua", 5, r"cells\.0\.tua: Extra inputs are not permitted; got 5"),
+        ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
+        ("corpus.train_tokens", 0, r"corpus\.docstrings\.train_tokens: .*; got 0"),
+        ("distill.max_steps", 0, r"distill\.max_steps: .*greater than or equal to 1; got 0"),
+        ("distill.learning_rate", 0, r"distill\.learning_rate: .*greater than 0; got 0"),
+        ("distill.learning_rate", 2, r"distill\.learning_rate: .*less than or equal to 1; got 2"),
+        ("distill.learning_rate", float("nan"), r"distill\.learning_rate: .*; got nan"),
+        ("distill.clip_norm", float("inf"), r"distill\.clip_norm: .*finite number; got inf"),
+        ("distill.warmup_fraction", 1.0, r"distill\.warmup_fraction: .*less than 1; got 1\.0"),
+        ("adapt.dpo.beta", 0, r"adapt\.dpo\.beta: .*greater than 0; got 0"),
+        ("cluster.strategy", "magic", r"cluster\.strategy: .*'ddp' or 'deepspeed'; got magic"),
+        ("cluster.workers", -1, r"cluster\.workers: .*; got -1"),
+        ("cluster.workers", 3, "workers must divide every batch_size"),
+        ("benchmark.prompt_lengths", [256, 4], r"benchmark\.prompt_lengths\.1: .*; got 4"),
+        ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
+        ("task", None, "adaptation needs the embedded task"),
+        ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells must all be different"),
+    ],
+)
+def test_a_field_out_of_bounds_is_named(
+    tmp_path: Path, where: str, value: object, message: str
+) -> None:
+    path = write(tmp_path / "mine.yaml", changed(where, value))
+    with pytest.raises(ConfigError, match=rf"^mine\.yaml: .*{message}.*Mend the field\.$"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("field", ["name", "corpus", "cells", "distill"])
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    raw = {name: value for name, value in GOOD.items() if name != field}
+    with pytest.raises(ConfigError, match=f"{field}: Field required"):
+        load_recipe(write(tmp_path / "x.yaml", raw))
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 5])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, raw: object) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: the recipe: .*dictionary"):
+        load_recipe(write(tmp_path / "x.yaml", raw))
+
+
+@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\x00", b"a: b: c", b"a:\n\t- 1"])
+def test_a_file_that_is_not_yaml_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x\.yaml must be YAML"):
+        load_recipe(tmp_path / "x.yaml")
+
+
+def test_yaml_cannot_make_objects(tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    (tmp_path / "x.yaml").write_text(f"!!python/object/apply:os.mkdir ['{fired}']")
+    with pytest.raises(ConfigError, match="must be YAML"):
+        load_recipe(tmp_path / "x.yaml")
+    assert not fired.exists()
+
+
+def test_a_missing_file_says_how_to_list_recipes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must exist; got .*nowhere\.yaml\. `python -m flows"):
+        load_recipe(tmp_path / "nowhere.yaml")

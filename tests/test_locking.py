@@ -1,0 +1,122 @@
+"""Locks between real processes: exclusive, waited for, and recovered from a killed holder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from umim_core.artifacts import publish_directory
+from umim_core.errors import LockError
+from umim_core.locking import directory_lock
+
+ROOT = Path(__file__).resolve().parents[1]
+HOLD = """
+import sys
+from pathlib import Path
+from umim_core.locking import directory_lock
+with directory_lock(Path(sys.argv[1]), wait_seconds=0.0):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its standard input is closed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> None:
+    with holder(tmp_path / "x") as process:
+        match = rf"only one process may build x at a time; got lock held by pid {process.pid} since"
+        with (
+            pytest.raises(LockError, match=match),
+            directory_lock(tmp_path / "x", wait_seconds=0.0),
+        ):
+            pytest.fail("the lock was given twice")
+
+
+def test_a_locked_directory_is_not_built(tmp_path: Path) -> None:
+    with holder(tmp_path / "x"), pytest.raises(LockError, match="only one process may build x"):
+        publish_directory(tmp_path / "x", lambda out: pytest.fail("built"))
+
+
+def test_a_second_process_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+    with holder(tmp_path / "x") as process:
+        assert process.stdin is not None
+        threading.Timer(0.7, process.stdin.close).start()
+        began = time.monotonic()
+        with directory_lock(tmp_path / "x", wait_seconds=None):
+            assert time.monotonic() - began > 0.4
+        assert process.wait(timeout=10) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_ends_at_the_limit(tmp_path: Path) -> None:
+    with holder(tmp_path / "x"):
+        began = time.monotonic()
+        with pytest.raises(LockError), directory_lock(tmp_path / "x", wait_seconds=0.5):
+            pytest.fail("the lock was given twice")
+        assert 0.5 <= time.monotonic() - began < 5
+
+
+def test_the_lock_of_a_killed_process_is_recovered(tmp_path: Path) -> None:
+    with holder(tmp_path / "x") as process:
+        process.kill()
+        process.wait()
+        assert (tmp_path / ".x.lock").exists()
+        with directory_lock(tmp_path / "x", wait_seconds=0.0):
+            assert f"pid {os.getpid()}" in (tmp_path / ".x.lock").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_directories_are_not_locked(tmp_path: Path) -> None:
+    with holder(tmp_path / "x"), directory_lock(tmp_path / "y", wait_seconds=0.0):
+        assert (tmp_path / ".y.lock").exists()
+
+
+def test_a_failing_block_frees_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), directory_lock(tmp_path / "x", wait_seconds=0.0):
+        raise ValueError
+    with holder(tmp_path / "x"):
+        pass
+
+
+def test_many_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for _ in range(5):
+            with directory_lock(tmp_path / "x", wait_seconds=None):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.001)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (max(most), len(most)) == (1, 20)
