@@ -33,7 +33,7 @@ def prepare(run: PipelineRun) -> Sources:
 
 
 def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
-    """tokenize and count once per backbone, filter once per cell."""
+    """Tokenize and count once per backbone, filter once per cell."""
     recipe, results = run.recipe, []
     for cell in recipe.cells:
         tokenized = run.stage(tokenize_stage, sources.corpus, recipe.corpus, cell.backbone)
@@ -49,7 +49,7 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
 
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
-    """distill each cell."""
+    """Distill each cell."""
     for result in results:
         result.distilled = run.stage(
             distill_stage, run.lease, run.recipe, result.cell, result.tokenized, result.filtered
@@ -58,7 +58,7 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
 
 
 def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """task rules, SFT and DPO for the cells that ask for it."""
+    """Task rules, SFT and DPO for the cells that ask for it."""
     config, task = run.recipe.adapt, sources.task
     for result in results:
         if not result.cell.adapt or config is None or task is None or result.distilled is None:
@@ -67,13 +67,13 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
             task_rules_stage, task, result.cell.backbone, config.rules, config.max_tokens
         )
         start = run.stage(with_rules_stage, result.distilled, rules)
-        tuned = run.stage(sft_stage, run.lease, run.recipe, result.cell, task, start)
-        adapted = run.stage(dpo_stage, run.lease, run.recipe, result.cell, task, tuned)
+        tuned = run.stage(sft_stage, run.lease, run.recipe, config, result.cell, task, start)
+        adapted = run.stage(dpo_stage, run.lease, run.recipe, config, result.cell, task, tuned)
         result.settings |= {"WT + Rules": start, "WT + FT": tuned, "Task-Adapted": adapted}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """alignment and perplexity per setting; task accuracy of base and of every setting."""
+    """Alignment and perplexity per setting; task accuracy of base and of every setting."""
     config = run.recipe.evaluate
     for result in results:
         for setting, artifact in result.settings.items():
@@ -92,7 +92,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
-    """throughput of each cell's checkpoint."""
+    """Throughput of each cell's checkpoint."""
     if run.recipe.benchmark is None:
         return
     for result in results:
@@ -111,20 +111,12 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     for name in run.recipe.shipped:
         backbone = Checkpoint.load(name).config.backbone
         tokenized = run.stage(tokenize_stage, sources.corpus, run.recipe.corpus, backbone)
-        evaluation = run.stage(
-            evaluate_stage, tokenized, name, config, run.recipe.segment_length
-        )
+        evaluation = run.stage(evaluate_stage, tokenized, name, config, run.recipe.segment_length)
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
-            result.scores["WT"] = run.stage(
-                task_score_stage, sources.task, name, "context", config
-            )
-            result.scores["base"] = run.stage(
-                task_score_stage, sources.task, name, "none", config
-            )
+            result.scores["WT"] = run.stage(task_score_stage, sources.task, name, "context", config)
+            result.scores["base"] = run.stage(task_score_stage, sources.task, name, "none", config)
         if run.recipe.benchmark is not None:
-            result.benchmark = run.stage(
-                benchmark_stage, tokenized, name, run.recipe.benchmark
-            )
+            result.benchmark = run.stage(benchmark_stage, tokenized, name, run.recipe.benchmark)
         shipped.append(result)
     return shipped

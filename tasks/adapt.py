@@ -11,6 +11,7 @@ Source: paper, "Task Adaptation with SFT and RL"; the task is treated as the pap
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from tasks.distill import parallelism, train_on_rows
 from tasks.lease import ClusterLease
@@ -92,10 +93,15 @@ def with_rules_stage(root: Path, distilled: Artifact, task_rules: Artifact) -> A
 
 
 def sft_stage(
-    root: Path, lease: ClusterLease, recipe: Recipe, cell: Cell, task: Artifact, start: Artifact
+    root: Path,
+    lease: ClusterLease,
+    recipe: Recipe,
+    adapt: AdaptConfig,
+    cell: Cell,
+    task: Artifact,
+    start: Artifact,
 ) -> Artifact:
     """Distil further on task sequences, from ``start`` with its rules (``WT + FT``)."""
-    adapt = _adapt(recipe)
     spec = _spec("sft", recipe, cell, adapt.sft.model_dump(), adapt.max_tokens, task, start)
 
     def build(out: Path) -> Metrics:
@@ -104,23 +110,29 @@ def sft_stage(
             split: _rows(task.path / f"{split}.jsonl", backbone, adapt.max_tokens)
             for split in ("train", "valid")
         }
-        job = _job("distill", recipe, cell, start, out, adapt.sft.model_dump())
+        job = _job("distill", recipe, adapt, cell, start, out, adapt.sft.model_dump())
         return train_on_rows(job, rows, lease)
 
     return run_stage(root, spec, build)
 
 
 def dpo_stage(
-    root: Path, lease: ClusterLease, recipe: Recipe, cell: Cell, task: Artifact, start: Artifact
+    root: Path,
+    lease: ClusterLease,
+    recipe: Recipe,
+    adapt: AdaptConfig,
+    cell: Cell,
+    task: Artifact,
+    start: Artifact,
 ) -> Artifact:
     """Train preferences between answers, from ``start`` (``Task-Adapted`` after SFT)."""
-    adapt = _adapt(recipe)
     spec = _spec("dpo", recipe, cell, adapt.dpo.model_dump(), adapt.max_tokens, task, start)
 
     def build(out: Path) -> Metrics:
         job = _job(
             "preference",
             recipe,
+            adapt,
             cell,
             start,
             out,
@@ -131,11 +143,6 @@ def dpo_stage(
         return launch(job, lease)
 
     return run_stage(root, spec, build)
-
-
-def _adapt(recipe: Recipe) -> AdaptConfig:
-    assert recipe.adapt is not None  # the recipe's own validator saw to it
-    return recipe.adapt
 
 
 def _spec(
@@ -164,8 +171,9 @@ def _spec(
 
 
 def _job(
-    objective: str,
+    objective: Literal["distill", "preference"],
     recipe: Recipe,
+    adapt: AdaptConfig,
     cell: Cell,
     start: Artifact,
     out: Path,
@@ -174,7 +182,7 @@ def _job(
     valid: str = "valid",
 ) -> TrainJob:
     return TrainJob(
-        objective="preference" if objective == "preference" else "distill",
+        objective=objective,
         backbone=cell.backbone,
         revision=cell.revision,
         rules=str(start.path / "checkpoint" / "rules"),
@@ -182,7 +190,7 @@ def _job(
         valid=valid,
         start=str(start.path / "checkpoint"),
         positions=cell.positions,
-        max_tokens=_adapt(recipe).max_tokens,
+        max_tokens=adapt.max_tokens,
         seed=recipe.seed,
         config=config,
         strategy=recipe.cluster.strategy,

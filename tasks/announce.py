@@ -25,6 +25,4 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
     table = [dict(zip(HEADINGS, table_cells(row), strict=True)) for row in rows]
     create_table_artifact(table, key="umim-comparison", description="Comparison of all cells.")
     create_markdown_artifact(comparison_markdown(rows), key="umim-report")
-    create_link_artifact(
-        run.tracker.run_url(run.run_id), link_text="MLflow run", key="umim-mlflow"
-    )
+    create_link_artifact(run.tracker.run_url(run.run_id), link_text="MLflow run", key="umim-mlflow")

@@ -63,9 +63,7 @@ def comparison_rows(
             containment=result.cell.containment,
             positions=result.cell.positions,
             seed=seed,
-            metrics=_metrics(
-                evaluation, result.benchmark if setting == BASE_SETTING else None
-            ),
+            metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None),
             accuracies=_accuracies(result.scores),
         )
         for result in cells

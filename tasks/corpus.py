@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -14,7 +15,7 @@ from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import sha256_bytes, sha256_file
 from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
-from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus
+from umim_core.embedded.corpus import build_corpus
 from umim_core.embedded.documents import read_documents
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
@@ -43,21 +44,27 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
     spec = StageSpec(
         "corpus",
         1,
-        {"kind": "docstrings", "packages": list(TRAINING_PACKAGES)},
-        {"distributions": sha256_bytes(json.dumps(_installed()).encode())},
+        {
+            "kind": "docstrings",
+            "packages": list(corpus.packages),
+            "out_of_domain": list(corpus.out_of_domain),
+        },
+        {"distributions": sha256_bytes(json.dumps(_installed(corpus)).encode())},
     )
 
     def build(out: Path) -> Metrics:
-        report = build_corpus(out)
+        report = build_corpus(out, packages=corpus.packages, out_of_domain=corpus.out_of_domain)
         return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
 
     return run_stage(root, spec, build)
 
 
-def _installed() -> list[list[str]]:
-    """Return [distribution, version] of everything installed, the corpus's real input."""
-    names = {name for found in packages_distributions().values() for name in found}
-    return sorted([name, version(name)] for name in names)
+def _installed(corpus: DocstringCorpus) -> list[list[str]]:
+    """Return [distribution, version] of the packages that the corpus is made of, and Python's."""
+    owners = packages_distributions()
+    wanted = (*corpus.packages, *corpus.out_of_domain)
+    names = {name for package in wanted for name in owners.get(package, ())}
+    return [["python", platform.python_version()], *sorted([n, version(n)] for n in names)]
 
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:

@@ -40,7 +40,10 @@ def distill_stage(
             "seed": recipe.seed,
             **parallelism(recipe.cluster),
         },
-        {"rules": filtered.digest, "tokens": tokenized.digest},
+        {
+            "rules": filtered.digest,
+            **{split: tokenized.file_digest(f"{split}.npy") for split in ("train", "valid")},
+        },
         resumable=True,
     )
 

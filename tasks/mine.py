@@ -39,7 +39,7 @@ def count_stage(
         "count",
         1,
         {"tau": check_tau(tau), "segment_length": segment_length, "excluded": excluded.tolist()},
-        {"tokens": tokenized.digest},
+        {"tokens": tokenized.file_digest("train.npy")},
     )
 
     def build(out: Path) -> Metrics:
@@ -93,7 +93,7 @@ def filter_stage(
             containment=rules.containment,
             segment_length=segment_length,
             tokenizer_fingerprint=fingerprint,
-            corpus_digest=tokenized.digest,
+            corpus_digest=tokenized.file_digest("train.npy"),
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")

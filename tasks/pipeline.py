@@ -132,8 +132,6 @@ class PipelineRun(Generic[R]):
 
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
-        facts = manifest["facts"]
-        assert isinstance(facts, dict)
         curve = read_curve(artifact) if (artifact.path / CURVE).is_file() else []
         names = sorted({name for row in curve for name in row if name != "step"})
         checkpoint = artifact.path / "checkpoint"
@@ -142,7 +140,7 @@ class PipelineRun(Generic[R]):
             artifact.stage,
             artifact.key,
             {"config": manifest["config"], "inputs": manifest["inputs"]},
-            {**artifact.metrics, "seconds": float(facts["seconds"])},
+            {**artifact.metrics, "seconds": float(manifest["facts"]["seconds"])},
             {
                 name: [(int(row["step"]), row[name]) for row in curve if name in row]
                 for name in names
@@ -150,9 +148,8 @@ class PipelineRun(Generic[R]):
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
         if artifact.stage == "distill" and artifact.executed:
-            config = manifest["config"]
-            assert isinstance(config, dict)
-            self.tracker.register_checkpoint(str(config["backbone"]), checkpoint, stage_run)
+            backbone = str(manifest["config"]["backbone"])
+            self.tracker.register_checkpoint(backbone, checkpoint, stage_run)
 
     def links(self) -> dict[str, str]:
         """Return the addresses of the run's pages."""

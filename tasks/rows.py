@@ -91,7 +91,7 @@ def load_array(path: Path, *, mmap: bool = False) -> NDArray[np.generic]:
         array: NDArray[np.generic] = np.load(
             path, allow_pickle=False, mmap_mode="r" if mmap else None
         )
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise ArtifactError(
             f"{path} must be an .npy array", str(error), "Build the artifact again."
         ) from error

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from umim_core.artifacts import (
     MANIFEST,
@@ -54,9 +54,13 @@ class Artifact:
     digest: str
     executed: bool
 
-    def manifest(self) -> dict[str, object]:
+    def manifest(self) -> dict[str, Any]:
         """Return the stage's manifest (configuration, inputs, metrics, facts)."""
         return read_manifest(self.path, kind="stage", schema=STAGE_SCHEMA, verify=False)
+
+    def file_digest(self, name: str) -> str:
+        """Return the SHA-256 of one file, for stages that depend on that file alone."""
+        return str(self.manifest()["files"][name]["sha256"])
 
     @property
     def metrics(self) -> Metrics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -46,7 +47,8 @@ def main() -> None:
 
 
 def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
+    """Print a result; the JSON is ASCII, so that no terminal encoding can refuse it."""
+    typer.echo(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines))
 
 
 def _quiet() -> None:
@@ -78,16 +80,16 @@ def mine(
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
-    max_bad: Annotated[int, typer.Option(help="Unusable rows to skip before giving up.")] = 0,
+    max_bad: Annotated[
+        int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
+    ] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
     from umim_core.rules.mining import mine_rules
     from umim_core.text import source_of
 
-    source = source_of(
-        tuple(sources), field=field, split=split, config=config, max_bad=max_bad
-    )
+    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     report = mine_rules(
         source,
         out,
@@ -128,12 +130,14 @@ def compress(
     """Show which spans of a text are merged."""
     from umim_core import UMIM
 
+    given = _text(text)
     _quiet()
-    compression = UMIM.from_pretrained(checkpoint).compress(_text(text))
+    compression = UMIM.from_pretrained(checkpoint).compress(given)
     if html is not None:
         from umim_core.artifacts import write_bytes
 
-        write_bytes(html, compression.html().encode())
+        head = '<!doctype html><meta charset="utf-8"><title>umim compress</title>'
+        write_bytes(html, (head + compression.html()).encode())
     if as_json:
         document: dict[str, object] = {
             "tokens": len(compression.ids),
@@ -149,7 +153,9 @@ def compress(
 
 @app.command()
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
+    ] = None,
     checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
     do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
@@ -162,9 +168,10 @@ def generate(
     """Continue a prompt with merging in the prompt and while decoding."""
     from umim_core import UMIM
 
+    given = _text(prompt)
     _quiet()
     out = UMIM.from_pretrained(checkpoint).generate(
-        _text(prompt),
+        given,
         max_new_tokens=max_new_tokens,
         do_sample=do_sample,
         temperature=temperature,
@@ -177,8 +184,8 @@ def generate(
         "ids": list(out.ids[0]),
         "prompt_spans": [list(span) for span in out.prompt_spans[0]],
         "generated_spans": [list(span) for span in out.generated_spans[0]],
-        "token_reduction": out.token_reduction[0],
-        "gen_kv_reduction": out.gen_kv_reduction[0],
+        "token_reduction": out.token_reduction,
+        "gen_kv_reduction": out.gen_kv_reduction,
         "cache_lengths": list(out.cache_lengths[0]),
     }
     _emit(document, [out.text[0]], as_json)
@@ -189,13 +196,14 @@ def ppl(
     files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
     checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
-    max_segments: Annotated[int, typer.Option(help="Windows at most.")] = 64,
+    max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure token-level perplexity of the base model and of UMIM on text files."""
     import numpy as np
 
     from umim_core import UMIM
+    from umim_core.artifacts import finite_or_none
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.text import TextFiles, iter_documents, tokenize_documents
 
@@ -205,14 +213,14 @@ def ppl(
         iter_documents(TextFiles(paths=tuple(files))), umim.backbone.require_tokenizer()
     )
     ids = np.concatenate([np.zeros(0, np.int32), *stream])
-    rows = list(windows(ids, min(segment_length, len(ids))))[:max_segments]
-    if not rows:
+    if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
+    rows = list(islice(windows(ids, min(segment_length, len(ids))), max_segments))
     base = perplexity(rows, umim.backbone, None, None)
     ours = perplexity(rows, umim.backbone, umim.module, umim.matcher)
     document: dict[str, object] = {
-        "ppl_base": base.ppl,
-        "ppl_umim": ours.ppl,
+        "ppl_base": finite_or_none(base.ppl),
+        "ppl_umim": finite_or_none(ours.ppl),
         "token_reduction": ours.token_reduction,
         "targets": ours.targets,
         "windows": len(rows),
@@ -236,20 +244,28 @@ def path(
     from umim_core.embedded.assets import embedded_names, embedded_path
 
     found = embedded_path(name, part)
-    if found is None or not found.is_dir():
+    if found is None:
         raise ConfigError(
             f"an embedded name must be one of {', '.join(embedded_names())}", name, "Choose one."
+        )
+    if not found.is_dir():
+        raise ConfigError(
+            f"{name} must hold a {part}", "none in this installation", "Install the package again."
         )
     _emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)
 
 
 def _text(argument: str | None) -> str:
     """Return the argument, or stdin for "-" or nothing."""
-    if argument not in (None, "-"):
+    if argument is not None and argument != "-":
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:  # Python marks bytes that are not UTF-8 so
+            raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
         return argument
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
     try:
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from umim_core.embedded.corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.errors import ConfigError
 from umim_core.text import Source
 
@@ -29,6 +30,12 @@ class DocstringCorpus(Model):
     """The embedded corpus: docstrings of the installed Python stack."""
 
     kind: Literal["docstrings"] = "docstrings"
+    packages: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        TRAINING_PACKAGES, description="Packages whose docstrings make train, valid and test."
+    )
+    out_of_domain: tuple[str, ...] = Field(
+        OUT_OF_DOMAIN_PACKAGES, description="Packages of the out-of-domain split ood_math."
+    )
     train_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Use only the first so many training tokens; null takes all."
     )

@@ -1,7 +1,7 @@
 """Write the results table of README.md from a committed result file.
 
-    python infra/scripts/readme_results.py            rewrite README.md
-    python infra/scripts/readme_results.py --check    exit 1 if README.md is out of date
+python infra/scripts/readme_results.py            rewrite README.md
+python infra/scripts/readme_results.py --check    exit 1 if README.md is out of date
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def rows() -> list:
         batch_size=2,
         warmup=0,
         pairs=3,
-        roofline=Roofline(float("1e30")),
+        roofline=Roofline(1e30),
     )
 
 
@@ -127,6 +127,22 @@ def test_work_is_counted_as_torch_counts_it(kind: str) -> None:
     # torch counts attention over the full square; the causal half of it is what must be done.
     square = 2.0 * shape.layers * shape.query_width * units * units
     assert shape.prefill_flops(units) + square == counter.get_total_flops()
+
+
+def test_one_decode_step_costs_the_difference_of_two_prefills() -> None:
+    shape = ModelShape(1000, 2, 16, 8, 50, 4)
+    longer, shorter = shape.prefill_flops(31), shape.prefill_flops(30)
+    head, self_attention = 2.0 * 50, 2.0 * 2 * 16  # the new unit's share of the causal triangle
+    assert shape.decode_flops(30) == longer - shorter + head - self_attention
+
+
+def test_the_speed_up_is_umim_over_base() -> None:
+    rows = measure_throughput(
+        tiny(), MergeModule(16), NATURAL, IDS, prompt_lengths=(42,), new_tokens=3, warmup=0,
+        pairs=1, roofline=Roofline(1e30),
+    )  # fmt: skip
+    for row in rows:
+        assert row.speedup == pytest.approx(row.umim_tokens_per_s / row.base_tokens_per_s)
 
 
 def test_prefill_bound_is_the_printed_formula() -> None:

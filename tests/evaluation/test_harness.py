@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
@@ -22,7 +20,6 @@ from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
@@ -38,60 +35,6 @@ PAIRS = [
     ("by the sea the old cat ", "house"),
     (TEXT * 4, " by the sea"),
 ]
-
-
-def save_backbone(directory: Path, seed: int = 0) -> Path:
-    """Save a tiny Llama with a byte-level BPE tokenizer trained on ``TEXT``."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=290,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(fast),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=MAX_LENGTH,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-    with torch.no_grad():  # small random weights would make every token about equally likely
-        for parameter in model.parameters():
-            parameter.mul_(4.0)
-    model.save_pretrained(directory)
-    fast.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def backbone_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_backbone(tmp_path_factory.mktemp("backbone"))
-
-
-@pytest.fixture(scope="module")
-def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    backbone = load_backbone(str(backbone_path))
-    ids = backbone.encode(TEXT)
-    spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
-    module = MergeModule(backbone.hidden_size)
-    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
-    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    Checkpoint.of(module, rules, backbone).save(path)
-    return path
 
 
 Build = Callable[..., UmimLM]
@@ -283,6 +226,21 @@ def test_generation_without_rules_equals_hf(backbone_path: Path, tmp_path: Path)
     assert ours.generate_until(prompts) == hf.generate_until(prompts)
 
 
+def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
+    backbone = load_backbone(str(backbone_path))
+    prompt = generation(["the cat sat on the"])
+    [text] = UmimLM(merge=None, backbone=backbone).generate_until(prompt)
+    first, second = backbone.encode(text)[:2]
+    rules = RuleSet.from_spans([(first, second)])
+    checkpoint = Checkpoint.of(MergeModule(16), rules, backbone)
+    units = {}
+    for merge in ("context", "all"):
+        model = UmimLM(checkpoint, merge, backbone)
+        model.generate_until(prompt)
+        units[merge] = model.scorer.inputs.units
+    assert units["all"] < units["context"]
+
+
 def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> None:
     [whole] = build("all").generate_until(generation(["the cat sat on the"], until=["\x00"]))
     stop = whole[2:4]
@@ -308,59 +266,13 @@ def test_the_checkpoint_may_come_from_the_environment(
     assert f"checkpoint {checkpoint_path} (from UMIM_CHECKPOINT)" in caplog.text
 
 
-def test_bad_arguments_are_typed_errors(checkpoint_path: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_typed_errors(
+    checkpoint_path: Path, tmp_path: Path, other_backbone: Callable[[Path], Path]
+) -> None:
     with pytest.raises(ConfigError, match="merge must be one of"):
         UmimLM(str(checkpoint_path), "prompt")
     with pytest.raises(CheckpointError):
         UmimLM(str(tmp_path / "nothing"))
     with pytest.raises(BackboneMismatchError):
-        UmimLM(
-            str(checkpoint_path), backbone=str(save_backbone(tmp_path / "other", 9)), device="cpu"
-        )
-
-
-def write_task(folder: Path) -> None:
-    rows = [
-        {"id": str(i), "context": f"the {w} sat on the mat", "choices": ["the cat", w], "gold": 1}
-        for i, w in enumerate(["dog", "sea", "log", "house"])
-    ]
-    for split in ("train", "valid", "test"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(text, "utf-8")
-
-
-@pytest.mark.parametrize("merge", ["context", "all", "none"])
-def test_the_embedded_task_runs_through_lm_eval(
-    checkpoint_path: Path, tmp_path: Path, merge: str
-) -> None:
-    write_task(tmp_path)
-    result = evaluate_task(
-        checkpoint_path, merge=merge, data=tmp_path, limit=3, batch_size=4, device="cpu"
-    )
-    assert (result.questions, result.merge) == (3, merge)
-    assert (result.token_reduction > 0) == (merge != "none")
-    assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result.metrics())
-
-
-def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_path: Path) -> None:
-    write_task(tmp_path)
-    result = evaluate_task(checkpoint_path, data=tmp_path, device="cpu", batch_size=3)
-    model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
-    hits = []
-    for line in (tmp_path / "test.jsonl").read_text("utf-8").splitlines():
-        row = json.loads(line)
-        prompt = row["context"] + "\n\nSummary:"
-        pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
-        means = [oracle_context(model, *pair) / len(pair[1]) for pair in pairs]
-        hits.append(int(np.argmax(means)) == row["gold"])
-    assert result.acc_tok == pytest.approx(np.mean(hits))
-
-
-def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_path: Path) -> None:
-    write_task(tmp_path)
-    checkpoint = Checkpoint.load(checkpoint_path)
-    backbone = load_backbone(checkpoint.config.backbone)
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    evaluate_task(checkpoint, backbone=backbone, data=tmp_path, limit=1, device="cpu")
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.random.get_state()[1].tolist() == before[1]
+        other = str(other_backbone(tmp_path / "other"))
+        UmimLM(str(checkpoint_path), backbone=other, device="cpu")

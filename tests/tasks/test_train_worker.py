@@ -144,7 +144,7 @@ def test_a_killed_process_resumes_to_the_same_digest(
     wait_for_step(tmp_path, 5)
     first.send_signal(kill)
     assert first.wait(timeout=60) == -kill
-    assert not [path for path in tmp_path.glob("distill/*") if path.suffix != ".partial"]
+    assert [path.suffix for path in tmp_path.glob("distill/[!.]*")] == [".partial"]
     again = subprocess.run(
         command(inputs, tmp_path), env=environment, capture_output=True, text=True, timeout=300
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from umim_core.artifacts import sha256_bytes
 from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
@@ -70,31 +72,38 @@ def mine_rules(
     Raises:
         ConfigError: If text is given without a tokenizer, or the segment length is below 2.
         RuleSetError: If ``tau`` is below 1.
-        CorpusError: If the source is unusable or holds less than one segment.
+        CorpusError: If the source is unusable, holds less than one segment, or holds ids that the
+            tokenizer does not have.
         ArtifactError: If ``out`` exists or cannot be written.
     """
     check_tau(tau)
     if segment_length < 2:
         raise ConfigError("segment_length must be at least 2", segment_length, "Default: 512.")
-    if out.exists():  # before hours of counting, not after
+    if os.path.lexists(out):  # before hours of counting, not after
         raise ArtifactError(
             "the output directory must not exist", str(out), "Remove it or choose another name."
         )
-    chunks, fingerprint, excluded = _ids(source, tokenizer)
-    ids, offsets = segments(chunks, segment_length)
+    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    ids, offsets = segments(_ids(source, known), segment_length)
     if not len(ids):
         raise CorpusError(
             f"the corpus must hold at least one segment of {segment_length} tokens",
             "less",
             "Give more text or lower --segment-length.",
         )
-    counts = count_ngrams(ids, offsets, tau, excluded)
+    if known is not None and int(ids.max()) >= len(known):
+        raise CorpusError(
+            f"ids must lie in 0..{len(known) - 1}, the tokenizer's vocabulary",
+            int(ids.max()),
+            "Name the tokenizer that made them.",
+        )
+    counts = count_ngrams(ids, offsets, tau, frozenset() if known is None else special_ids(known))
     rules = RuleSet.from_counts(
         counts,
         overlap=overlap,
         containment=containment,
         segment_length=segment_length,
-        tokenizer_fingerprint=fingerprint,
+        tokenizer_fingerprint=None if known is None else tokenizer_fingerprint(known),
         corpus_digest=sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes()),
     )
     rules.save(out)
@@ -107,18 +116,12 @@ def mine_rules(
     )
 
 
-def _ids(
-    source: Source, tokenizer: str | None
-) -> tuple[Iterator[NDArray[np.int32]], str | None, frozenset[int]]:
-    """Return the id chunks, the tokenizer's fingerprint and the ids no rule may hold."""
-    if tokenizer is None:
-        if not isinstance(source, TokenIds):
-            raise ConfigError(
-                "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
-            )
-        return iter_token_ids(source), None, frozenset()
-    loaded = load_tokenizer(tokenizer)
-    fingerprint, excluded = tokenizer_fingerprint(loaded), special_ids(loaded)
+def _ids(source: Source, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[NDArray[np.int32]]:
+    """Return the corpus as chunks of ids."""
     if isinstance(source, TokenIds):
-        return iter_token_ids(source), fingerprint, excluded
-    return tokenize_documents(iter_documents(source), loaded), fingerprint, excluded
+        return iter_token_ids(source)
+    if tokenizer is None:
+        raise ConfigError(
+            "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
+        )
+    return tokenize_documents(iter_documents(source), tokenizer)

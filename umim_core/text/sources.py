@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from umim_core.errors import CorpusError
+from umim_core.errors import ConfigError, CorpusError
 
 Paths = Annotated[tuple[str, ...], Field(min_length=1, description="Paths or glob patterns")]
 FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text")]
@@ -79,10 +81,9 @@ def expand(paths: tuple[str, ...]) -> list[Path]:
     """
     files: list[Path] = []
     for name in paths:
-        path = Path(name)
-        if path.is_file():
-            files.append(path)
-        elif path.is_dir():
+        if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
+            files.append(Path(name))
+        elif os.path.isdir(name):
             raise CorpusError(
                 "a corpus path must be a file", name, f"Name its files: {name.rstrip('/')}/*.txt"
             )
@@ -105,12 +106,24 @@ def source_of(
 ) -> Source:
     """Tell the kind of source by the names' endings.
 
-    ``.npy`` is token ids (one file), ``.jsonl``/``.json``, ``.parquet``; anything else that exists
-    or is a pattern is text files; one name that is neither is a Hugging Face data set.
+    ``.npy`` is token ids (one file), ``.jsonl``/``.json``, ``.parquet``; any other file, pattern or
+    path is text files; a folder, or a name like ``owner/name``, is a Hugging Face data set.
 
     Raises:
-        CorpusError: If kinds are mixed, or no name is given.
+        CorpusError: If kinds are mixed, no name is given, or a file of ids does not exist.
+        ConfigError: If an option is out of its bounds.
     """
+    try:
+        return _source(names, field, split, config, max_bad)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{where}: {first['msg']}", first["input"], "Mend the option.") from error
+
+
+def _source(
+    names: tuple[str, ...], field: str, split: str, config: str | None, max_bad: int
+) -> Source:
     kinds = {_kind(name) for name in names}
     if len(kinds) != 1:
         raise CorpusError(
@@ -119,14 +132,15 @@ def source_of(
             "Mine them in separate runs.",
         )
     kind = kinds.pop()
-    if kind in ("ids", "dataset") and len(names) != 1:
+    found = tuple(map(str, expand(names))) if kind == "ids" else names
+    if kind in ("ids", "dataset") and len(found) != 1:
         raise CorpusError(
             f"a source of kind {kind} must be one name",
-            names,
+            ", ".join(found),
             "Check the paths: a name that is no file is taken for a data set.",
         )
     if kind == "ids":
-        return TokenIds(path=names[0])
+        return TokenIds(path=found[0])
     if kind == "jsonl":
         return JsonLines(paths=names, field=field, max_bad=max_bad)
     if kind == "parquet":
@@ -141,8 +155,10 @@ def _kind(name: str) -> str:
     for ending, kind in _ENDINGS.items():
         if plain.endswith(ending):
             return kind
-    known = Path(name).is_file() or glob.has_magic(name) or Path(plain).suffix in (".txt", ".md")
-    return "text" if known else "dataset"
+    known = os.path.isfile(name) or glob.has_magic(name) or plain.endswith((".txt", ".md"))
+    dataset = os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
+    return "dataset" if dataset and not known else "text"
 
 
-_ENDINGS = {".npy": "ids", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+_HUB_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_ENDINGS: Final = {".npy": "ids", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}

@@ -1,0 +1,79 @@
+"""A tiny backbone with a tokenizer and a merge checkpoint for it, saved to disk once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from umim_core.backbone import load_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
+MAX_LENGTH = 48
+
+
+def save_backbone(directory: Path, seed: int = 0) -> Path:
+    """Save a tiny Llama with a byte-level BPE tokenizer trained on ``TEXT``."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(fast),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=MAX_LENGTH,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
+    with torch.no_grad():  # small random weights would make every token about equally likely
+        for parameter in model.parameters():
+            parameter.mul_(4.0)
+    model.save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def backbone_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_backbone(tmp_path_factory.mktemp("backbone"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    backbone = load_backbone(str(backbone_path))
+    ids = backbone.encode(TEXT)
+    spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    Checkpoint.of(module, rules, backbone).save(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def other_backbone() -> Callable[[Path], Path]:
+    """Save a backbone of the same shape with other weights."""
+    return lambda directory: save_backbone(directory, seed=9)

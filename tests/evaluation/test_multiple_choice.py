@@ -1,0 +1,79 @@
+"""Accuracy of a checkpoint on the embedded task, through lm-eval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from umim_core.backbone import load_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.multiple_choice import evaluate_task
+
+
+def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
+    """Merge the context by hand and run the model's own causal forward on the embeddings."""
+    backbone, module = model.backbone, model.scorer.module
+    starts, lengths = model.scorer.matcher.segment(np.array(context))
+    pieces = []
+    for start, length in zip(starts, lengths, strict=True):
+        span = backbone.embed(torch.tensor(context[start : start + length]))
+        pieces.append(span if length == 1 else module(span[None], torch.tensor([length])))
+    pieces.append(backbone.embed(torch.tensor(ending)))
+    with torch.no_grad():
+        logits = backbone.model(inputs_embeds=torch.cat(pieces)[None]).logits[0]
+    rows = logits[len(starts) - 1 : -1].double().log_softmax(-1)
+    return float(rows[torch.arange(len(ending)), torch.tensor(ending)].sum())
+
+
+def write_task(folder: Path) -> None:
+    rows = [
+        {"id": str(i), "context": f"the {w} sat on the mat", "choices": ["the cat", w], "gold": 1}
+        for i, w in enumerate(["dog", "sea", "log", "house"])
+    ]
+    for split in ("train", "valid", "test"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize("merge", ["context", "all", "none"])
+def test_the_embedded_task_runs_through_lm_eval(
+    checkpoint_path: Path, tmp_path: Path, merge: str
+) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(
+        checkpoint_path, merge=merge, data=tmp_path, limit=3, batch_size=4, device="cpu"
+    )
+    assert (result.questions, result.merge) == (3, merge)
+    assert (result.token_reduction > 0) == (merge != "none")
+    assert {"acc", "acc_norm", "acc_tok", "acc_stderr"} <= set(result.metrics())
+
+
+def test_accuracy_per_token_agrees_with_an_oracle(checkpoint_path: Path, tmp_path: Path) -> None:
+    write_task(tmp_path)
+    result = evaluate_task(checkpoint_path, data=tmp_path, device="cpu", batch_size=3)
+    model = UmimLM(str(checkpoint_path), dtype="float32", device="cpu")
+    hits = []
+    for line in (tmp_path / "test.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        prompt = row["context"] + "\n\nSummary:"
+        pairs = [model._encode_pair(prompt, " " + choice) for choice in row["choices"]]
+        means = [oracle_context(model, *pair) / len(pair[1]) for pair in pairs]
+        hits.append(int(np.argmax(means)) == row["gold"])
+    assert result.acc_tok == pytest.approx(np.mean(hits))
+
+
+def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_path: Path) -> None:
+    write_task(tmp_path)
+    checkpoint = Checkpoint.load(checkpoint_path)
+    backbone = load_backbone(checkpoint.config.backbone)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()
+    evaluate_task(checkpoint, backbone=backbone, data=tmp_path, limit=1, device="cpu")
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]

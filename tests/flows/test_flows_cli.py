@@ -1,0 +1,72 @@
+"""``python -m flows``: what it prints and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _flows(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_recipes_lists_the_default_one() -> None:
+    done = _flows("recipes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "embedded" in json.loads(done.stdout)["recipes"]
+
+
+def test_dry_run_lists_stages_in_order() -> None:
+    done = _flows("run", "embedded", "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    stages = [step["stage"] for step in json.loads(done.stdout)["stages"]]
+    wanted = ["corpus", "tokenize", "count", "filter", "distill", "sft", "dpo", "evaluate"]
+    assert [stages.index(name) for name in wanted] == sorted(stages.index(n) for n in wanted)
+    assert stages[-1] == "report"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "embeded"), "recipe must be one of"),
+        (("run", "nosuch.yaml"), "a recipe file must exist"),
+    ],
+)
+def test_unknown_recipe_says_what_there_is(arguments: tuple[str, ...], message: str) -> None:
+    done = _flows(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_recipe_with_an_unknown_field_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    text = (ROOT / "infra/recipes/embedded.yaml").read_text(encoding="utf-8")
+    path.write_text(text + "\ntemprature: 1\n", encoding="utf-8")
+    done = _flows("run", str(path), "--dry-run")
+    assert done.returncode == 1
+    assert "temprature" in done.stderr
+
+
+def test_readme_shows_the_committed_results() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "infra/scripts/readme_results.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, "run infra/scripts/readme_results.py" + done.stderr

@@ -1,0 +1,183 @@
+"""The whole pipeline on a small real corpus: in process training, real Ray Data, Prefect, MLflow."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.full_pipeline import full_pipeline
+from tasks.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
+from tasks.sockets import listening_addresses, require_loopback
+
+_STEP = {
+    "max_steps": 2,
+    "batch_size": 2,
+    "learning_rate": 0.002,
+    "validate_every": 1,
+    "validation_rows": 2,
+    "checkpoint_every": 1,
+    "bf16": False,
+}
+RECIPE = {
+    "name": "tiny",
+    "corpus": {
+        "kind": "docstrings",
+        "packages": ["numpy", "click", "requests"],
+        "out_of_domain": ["mpmath"],
+        "train_tokens": 60000,
+    },
+    "cells": [
+        {"backbone": "umim-docs-llama", "tau": 5, "adapt": True},
+        {"backbone": "umim-docs-gpt2", "tau": 5},
+    ],
+    "segment_length": 128,
+    "distill": _STEP,
+    "task": {"train": 12, "valid": 4, "test": 4},
+    "adapt": {"rules": {"tau": 3, "overlap": "none", "containment": "keep"}, "sft": _STEP}
+    | {"dpo": {**_STEP, "beta": 0.1}},
+    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
+    "benchmark": {"prompt_lengths": [32], "new_tokens": 4, "warmup": 0, "pairs": 2},
+    "cluster": {"workers": 0},
+}
+STAGES = {
+    "corpus",
+    "task",
+    "tokenize",
+    "count",
+    "filter",
+    "distill",
+    "task-rules",
+    "with-rules",
+    "sft",
+    "dpo",
+    "evaluate",
+    "task-score",
+    "benchmark",
+    "report",
+}
+
+
+class Run:
+    """One finished pipeline, and where it left things."""
+
+    def __init__(self, base: Path, environment: pytest.MonkeyPatch) -> None:
+        self.root = base / "root"
+        self.uri = f"sqlite:///{base / 'mlflow.db'}"
+        environment.setenv("UMIM_ROOT", str(self.root))
+        environment.setenv("MLFLOW_TRACKING_URI", self.uri)
+        self.recipe = base / "tiny.yaml"
+        self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+        self.sockets: set[tuple[str, str, int]] = set()
+
+    def launch(self) -> Path:
+        """Run the pipeline, watching every socket that it and its children open."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.is_set():
+                self.sockets |= set(listening_addresses())
+                time.sleep(0.5)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            return Path(full_pipeline(str(self.recipe)))
+        finally:
+            done.set()
+            watcher.join()
+
+    def artifacts(self) -> dict[str, str]:
+        """Return every finished artifact's digest by "stage/key"."""
+        return {
+            f"{path.parent.parent.name}/{path.parent.name}": json.loads(path.read_text())["digest"]
+            for path in self.root.glob("*/*/manifest.json")
+            if path.parent.parent.name != "mlruns"
+        }
+
+    def runs(self, kind: str) -> list[object]:
+        """Return the MLflow runs of a kind."""
+        client = MlflowClient(self.uri)
+        experiment = client.get_experiment_by_name("umim")
+        assert experiment is not None
+        return list(
+            client.search_runs([experiment.experiment_id], f"tags.`umim.kind` = '{kind}'")
+        )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
+    with pytest.MonkeyPatch.context() as environment, prefect_test_harness(
+        server_startup_timeout=180
+    ):
+        run = Run(tmp_path_factory.mktemp("pipeline"), environment)
+        yield run, run.launch()
+
+
+def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    assert {name.split("/")[0] for name in run.artifacts()} == STAGES
+    assert not list(run.root.glob("*/*.partial"))
+
+
+def test_report_page_is_whole_and_offline(finished: tuple[Run, Path]) -> None:
+    _, report = finished
+    page = (report / "report.html").read_text(encoding="utf-8")
+    assert "umim-docs-llama" in page
+    assert "Task-Adapted" in page
+    assert 'src="http' not in page
+    assert (report / "report.md").is_file()
+
+
+def test_comparison_runs_have_the_names_others_query(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    rows = run.runs("comparison")
+    assert {row.data.params["setting"] for row in rows} == {
+        "WT",
+        "WT + Rules",
+        "WT + FT",
+        "Task-Adapted",
+    }
+    first = next(row for row in rows if row.data.params["setting"] == "WT")
+    assert set(COMPARISON_PARAMS) <= set(first.data.params)
+    assert set(COMPARISON_METRICS) <= set(first.data.metrics)
+
+
+def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    (pipeline,) = run.runs("pipeline")
+    stages = run.runs("stage")
+    assert {row.data.tags["umim.stage"] for row in stages} == STAGES
+    assert {row.data.tags["mlflow.parentRunId"] for row in stages} == {pipeline.info.run_id}
+    assert pipeline.info.status == "FINISHED"
+
+
+def test_training_curves_are_metrics_with_steps(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    row = next(r for r in run.runs("stage") if r.data.tags["umim.stage"] == "distill")
+    history = MlflowClient(run.uri).get_metric_history(row.info.run_id, "train_kl")
+    assert [point.step for point in history] == [1, 2]
+
+
+def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    assert run.sockets, "nothing was seen listening: the watch did not work"
+    require_loopback(run.sockets)
+
+
+def test_second_run_executes_nothing_and_adds_no_run(finished: tuple[Run, Path]) -> None:
+    run, report = finished
+    before = run.artifacts()
+    counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
+    stamps = {path: path.stat().st_mtime_ns for path in run.root.glob("*/*/manifest.json")}
+    assert run.launch() == report
+    assert run.artifacts() == before
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert {kind: len(run.runs(kind)) for kind in counts} == counts

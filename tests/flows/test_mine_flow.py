@@ -1,0 +1,92 @@
+"""The mining flow on text files: exact rules, and re-execution of exactly what depends on a change."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.mine import mine
+from umim_core import RuleSet
+from umim_core.backbone import load_tokenizer
+from umim_core.errors import ArtifactError
+
+BACKBONE = "umim-docs-llama"
+TEXT = "Return a new array. Return a new view of the array. Return the sum of the array. " * 40
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    base = tmp_path_factory.mktemp("mine")
+    for split in ("train", "valid", "test"):
+        (base / f"{split}.txt").write_text(TEXT, encoding="utf-8")
+    source = {s: {"kind": "text", "paths": [str(base / f"{s}.txt")]} for s in ("valid", "test")}
+    recipe = {
+        "name": "files",
+        "corpus": {
+            "kind": "files",
+            "train": {"kind": "text", "paths": [str(base / "train.txt")]},
+            **source,
+        },
+        "segment_length": 16,
+        "cells": [{"backbone": BACKBONE, "tau": 5}, {"backbone": BACKBONE, "tau": 50}],
+        "distill": {"max_steps": 1},
+        "task": None,
+    }
+    (base / "files.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as environment, prefect_test_harness(
+        server_startup_timeout=180
+    ):
+        environment.setenv("UMIM_ROOT", str(base / "root"))
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")
+        yield base
+
+
+def _stages(base: Path) -> Counter[str]:
+    return Counter(path.parent.parent.name for path in base.glob("root/*/*/manifest.json"))
+
+
+def test_rules_of_the_flow_equal_a_counter(place: Path) -> None:
+    directories = mine(str(place / "files.yaml"))
+    ids = load_tokenizer(BACKBONE)(TEXT, add_special_tokens=False)["input_ids"]
+    segments = [ids[i : i + 16] for i in range(0, len(ids) // 16 * 16, 16)]
+    counts = Counter(tuple(s[i : i + 4]) for s in segments for i in range(13))
+    for directory, tau in zip(directories, (5, 50), strict=True):
+        rules = RuleSet.load(directory)
+        assert rules.tau == tau
+        for row, support in zip(rules.ids_by_order[4], rules.support_by_order[4], strict=True):
+            assert counts[tuple(int(i) for i in row)] == support >= tau
+
+
+def test_one_changed_byte_runs_exactly_its_dependants(place: Path) -> None:
+    mine(str(place / "files.yaml"))
+    before = _stages(place)
+    path = place / "test.txt"
+    path.write_bytes(b"S" + path.read_bytes()[1:])
+    mine(str(place / "files.yaml"))
+    changed = _stages(place) - before
+    assert changed == {"corpus": 1, "tokenize": 1}  # counts and rules see the training ids alone
+    path = place / "train.txt"
+    path.write_bytes(b"S" + path.read_bytes()[1:])
+    mine(str(place / "files.yaml"))
+    again = _stages(place) - before - changed
+    assert again == {"corpus": 1, "tokenize": 1, "count": 1, "filter": 2}
+
+
+def test_a_finished_stage_that_was_altered_is_refused(place: Path) -> None:
+    mine(str(place / "files.yaml"))
+    manifest = max(place.glob("root/count/*/manifest.json"), key=lambda p: p.stat().st_mtime_ns)
+    name = next(iter(json.loads(manifest.read_text())["files"]))
+    target = manifest.parent / name
+    original = target.read_bytes()
+    target.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
+    try:
+        with pytest.raises(ArtifactError, match="SHA-256"):
+            mine(str(place / "files.yaml"))
+    finally:
+        target.write_bytes(original)
