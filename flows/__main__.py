@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from flows.cli import main
 
-main()
+if __name__ == "__main__":  # worker processes import this module again
+    main()

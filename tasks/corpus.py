@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
@@ -53,7 +54,12 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
     )
 
     def build(out: Path) -> Metrics:
-        report = build_corpus(out, packages=corpus.packages, out_of_domain=corpus.out_of_domain)
+        report = build_corpus(
+            out,
+            packages=corpus.packages,
+            out_of_domain=corpus.out_of_domain,
+            workers=os.cpu_count() or 1,
+        )
         return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
 
     return run_stage(root, spec, build)

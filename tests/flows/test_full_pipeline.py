@@ -107,15 +107,14 @@ class Run:
         client = MlflowClient(self.uri)
         experiment = client.get_experiment_by_name("umim")
         assert experiment is not None
-        return list(
-            client.search_runs([experiment.experiment_id], f"tags.`umim.kind` = '{kind}'")
-        )
+        return list(client.search_runs([experiment.experiment_id], f"tags.`umim.kind` = '{kind}'"))
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
-    with pytest.MonkeyPatch.context() as environment, prefect_test_harness(
-        server_startup_timeout=180
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        prefect_test_harness(server_startup_timeout=180),
     ):
         run = Run(tmp_path_factory.mktemp("pipeline"), environment)
         yield run, run.launch()

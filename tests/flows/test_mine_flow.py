@@ -39,8 +39,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "task": None,
     }
     (base / "files.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    with pytest.MonkeyPatch.context() as environment, prefect_test_harness(
-        server_startup_timeout=180
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        prefect_test_harness(server_startup_timeout=180),
     ):
         environment.setenv("UMIM_ROOT", str(base / "root"))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")

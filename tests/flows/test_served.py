@@ -1,0 +1,146 @@
+"""The served route: a real Prefect server and worker, the literal deployment command, twice at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFECT = Path(sys.executable).with_name("prefect")
+RECIPE = {
+    "name": "served",
+    "corpus": {
+        "kind": "docstrings",
+        "packages": ["numpy", "click", "requests"],
+        "out_of_domain": ["mpmath"],
+        "train_tokens": 60000,
+    },
+    "cells": [{"backbone": "umim-docs-llama", "tau": 5}],
+    "segment_length": 128,
+    "distill": {"max_steps": 2, "batch_size": 2, "validation_rows": 2},
+    "task": {"train": 12, "valid": 4, "test": 4},
+    "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
+    "cluster": {"workers": 1},
+}
+
+pytestmark = pytest.mark.full
+
+
+@contextmanager
+def _service(arguments: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+    """Run a Prefect service; TERM at the end, a bounded wait, then KILL."""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(PREFECT), *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(20)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # loopback
+                if answer.status == 200:
+                    return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    base = tmp_path_factory.mktemp("served")
+    port = _free_port()
+    (base / "served.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PREFECT_HOME": str(base / "prefect"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "UMIM_ROOT": str(base / "root"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{base / 'mlflow.db'}",
+    }
+
+    def prefect(*arguments: str) -> None:
+        subprocess.run(
+            [str(PREFECT), "--no-prompt", *arguments],
+            cwd=ROOT,
+            env=environment,
+            check=True,
+            timeout=180,
+        )
+
+    with ExitStack() as stack:
+        start = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        stack.enter_context(_service(start, environment, base / "server.log"))
+        _wait_for(f"http://127.0.0.1:{port}/api/health")
+        prefect("work-pool", "create", "umim-pool", "--type", "process")
+        prefect("deploy", "--all")
+        worker = ["worker", "start", "--pool", "umim-pool", "--type", "process"]
+        stack.enter_context(_service(worker, environment, base / "worker.log"))
+        yield base, environment
+
+
+def test_two_launches_of_one_deployment_share_every_stage(
+    served: tuple[Path, dict[str, str]],
+) -> None:
+    base, environment = served
+    command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
+    command += ["--param", f"recipe={base / 'served.yaml'}"]
+    runs = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for _ in range(2)
+    ]
+    for process in runs:
+        output, _ = process.communicate(timeout=900)
+        log = (base / "worker.log").read_text(encoding="utf-8", errors="replace")[-4000:]
+        assert process.returncode == 0, output.decode() + log
+    artifacts = [p.parent for p in base.glob("root/*/*/manifest.json")]
+    stages = [p.parent.name for p in artifacts]
+    assert {"corpus", "count", "distill", "evaluate", "report"} <= set(stages)
+    assert stages.count("distill") == 1
+    assert not list(base.glob("root/*/*.partial"))
+    client = MlflowClient(environment["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], max_results=1000)
+    kinds = [run.data.tags["umim.kind"] for run in found]
+    assert kinds.count("pipeline") == 1
+    assert kinds.count("stage") == len(artifacts)
+    assert kinds.count("comparison") == 1
