@@ -25,7 +25,7 @@ from tasks.rows import load_array
 from tasks.strategies import make_strategy
 from tasks.train_loop import train
 from tasks.train_state import load_parameters
-from tasks.train_worker import log_step, write_results
+from tasks.train_worker import step_reporter, write_results
 from umim_core.backbone import load_tokenizer
 from umim_core.backbone_config import Architecture, LanguageModelConfig
 from umim_core.errors import CorpusError
@@ -174,7 +174,7 @@ def train_language_model(fields: dict[str, object]) -> None:
         config,
         seed=job.seed,
         state_dir=Path(job.out) / "state",
-        on_step=log_step,
+        on_step=step_reporter(Path(job.out) / "state"),
     )
     if dist.is_initialized() and dist.get_rank() != 0:
         return

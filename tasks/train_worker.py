@@ -20,6 +20,7 @@ import torch.distributed as dist
 from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
 from tasks.objectives import DistillObjective, PreferenceObjective
+from tasks.progress import leave_note, progress_bar
 from tasks.rows import TokenRows
 from tasks.strategies import make_strategy
 from tasks.train_loop import train
@@ -109,10 +110,12 @@ def launch_worker(
         UmimError: What a worker raised on purpose.
     """
     if lease.config.workers == 0:
-        worker(fields)
+        with progress_bar(out / "state"):
+            worker(fields)
     else:
         _check_room(lease.config, lease.ensure())
-        _launch_ray(worker, fields, lease.config, out / "state" / "ray")
+        with progress_bar(out / "state"):
+            _launch_ray(worker, fields, lease.config, out / "state" / "ray")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
 
@@ -196,7 +199,7 @@ def run_worker(job_fields: Fields) -> None:
         config,
         seed=job.seed,
         state_dir=out / "state",
-        on_step=log_step,
+        on_step=step_reporter(out / "state"),
     )
     if dist.is_initialized() and dist.get_rank() != 0:
         return
@@ -260,11 +263,18 @@ def _objective(
     )
 
 
-def log_step(progress: Progress, total: int) -> None:
-    """Log every tenth step."""
-    if progress.step % 10 == 0:
+def step_reporter(state: Path) -> Callable[[Progress, int], None]:
+    """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
+
+    def report(progress: Progress, total: int) -> None:
         row = progress.curve[-1]
-        logger.info("step %d of %d: %s", progress.step, total, row)
+        loss = row.get("train_loss")
+        text = "training" if loss is None else f"training, loss {loss:.3f}"
+        leave_note(state, progress.step, total, text)
+        if progress.step % 10 == 0:
+            logger.info("step %d of %d: %s", progress.step, total, row)
+
+    return report
 
 
 def _summary(progress: Progress) -> dict[str, str | int | float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def write(path: Path, raw: object) -> Path:
 
 def changed(where: str, value: object) -> dict[str, Any]:
     """A copy of the good recipe with one field set; the last part of ``where`` names it."""
-    raw = copy.deepcopy(GOOD)
+    raw = json.loads(json.dumps(GOOD))
     *outer, last = [int(part) if part.isdigit() else part for part in where.split(".")]
     node: Any = raw
     for part in outer:

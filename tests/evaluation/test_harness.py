@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import GenerationConfig
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
@@ -21,6 +22,7 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.perplexity import token_log_probs
+from umim_core.merging.engine import Engine
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
@@ -229,10 +231,9 @@ def test_generation_without_rules_equals_hf(backbone_path: Path, tmp_path: Path)
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     backbone = load_backbone(str(backbone_path))
     prompt = generation(["the cat sat on the"])
-    [text] = UmimLM(merge=None, backbone=backbone).generate_until(prompt)
-    first, second = backbone.encode(text)[:2]
-    rules = RuleSet.from_spans([(first, second)])
-    checkpoint = Checkpoint.of(MergeModule(16), rules, backbone)
+    config = GenerationConfig(max_new_tokens=2, do_sample=False)
+    [row] = Engine(backbone, None, None).generate([backbone.encode(prompt[0].args[0])], config).rows
+    checkpoint = Checkpoint.of(MergeModule(16), RuleSet.from_spans([row.ids]), backbone)
     units = {}
     for merge in ("context", "all"):
         model = UmimLM(checkpoint, merge, backbone)

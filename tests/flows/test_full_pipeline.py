@@ -1,4 +1,4 @@
-"""The whole pipeline on a small real corpus: in process training, real Ray Data, Prefect, MLflow."""
+"""The whole pipeline on a small real corpus: real Ray Data, Prefect and MLflow."""
 
 from __future__ import annotations
 

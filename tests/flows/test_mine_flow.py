@@ -1,4 +1,4 @@
-"""The mining flow on text files: exact rules, and re-execution of exactly what depends on a change."""
+"""The mining flow on text files: exact rules; a change re-executes exactly its dependants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The served route: a real Prefect server and worker, the literal deployment command, twice at once."""
+"""The served route: a real Prefect server and worker, the literal command, twice at once."""
 
 from __future__ import annotations
 

@@ -139,7 +139,11 @@ def run_ranks(jobs: list[TrainJob], world: int = 2) -> None:
         )
         for rank in range(world)
     ]
-    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
+    try:
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()  # does nothing to a rank that has ended
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
 
 

@@ -92,7 +92,7 @@ def inputs(
         distill=TrainConfig(
             max_steps=STEPS,
             batch_size=4,
-            learning_rate=1e-2,
+            learning_rate=3e-3,  # low enough that the last validation is the best
             checkpoint_every=1,
             validate_every=10,
             patience=100,
@@ -213,10 +213,12 @@ def test_two_ray_workers_train_to_the_weights_of_one_process(
 ) -> None:
     with lease_like(cluster, strategy=strategy) as lease:
         artifact = inputs.build(tmp_path, lease)
+    ours, theirs = read_curve(artifact), read_curve(in_process)
+    for row, other in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(other, rel=1e-3)
     # Forty steps of AdamW enlarge the rounding of sums taken in another order.
-    torch.testing.assert_close(weights(artifact), weights(in_process), atol=5e-3, rtol=1e-2)
-    ours, theirs = read_curve(artifact)[1], read_curve(in_process)[1]
-    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert artifact.metrics["best_step"] == in_process.metrics["best_step"] == STEPS
+    torch.testing.assert_close(weights(artifact), weights(in_process), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.full
