@@ -167,10 +167,15 @@ def table_cells(row: ComparisonRow) -> tuple[str, ...]:
         shown(row.metric("ppl_base"), 2),
         shown(row.metric("ppl_umim"), 2),
         shown(row.accuracy("base"), 1, scale=100),
-        shown(row.accuracy("WT"), 1, scale=100),
-        shown(row.accuracy("Task-Adapted"), 1, scale=100),
+        shown(row.accuracy("WT") if row.setting == "WT" else None, 1, scale=100),
+        shown(row.accuracy(_adapted(row)), 1, scale=100),
         shown(row.metric("prefill_speedup"), 2),
     )
+
+
+def _adapted(row: ComparisonRow) -> str:
+    """Return which accuracy the last column shows: the final setting's, or the row's own."""
+    return "Task-Adapted" if row.setting == "WT" else row.setting
 
 
 def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:

@@ -1,5 +1,3 @@
-"""``umim mine`` through ``main`` against counters and quadratic filters written here."""
-
 from __future__ import annotations
 
 import json
@@ -90,7 +88,6 @@ def loaded(directory: Path) -> Rules:
 
 
 def check(result: Result, out: Path, ids: list[int], length: int, tau: int, **options: str) -> None:
-    """Compare a run's JSON and rule directory with the oracle."""
     assert result.code == 0, result.err
     special = {0} if options.get("special") else set()
     raw = frequent(ids, length, tau, special)

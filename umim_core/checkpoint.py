@@ -127,6 +127,7 @@ class Checkpoint:
         }
         write_json(directory / "config.json", self.config.model_dump(mode="json"))
         save_file(weights, directory / "model.safetensors")
+        (directory / "model.safetensors").chmod(0o644)  # save_file leaves it to the owner alone
         (directory / "rules").mkdir()
         self.rules.write(directory / "rules")
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
