@@ -63,8 +63,9 @@ def comparison_rows(
             containment=result.cell.containment,
             positions=result.cell.positions,
             seed=seed,
-            metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None),
-            accuracies=_accuracies(result.scores),
+            metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None)
+            | _own_accuracy(setting, result.scores),
+            accuracies=_accuracies(result.scores) if setting == BASE_SETTING else {},
         )
         for result in cells
         for setting, evaluation in result.evaluations.items()
@@ -101,6 +102,12 @@ def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, floa
         for name in ("prefill_speedup", "decode_speedup"):
             metrics[name] = benchmark.metrics.get(name)
     return metrics
+
+
+def _own_accuracy(setting: str, scores: dict[str, Artifact]) -> dict[str, float | None]:
+    """Return the accuracy of the base model and of one setting, where they were measured."""
+    named = {"accuracy_base": scores.get("base"), "accuracy_umim": scores.get(setting)}
+    return {name: score.metrics["acc_tok"] for name, score in named.items() if score is not None}
 
 
 def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:

@@ -126,6 +126,10 @@ class ReportData(_Part):
     chance: float | None = None
     links: dict[str, str] = Field(default_factory=dict)
 
+    def base_rows(self) -> list[ComparisonRow]:
+        """Return the rows of checkpoints that were not adapted to the task."""
+        return [row for row in self.rows if row.setting == "WT"]
+
     def corpora(self) -> list[str]:
         """Return the names of the out-of-domain corpora that any row was measured on, sorted."""
         prefix = "ppl_umim_ood_"

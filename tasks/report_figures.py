@@ -76,7 +76,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
 
 
 def _perplexity(data: ReportData) -> ReportFigure | None:
-    rows = [r for r in data.rows if r.metric("ppl_umim") and r.metric("token_reduction")]
+    rows = [r for r in data.base_rows() if r.metric("ppl_umim") and r.metric("token_reduction")]
     if not rows:
         return None
     figure = Figure(figsize=(6.4, 4.4))
@@ -114,7 +114,7 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
 
 def _alignment(data: ReportData, *, wide: bool) -> ReportFigure | None:
     names = (("Top-1 agreement", "top1"), ("Top-3 overlap", "top3"), ("MRR", "mrr"))
-    rows = [r for r in data.rows if any(r.metric(metric) is not None for _, metric in names)]
+    rows = [r for r in data.base_rows() if any(r.metric(m) is not None for _, m in names)]
     if not rows:
         return None
     rows = sorted(rows, key=lambda r: (r.backbone, r.source == "shipped", r.tau or 0, r.label))

@@ -5,14 +5,15 @@ One tiny stage ``distill`` is built several ways; what is compared is the artifa
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.distill import distill_stage, read_curve
 from tasks.lease import ClusterLease
-from tasks.stage import Artifact
+from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import Cell, ClusterConfig, DocstringCorpus, Recipe, TrainConfig
@@ -34,15 +35,15 @@ from umim_core.rules.ruleset import RuleSet
 CHECKOUT = Path(__file__).resolve().parents[2]
 LENGTH, STEPS = 16, 40
 PROGRAM = """
-import logging, sys
+import json, logging, sys
 from pathlib import Path
 from tasks.distill import distill_stage
 from tasks.lease import ClusterLease
 from tasks.stage import Artifact
 from umim_core.config import Recipe
 logging.basicConfig(level=logging.INFO)
-root, recipe, inputs = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2]), Path(sys.argv[3])
-made = [Artifact(n, n, inputs / n, n, executed=False) for n in ("tokens", "rules")]
+root, recipe = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2])
+made = [Artifact(**fields | {"path": Path(fields["path"])}) for fields in json.loads(sys.argv[3])]
 with ClusterLease(recipe.cluster) as lease:
     print("digest", distill_stage(root, lease, recipe, recipe.cells[0], *made).digest)
 """
@@ -50,18 +51,18 @@ with ClusterLease(recipe.cluster) as lease:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the inputs of the stage lie, and the recipe without its cluster."""
+    """The inputs of the stage by name, and the recipe without its cluster."""
 
-    folder: Path
+    made: dict[str, Artifact]
     recipe: Recipe
 
     def on(self, cluster: ClusterConfig) -> Recipe:
         return self.recipe.model_copy(update={"cluster": cluster})
 
     def build(self, root: Path, lease: ClusterLease, tokens: str = "tokens") -> Artifact:
-        made = [Artifact(n, n, self.folder / n, n, executed=False) for n in (tokens, "rules")]
         recipe = self.on(lease.config)
-        return distill_stage(root, lease, recipe, recipe.cells[0], *made)
+        cell = recipe.cells[0]
+        return distill_stage(root, lease, recipe, cell, self.made[tokens], self.made["rules"])
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +77,26 @@ def inputs(
     rules = RuleSet.from_spans(
         [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
     )
-    (folder / "rules").mkdir()
-    rules.save(folder / "rules" / "rules")
-    rng = np.random.default_rng(0)
-    for name, least in (("tokens", 1), ("unmerged", 8)):  # no rule matches ids from 8 on
-        (folder / name).mkdir()
+
+    def save_rules(out: Path) -> Metrics:
+        rules.save(out / "rules")
+        return {}
+
+    def save_tokens(out: Path, least: int) -> Metrics:
+        rng = np.random.default_rng(0)
         for split, rows in (("train", 14), ("valid", 4)):
             ids = rng.integers(least, least + 7, rows * LENGTH).astype(np.int32)
-            np.save(folder / name / f"{split}.npy", ids)
+            np.save(out / f"{split}.npy", ids)
+        return {}
+
+    builds: dict[str, Callable[[Path], Metrics]] = {
+        "rules": save_rules,
+        "tokens": lambda out: save_tokens(out, least=1),
+        "unmerged": lambda out: save_tokens(out, least=8),  # no rule matches ids from 8 on
+    }
+    made = {
+        name: run_stage(folder, StageSpec(name, 1, {}, {}), build) for name, build in builds.items()
+    }
     recipe = Recipe(
         name="tiny",
         corpus=DocstringCorpus(),
@@ -99,7 +112,7 @@ def inputs(
             bf16=False,
         ),
     )
-    return Inputs(folder, recipe)
+    return Inputs(made, recipe)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +140,8 @@ def resumed_at(root_log: str) -> list[int]:
 
 def command(inputs: Inputs, root: Path) -> list[str]:
     recipe = inputs.on(ClusterConfig(workers=0)).model_dump_json()
-    return [sys.executable, "-c", PROGRAM, str(root), recipe, str(inputs.folder)]
+    made = [asdict(inputs.made[name]) for name in ("tokens", "rules")]
+    return [sys.executable, "-c", PROGRAM, str(root), recipe, json.dumps(made, default=str)]
 
 
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])

@@ -14,22 +14,16 @@ order, a limit or the split rule would show them test text as training text.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
-import multiprocessing
 import os
 import sysconfig
-import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from umim_core.embedded.documents import Document, Kind, write_rows
+from umim_core.embedded.documents import Document, write_rows
+from umim_core.embedded.modules import MIN_DOCUMENT_CHARS, read_modules
 from umim_core.errors import CorpusError
 
 # fmt: off
@@ -47,7 +41,6 @@ OUT_OF_DOMAIN_PACKAGES: Final = ("networkx", "sympy")
 SKIPPED_FOLDERS: Final = frozenset(
     {"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files"}
 )
-MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
 MIN_PARAGRAPH_CHARS: Final = 60  # only longer paragraphs are checked for repetition
 
 Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
@@ -143,20 +136,17 @@ def build_corpus(
     parts: dict[Split, list[Document]] = {split: [] for split in SPLITS}
     missing = tuple(n for n in (*packages, *out_of_domain) if not (site / n).is_dir())
     announce = progress or (lambda _name: None)
-    with ExitStack() as stack:
-        pool = None
-        if workers > 1:
-            context = multiprocessing.get_context("spawn")  # callers have threads; no fork
-            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context))
-        for name in packages:
-            announce(name)
-            for module, document in _documents(site / name, site, state, pool):
-                parts[split_of(module)].append(document)
-        for name in out_of_domain:
-            announce(name)
-            parts["ood_math"].extend(d for _, d in _documents(site / name, site, state, pool))
-        announce("standard library")
-        parts["ood_stdlib"].extend(d for _, d in _documents(library, library, state, pool))
+    for name in packages:
+        announce(name)
+        for module, document in _documents(site / name, site, state, workers):
+            parts[split_of(module)].append(document)
+    for name in out_of_domain:
+        announce(name)
+        found = _documents(site / name, site, state, workers)
+        parts["ood_math"].extend(document for _, document in found)
+    announce("standard library")
+    found = _documents(library, library, state, workers)
+    parts["ood_stdlib"].extend(document for _, document in found)
     if not parts["train"]:
         raise CorpusError(
             "the embedded corpus needs docstrings of at least one installed package",
@@ -172,12 +162,11 @@ def build_corpus(
 
 
 def _documents(
-    root: Path, base: Path, state: _State, pool: ProcessPoolExecutor | None
+    root: Path, base: Path, state: _State, workers: int
 ) -> Iterator[tuple[str, Document]]:
     """Yield (module path, document) for everything under `root`, in path order."""
     paths = list(_module_files(root, base))
-    read = map(_read_module, paths) if pool is None else pool.map(_read_module, paths, chunksize=32)
-    for path, found in zip(paths, read, strict=True):
+    for path, found in zip(paths, read_modules(paths, workers), strict=True):
         module = path.relative_to(base).as_posix()
         if found is None:
             state.unparsed.append(module)
@@ -196,23 +185,6 @@ def _documents(
             yield module, Document(identifier, text, name, kind, has_summary)
 
 
-def _read_module(path: Path) -> list[tuple[str, Kind, str, int]] | None:
-    """Return (qualified name, kind, docstring, which one of that name) of the long docstrings.
-
-    None stands for a file that does not parse. It runs in worker processes and keeps no state.
-    """
-    tree = _parse(path)
-    if tree is None:
-        return None
-    repeats: Counter[str] = Counter()
-    found: list[tuple[str, Kind, str, int]] = []
-    for qualified, kind, docstring in _docstrings(tree):
-        repeats[qualified] += 1
-        if len(docstring) > MIN_DOCUMENT_CHARS:
-            found.append((qualified, kind, docstring, repeats[qualified]))
-    return found
-
-
 def _module_files(root: Path, base: Path) -> Iterator[Path]:
     """Yield the ``.py`` files under `root`, folders in string order, skipped folders left out."""
     for folder, _, files in sorted(os.walk(root)):
@@ -222,39 +194,6 @@ def _module_files(root: Path, base: Path) -> Iterator[Path]:
         for file in sorted(files):
             if file.endswith(".py"):
                 yield Path(folder, file)
-
-
-def _parse(path: Path) -> ast.Module | None:
-    """Return the syntax tree, or None for templates, Python 2 and other things in ``.py`` files."""
-    try:
-        # Invalid escapes warn, and would be errors under -W error: not our modules to mend.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, SyntaxError, ValueError, RecursionError, MemoryError):
-        # ValueError: NUL or bad UTF-8; MemoryError: nested too deep for CPython's parser;
-        # FileNotFoundError: a dangling link.
-        return None
-
-
-def _docstrings(tree: ast.Module) -> Iterator[tuple[str, Kind, str]]:
-    """Yield (qualified name, kind, cleaned docstring), breadth first as `ast.walk` does."""
-    queue: deque[tuple[ast.AST, str]] = deque([(tree, "")])
-    while queue:
-        node, scope = queue.popleft()
-        kind: Kind | None = None
-        docstring: str | None = None
-        if isinstance(node, ast.Module):
-            kind, docstring = "module", ast.get_docstring(node, clean=False)
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            scope = f"{scope}.{node.name}" if scope else node.name
-            kind = "class" if isinstance(node, ast.ClassDef) else "function"
-            docstring = ast.get_docstring(node, clean=False)
-        # Expressions hold no definitions; leaving them out visits a fifth of the nodes.
-        children = ast.iter_child_nodes(node)
-        queue.extend((child, scope) for child in children if not isinstance(child, ast.expr))
-        if kind is not None and docstring:
-            yield scope, kind, inspect.cleandoc(docstring)
 
 
 def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +16,12 @@ from datasets import Dataset, DatasetDict
 
 from umim_core.adaptation.choices import read_questions
 from umim_core.artifacts import canonical_json, publish_directory, sha256_bytes
-from umim_core.embedded.corpus import build_corpus
+from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
 from umim_core.locking import directory_lock
 
+TASK: Final = "umim_docstrings"
 DATA_VARIABLE: Final = "UMIM_TASK_DATA"
 CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 SPLITS: Final = ("train", "valid", "test")
@@ -57,17 +59,21 @@ def load_splits(task_data: str | None = None, **metadata: object) -> DatasetDict
 def built_task() -> Path:
     """Return the folder of the task made from the installed packages, building it if need be.
 
-    It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of installed
-    versions; a second process waits for the first.
+    It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of versions of the
+    packages it is made from; a second process waits for the first.
     """
-    installed = {d.name: d.version for d in importlib.metadata.distributions()}
+    origins = importlib.metadata.packages_distributions()
+    names = {name for package in TRAINING_PACKAGES for name in origins.get(package, ())}
+    installed = {name: importlib.metadata.version(name) for name in names}
     versions = canonical_json({"python": platform.python_version(), "packages": installed})
     base = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "umim"
-    final = base / f"umim_docstrings-{sha256_bytes(versions.encode())[:16]}"
+    final = base / f"{TASK}-{sha256_bytes(versions.encode())[:16]}"
 
     def build(directory: Path) -> None:
-        build_corpus(directory / "corpus")
-        build_task(directory / "corpus", directory)
+        corpus = directory / "corpus"
+        build_corpus(corpus, out_of_domain=())
+        build_task(corpus, directory)
+        shutil.rmtree(corpus)  # 40 MB that only the questions were made from
 
     with directory_lock(final.with_name(f"{final.name}-build"), wait_seconds=None):
         if not final.is_dir():

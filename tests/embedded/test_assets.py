@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from umim_core.backbone import load_backbone
+from umim_core.backbone_config import BackboneRecipe, load_any_recipe
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.embedded.corpus import split_of
+from umim_core.embedded.tokenizer import END_OF_TEXT, END_OF_TEXT_ID
+
+RECIPES = Path(__file__).resolve().parents[2] / "infra" / "recipes"
+NAMES = ("umim-docs-gpt2", "umim-docs-llama")
+MAX_BYTES = 16 * 1024 * 1024
+
+
+def backbone_directory(name: str) -> Path:
+    path = embedded_path(name, "backbone")
+    assert path is not None
+    return path
+
+
+def card(name: str) -> str:
+    return (backbone_directory(name) / "README.md").read_text(encoding="utf-8")
+
+
+def recipe(name: str) -> BackboneRecipe:
+    found = load_any_recipe(RECIPES / f"{name.replace('umim-docs', 'backbone')}.yaml")
+    assert isinstance(found, BackboneRecipe)
+    return found
+
+
+def test_two_backbones_are_embedded() -> None:
+    assert tuple(embedded_names()) == NAMES
+
+
+@pytest.mark.parametrize(
+    "name", ["", "umim-docs", "umim-docs-llama/..", "../assets/umim-docs-llama"]
+)
+def test_other_names_have_no_path(name: str) -> None:
+    assert embedded_path(name, "backbone") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backbone_is_small_and_in_bfloat16(name: str) -> None:
+    directory = backbone_directory(name)
+    assert sum(path.stat().st_size for path in directory.iterdir()) <= MAX_BYTES
+    assert not [path for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".py")]
+    with safe_open(directory / "model.safetensors", framework="pt") as stored:
+        assert {stored.get_slice(key).get_dtype() for key in stored.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_backbones_load_without_a_network() -> None:
+    """In a process of its own, where every connection is an error."""
+    probe = """
+import socket
+def refuse(*_, **__):
+    raise AssertionError("a connection was tried")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+import json
+from umim_core.backbone import load_backbone
+found = {}
+for name in ("umim-docs-gpt2", "umim-docs-llama"):
+    backbone = load_backbone(name)
+    found[name] = [backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.max_positions]
+print(json.dumps(found))
+"""
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [found[name][1:] for name in NAMES] == [[8192, 1024], [8192, 2048]]
+    assert found[NAMES[0]][0] == found[NAMES[1]][0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_survives_the_tokenizer(name: str) -> None:
+    backbone = load_backbone(name)
+    text = "Return the größte value.\n\n    >>> f(x)\n\t中文 🙂"
+    assert backbone.decode(backbone.encode(text)) == text
+    assert backbone.special_ids == {END_OF_TEXT_ID}
+    assert backbone.encode(END_OF_TEXT) == [END_OF_TEXT_ID]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_backbone_has_learnt_the_text_it_is_for(name: str) -> None:
+    backbone = load_backbone(name)
+
+    def nats(text: str) -> float:
+        ids = torch.tensor([backbone.encode(text)])
+        with torch.no_grad():
+            return float(backbone.model(input_ids=ids, labels=ids).loss)
+
+    prose = "Return a tensor with the same shape and data type as the input tensor."
+    words = prose.split()
+    assert nats(prose) < 5.0  # a uniform guess costs ln 8192 = 9.0
+    assert nats(prose) < nats(" ".join(words[::-1]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recipe_builds_the_shipped_shape(name: str) -> None:
+    shipped = AutoConfig.from_pretrained(backbone_directory(name)).to_dict()
+    wanted = recipe(name)
+    built = wanted.architecture.build(wanted.vocab_size, END_OF_TEXT_ID).to_dict()
+    ignored = {"architectures", "dtype", "_name_or_path", "transformers_version"}
+    assert {k: v for k, v in built.items() if k not in ignored} == {
+        k: v for k, v in shipped.items() if k not in ignored
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_names_what_a_reader_needs(name: str) -> None:
+    text = card(name)
+    assert "license: apache-2.0" in text
+    assert f"python -m flows run {recipe(name).name}" in text
+    assert "umim-backbone" in text
+    assert "Docstrings of the installed Python stack" in text
+    with safe_open(backbone_directory(name) / "model.safetensors", framework="pt") as stored:
+        shapes = [stored.get_slice(key).get_shape() for key in stored.keys()]  # noqa: SIM118
+    assert f"Parameters: {sum(torch.Size(shape).numel() for shape in shapes):,}," in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_figures_of_the_card_agree_with_one_another(name: str) -> None:
+    rows = re.findall(r"^\| (valid|test) \| (.*) \|$", card(name), re.M)
+    assert [split for split, _ in rows] == ["valid", "test"]
+    for _, cells in rows:
+        _, tokens, size, nats, ppl, bits = (float(c.replace(",", "")) for c in cells.split(" | "))
+        assert 2.0 < nats < 6.0
+        assert ppl == pytest.approx(2.718281828**nats, rel=2e-3)
+        assert bits == pytest.approx(nats * tokens / 0.69314718 / size, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("module", "split"),
+    [
+        ("torch/nn/functional.py", "train"),
+        ("transformers/trainer.py", "train"),
+        *[(f"package/module_{i}.py", None) for i in range(50)],
+    ],
+)
+def test_splits_follow_the_hash_of_the_module_path(module: str, split: str | None) -> None:
+    bucket = int(hashlib.blake2b(module.encode(), digest_size=4).hexdigest(), 16) % 100
+    expected = "test" if bucket < 4 else "valid" if bucket < 8 else "train"
+    assert split_of(module) == expected
+    assert split in (None, expected)
