@@ -60,7 +60,7 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
-    from tasks.pipeline import find_recipe
+    from tasks.recipes import find_recipe
     from umim_core.backbone_config import BackboneRecipe
 
     loaded = find_recipe(recipe)
@@ -97,7 +97,7 @@ def run(
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
-    from tasks.pipeline import find_recipe, recipe_names
+    from tasks.recipes import find_recipe, recipe_names
 
     found = {name: find_recipe(name).description for name in recipe_names()}
     lines = [f"{name:<24} {text.strip().splitlines()[0]}" for name, text in found.items()]
@@ -107,7 +107,7 @@ def recipes(as_json: JsonFlag = False) -> None:
 @app.command()
 def report(as_json: JsonFlag = False) -> None:
     """Print the path of the newest report page."""
-    from tasks.pipeline import newest_report
+    from tasks.recipes import newest_report
 
     path = newest_report()
     _emit({"path": str(path)}, [str(path)], as_json)

@@ -19,9 +19,9 @@ pipeline_tag: text-generation
 ---
 """
 _DOCSTRINGS = (
-    "Docstrings of the installed Python stack (`umim_core/embedded/corpus.py`): repeated paragraphs\n"
-    "dropped, split by the hash of the module path (92 % train, 4 % valid, 4 % test). networkx,\n"
-    "sympy and the standard library are left out; they are the out-of-domain corpora."
+    "Docstrings of the installed Python stack (`umim_core/embedded/corpus.py`): repeated\n"
+    "paragraphs dropped, split by the hash of the module path (92 % train, 4 % valid, 4 % test).\n"
+    "networkx, sympy and the standard library are left out; they are the out-of-domain corpora."
 )
 _FILES = "The files that the recipe names; repeated text is not dropped."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.artifacts import sha256_bytes, sha256_file
+from umim_core.artifacts import read_json, sha256_bytes, sha256_file, write_json
 from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
 from umim_core.embedded.corpus import build_corpus
@@ -31,6 +31,7 @@ from umim_core.text import (
 )
 from umim_core.text.sources import expand
 
+_RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
 
 
@@ -75,19 +76,42 @@ def _installed(corpus: DocstringCorpus) -> list[list[str]]:
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
     sources = _sources(corpus)
-    inputs = {
+    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
+    digests = _file_digests(sources)
+
+    def build(out: Path) -> Metrics:
+        # The digests are part of the content, so that a changed file changes what depends on it.
+        write_json(out / _RECORD, {"sources": dumped, "files": digests})
+        return {"splits": float(len(sources))}
+
+    return run_stage(root, StageSpec("corpus", 1, dumped, digests), build)
+
+
+def _file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return the SHA-256 of every file that is read in place, by "split:number"."""
+    return {
         f"{split}:{number}": sha256_file(path)
         for split, source in sources.items()
         if not isinstance(source, HubDataset)
-        for number, path in enumerate(expand(source.paths))
+        for number, path in enumerate(
+            expand((source.path,) if isinstance(source, TokenIds) else source.paths)
+        )
     }
-    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
 
-    def build(out: Path) -> Metrics:
-        (out / "sources.json").write_text(json.dumps(dumped, sort_keys=True), encoding="utf-8")
-        return {"splits": float(len(dumped))}
 
-    return run_stage(root, StageSpec("corpus", 1, dumped, inputs), build)
+def _check_unchanged(corpus: Artifact, config: FilesCorpus) -> None:
+    """Refuse files that changed since the corpus stage recorded them.
+
+    Raises:
+        CorpusError: If one did.
+    """
+    record = read_json(corpus.path / _RECORD)
+    if not isinstance(record, dict) or record["files"] != _file_digests(_sources(config)):
+        raise CorpusError(
+            "the corpus files must stay as they are while the pipeline runs",
+            "they changed since the corpus stage",
+            "Run the same command again.",
+        )
 
 
 def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
@@ -149,6 +173,7 @@ def _splits(
         for split in ("train", "valid", "test", *DOCSTRING_OOD):
             yield split, tokenize_documents(texts(corpus, config, split), tokenizer)
         return
+    _check_unchanged(corpus, config)
     for split, source in _sources(config).items():
         if isinstance(source, TokenIds):
             yield split, iter_token_ids(source)

@@ -77,7 +77,7 @@ def filter_stage(
             "segment_length": segment_length,
             "tokenizer": fingerprint,
         },
-        {"counts": counted.digest},
+        {"counts": counted.digest, "tokens": tokenized.file_digest("train.npy")},
     )
 
     def build(out: Path) -> Metrics:

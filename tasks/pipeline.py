@@ -7,7 +7,6 @@ cluster lease, the MLflow run of the stage.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,62 +19,19 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from tasks.cluster import CHECKOUT
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
+from tasks.recipes import artifact_root, find_recipe
 from tasks.stage import Artifact
 from tasks.tracker import PREFECT_TAG, Tracker
 from tasks.train_worker import CURVE
 from umim_core.artifacts import canonical_json, sha256_bytes
-from umim_core.backbone_config import BackboneRecipe, load_any_recipe
 from umim_core.config import Recipe, RunRecipe
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
 
 logger = logging.getLogger("umim.pipeline")
-RECIPES = CHECKOUT / "infra" / "recipes"
 P = ParamSpec("P")
 R = TypeVar("R", bound=RunRecipe)
-
-
-def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
-
-
-def find_recipe(name: str) -> Recipe | BackboneRecipe:
-    """Load a recipe by name, or by path when it ends in ``.yaml``.
-
-    Raises:
-        ConfigError: If there is none of that name, or it breaks a rule.
-    """
-    if name.endswith((".yaml", ".yml")):
-        return load_any_recipe(Path(name))
-    if name not in recipe_names():
-        raise ConfigError(
-            f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
-            name,
-            "`python -m flows recipes` describes them.",
-        )
-    return load_any_recipe(RECIPES / f"{name}.yaml")
-
-
-def artifact_root() -> Path:
-    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout."""
-    return Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim").resolve()
-
-
-def newest_report() -> Path:
-    """Return the newest report page under the artifact root.
-
-    Raises:
-        ConfigError: If there is none.
-    """
-    pages = list((artifact_root() / "report").glob("*/report.html"))
-    if not pages:
-        raise ConfigError(
-            "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"
-        )
-    return max(pages, key=lambda page: page.stat().st_mtime)
 
 
 @dataclass

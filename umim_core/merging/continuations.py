@@ -170,9 +170,7 @@ def score_continuations(
     layout = _layout(packed.unit_counts.cpu().numpy(), endings, trunk.device)
     inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
     hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
-    log_probs, greedy = target_scores(
-        hidden[layout.rows, layout.columns], layout.targets, backbone
-    )
+    log_probs, greedy = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
     flat = [
         ContinuationScore(*pair)
         for pair in zip(

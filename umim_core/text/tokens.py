@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedTokenizerBase
-
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.sources import TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_TOKEN_ID: Final = 2**18 - 1  # 18 bits per id: an n-gram of four fits in 72, of three in 54
 

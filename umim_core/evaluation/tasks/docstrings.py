@@ -59,8 +59,8 @@ def load_splits(task_data: str | None = None, **metadata: object) -> DatasetDict
 def built_task() -> Path:
     """Return the folder of the task made from the installed packages, building it if need be.
 
-    It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of versions of the
-    packages it is made from; a second process waits for the first.
+    It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of versions of
+    the packages it is made from; a second process waits for the first.
     """
     origins = importlib.metadata.packages_distributions()
     names = {name for package in TRAINING_PACKAGES for name in origins.get(package, ())}

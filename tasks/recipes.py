@@ -1,0 +1,54 @@
+"""Where recipes and artifacts lie; light, so that the command line answers at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tasks.cluster import CHECKOUT
+from umim_core.backbone_config import BackboneRecipe, load_any_recipe
+from umim_core.config import Recipe
+from umim_core.errors import ConfigError
+
+RECIPES = CHECKOUT / "infra" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Recipe | BackboneRecipe:
+    """Load a recipe by name, or by path when it ends in ``.yaml``.
+
+    Raises:
+        ConfigError: If there is none of that name, or it breaks a rule.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return load_any_recipe(Path(name))
+    if name not in recipe_names():
+        raise ConfigError(
+            f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
+            name,
+            "`python -m flows recipes` describes them.",
+        )
+    return load_any_recipe(RECIPES / f"{name}.yaml")
+
+
+def artifact_root() -> Path:
+    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout."""
+    return Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim").resolve()
+
+
+def newest_report() -> Path:
+    """Return the newest report page under the artifact root.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    pages = list((artifact_root() / "report").glob("*/report.html"))
+    if not pages:
+        raise ConfigError(
+            "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"
+        )
+    return max(pages, key=lambda page: page.stat().st_mtime)
