@@ -21,7 +21,9 @@ from typing import Any, Final
 from umim_core.artifacts import (
     MANIFEST,
     canonical_json,
+    flush,
     flush_tree,
+    is_refusal,
     read_manifest,
     safe_join,
     sha256_bytes,
@@ -118,6 +120,8 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
                 return _found(final, spec)
             return _build(final, spec, build)
     except OSError as error:
+        if not is_refusal(error):
+            raise
         raise ArtifactError(
             f"{error.filename or final} must be writable",
             error.strerror or str(error),
@@ -155,6 +159,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
             shutil.rmtree(partial, ignore_errors=True)
         raise
     partial.rename(final)
+    flush(final.parent)
     logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
     return Artifact(spec.name, spec.key, final, digest, executed=True)
 

@@ -103,7 +103,7 @@ def test_a_missing_json_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_named_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got Not a"
+        ArtifactError, match=r"file/x\.json \(3 bytes\) must be writable; got File exists"
     ):
         write_json(tmp_path / "file" / "x.json", {})
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.pipeline import find_recipe, open_pipeline, recipe_names
+from tasks.pipeline import open_pipeline
+from tasks.recipes import find_recipe, recipe_names
 from umim_core.backbone_config import BackboneRecipe, load_any_recipe
 from umim_core.config import ClusterConfig, Recipe
 from umim_core.errors import ConfigError

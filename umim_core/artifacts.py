@@ -6,6 +6,7 @@ A directory is built under ``<name>.partial`` while its lock is held, flushed to
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -21,6 +22,19 @@ from umim_core.locking import directory_lock
 
 MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
+_REFUSALS: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
 
 
 def canonical_json(value: object) -> str:
@@ -185,7 +199,7 @@ def read_manifest(
             "Use the version of umim that wrote it, or build it again.",
         )
     seal = _seal({name: value for name, value in record.items() if name != "seal"})
-    if record.get("seal", seal) != seal:
+    if record.get("seal") != seal:
         raise ArtifactError(
             f"{directory}/{MANIFEST} must be as it was written",
             "another checksum",
@@ -246,11 +260,21 @@ def safe_join(root: Path, name: str) -> Path:
 def flush_tree(directory: Path) -> None:
     """Flush every file and folder below ``directory`` to disk."""
     for path in [*directory.rglob("*"), directory]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """Flush one file or folder to disk (a folder: the names in it)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Return whether the disk refused a write, as opposed to an input that is missing."""
+    return error.errno in _REFUSALS
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
@@ -281,9 +305,12 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
                 build(partial)
                 flush_tree(partial)
                 partial.rename(final)
+                flush(final.parent)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
+        if not is_refusal(error):
+            raise
         raise ArtifactError(
             f"{final} must be writable",
             error.strerror or str(error),

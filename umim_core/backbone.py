@@ -209,21 +209,27 @@ def load_backbone(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {sorted(DTYPES)}", dtype, "Choose one of them.")
-    source = resolve_backbone(name)
+    model = _load_model(name, revision, DTYPES[dtype])
+    # float16 holds less of a published weight than the fingerprint hashes.
+    published = _load_model(name, revision, "auto") if dtype == "float16" else model
+    fingerprint = model_fingerprint(published)
+    nn.Module.to(model, device)  # in place; the override in transformers has no usable type
+    tokenizer = load_tokenizer(name, revision=revision)
+    return wrap_backbone(model, tokenizer, name=name, revision=revision, fingerprint=fingerprint)
+
+
+def _load_model(name: str, revision: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            resolve_backbone(name),
             revision=revision,
-            dtype=DTYPES[dtype],
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,  # None would ask the user, who might agree
         )
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise _load_error("backbone", name, error) from error
-    nn.Module.to(model, device)  # in place; the override in transformers has no usable type
-    return wrap_backbone(
-        model, load_tokenizer(name, revision=revision), name=name, revision=revision
-    )
+    return model
 
 
 def wrap_backbone(
@@ -232,8 +238,9 @@ def wrap_backbone(
     *,
     name: str = "in-memory",
     revision: str | None = None,
+    fingerprint: str | None = None,
 ) -> Backbone:
-    """Freeze a model that is already in memory.
+    """Freeze a model that is already in memory; its fingerprint is computed unless it is given.
 
     Raises:
         BackboneError: If embedding, trunk and head do not give the model's own logits.
@@ -252,7 +259,7 @@ def wrap_backbone(
         revision=revision,
         model=model,
         tokenizer=tokenizer,
-        fingerprint=model_fingerprint(model),
+        fingerprint=fingerprint or model_fingerprint(model),
         tokenizer_fingerprint="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
         _embedding=model.get_input_embeddings(),
         _trunk=model.base_model,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
-from transformers import GPT2Config, LlamaConfig, PretrainedConfig
 
 from umim_core.config import (
     DocstringCorpus,
@@ -20,6 +19,9 @@ from umim_core.config import (
 )
 from umim_core.embedded.tokenizer import ALPHABET_SIZE
 from umim_core.text import MAX_TOKEN_ID, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
 
@@ -55,6 +57,8 @@ class LlamaArchitecture(Model):
 
     def build(self, vocab_size: int, end_of_text: int) -> PretrainedConfig:
         """Return the configuration that transformers builds the model from."""
+        from transformers import LlamaConfig
+
         return LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=self.hidden_size,
@@ -94,6 +98,8 @@ class Gpt2Architecture(Model):
 
     def build(self, vocab_size: int, end_of_text: int) -> PretrainedConfig:
         """Return the configuration that transformers builds the model from."""
+        from transformers import GPT2Config
+
         return GPT2Config(
             vocab_size=vocab_size,
             n_embd=self.hidden_size,

@@ -55,7 +55,7 @@ def _quiet() -> None:
     """Keep the model library's progress bars off the terminal; ours are the output."""
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
 
 
 @app.command()

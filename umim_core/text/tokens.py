@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.sources import TokenIds
 
