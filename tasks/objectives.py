@@ -16,7 +16,7 @@ from tasks.rows import TokenRows
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.backbone import Backbone
-from umim_core.distill.step import DistillModel
+from umim_core.distill.step import DistillModel, anchor
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
@@ -153,8 +153,7 @@ class PreferenceObjective(nn.Module):
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
         loss, _ = self._loss(self._train, indices)
-        anchor = sum(parameter.sum() for parameter in self.module.parameters()) * 0.0
-        total = loss * len(indices) + anchor
+        total = loss * len(indices) + anchor(self.module)
         return BatchLoss(total, float(len(indices)), total.detach())
 
     def _loss(

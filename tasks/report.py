@@ -13,7 +13,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.comparison import ComparisonRow
-from umim_core.artifacts import write_bytes, write_json
+from umim_core.artifacts import write_json
+from umim_core.disk import write_bytes
 
 Point = tuple[int, float | None]
 

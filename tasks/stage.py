@@ -21,14 +21,12 @@ from typing import Any, Final
 from umim_core.artifacts import (
     MANIFEST,
     canonical_json,
-    flush,
-    flush_tree,
-    is_refusal,
     read_manifest,
     safe_join,
     sha256_bytes,
     write_manifest,
 )
+from umim_core.disk import flush, flush_tree, is_refusal
 from umim_core.errors import ArtifactError
 from umim_core.locking import directory_lock
 

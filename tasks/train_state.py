@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from umim_core.artifacts import flush_tree, read_json, read_manifest, write_json, write_manifest
+from umim_core.artifacts import read_json, read_manifest, write_json, write_manifest
+from umim_core.disk import flush_tree
 from umim_core.errors import ArtifactError
 
 logger = logging.getLogger("umim.train")

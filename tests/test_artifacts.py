@@ -177,7 +177,7 @@ def _edit(old: str, new: str) -> Callable[[Path], None]:
         (lambda path: write_json(path / "manifest.json", [1]), "kind 'stage'; got list"),
         (
             lambda path: write_json(path / "manifest.json", {"kind": "stage", "schema": 3}),
-            "must list its files; got None",
+            "must be as it was written",
         ),
     ],
 )

@@ -6,35 +6,20 @@ A directory is built under ``<name>.partial`` while its lock is held, flushed to
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from umim_core.disk import flush, flush_tree, is_refusal, write_bytes
 from umim_core.errors import ArtifactError
 from umim_core.locking import directory_lock
 
 MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
-_REFUSALS: Final = frozenset(
-    {
-        errno.EACCES,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.ENAMETOOLONG,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-    }
-)
 
 
 def canonical_json(value: object) -> str:
@@ -88,30 +73,6 @@ def directory_digest(directory: Path) -> str:
 def _digest_of(sums: Mapping[str, str]) -> str:
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(sums.items()))
     return sha256_bytes(lines.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` atomically and flush it to disk.
-
-    Raises:
-        ArtifactError: If the file cannot be written (no space, no permission).
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise ArtifactError(
-            f"{path} ({len(data)} bytes) must be writable",
-            error.strerror or str(error),
-            "Free space or choose another root.",
-        ) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -255,26 +216,6 @@ def safe_join(root: Path, name: str) -> Path:
             "an artifact's name must stay inside its root", name, "Use a plain relative name."
         )
     return target
-
-
-def flush_tree(directory: Path) -> None:
-    """Flush every file and folder below ``directory`` to disk."""
-    for path in [*directory.rglob("*"), directory]:
-        flush(path)
-
-
-def flush(path: Path) -> None:
-    """Flush one file or folder to disk (a folder: the names in it)."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def is_refusal(error: OSError) -> bool:
-    """Return whether the disk refused a write, as opposed to an input that is missing."""
-    return error.errno in _REFUSALS
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:

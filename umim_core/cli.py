@@ -134,7 +134,7 @@ def compress(
     _quiet()
     compression = UMIM.from_pretrained(checkpoint).compress(given)
     if html is not None:
-        from umim_core.artifacts import write_bytes
+        from umim_core.disk import write_bytes
 
         head = '<!doctype html><meta charset="utf-8"><title>umim compress</title>'
         write_bytes(html, (head + compression.html()).encode())

@@ -42,6 +42,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ROWS, WIDTH, SEED = 12, 24, 0
 POISON = 31  # the last id of the tiny backbone; its embedding is NaN here
 STRATEGIES = ("ddp", "deepspeed")
+KINDS = ("rows", "one-sided", "poisoned")
 CONFIG = TrainConfig(
     max_steps=2,
     batch_size=4,
@@ -94,6 +95,9 @@ def job(
     Checkpoint.of(module, rules, backbone).save(folder / "start")
     rows = token_rows()
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "rows")
+    plain = set(batch_indices(SEED, 0, 4, ROWS)[1::2])  # rank 1 has no merge in the first step
+    until = [0 if index in plain else WIDTH for index in range(ROWS)]
+    TokenRows.of_rows(rows, until).save(folder / "one-sided")
     rows[batch_indices(SEED, 0, 4, ROWS)[1]][10] = POISON  # rank 1 meets it in the first step
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "poisoned")
     return TrainJob(
@@ -112,6 +116,11 @@ def job(
         use_gpu=False,
         out="",
     )
+
+
+def on(job: TrainJob, kind: str) -> TrainJob:
+    """Return the job over rows of that kind."""
+    return replace(job, train=str(Path(job.train).with_name(kind)))
 
 
 def run_ranks(jobs: list[TrainJob], world: int = 2) -> None:
@@ -157,12 +166,15 @@ def joint(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks: each strategy over the clean and over the poisoned rows."""
+    """Two ranks: each strategy over each kind of rows."""
     out = tmp_path_factory.mktemp("ranks")
-    poisoned = str(Path(job.train).with_name("poisoned"))
-    jobs = [replace(job, strategy=name, out=str(out / name)) for name in STRATEGIES]
-    jobs += [replace(j, train=poisoned, out=j.out + "-poisoned") for j in jobs]
-    run_ranks(jobs)
+    run_ranks(
+        [
+            replace(on(job, kind), strategy=name, out=str(out / f"{name}-{kind}"))
+            for name in STRATEGIES
+            for kind in KINDS
+        ]
+    )
     return out
 
 
@@ -209,25 +221,27 @@ def test_a_mean_of_means_would_be_noticed(job: TrainJob) -> None:
     assert float((right - wrong).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["rows", "one-sided"])
 @pytest.mark.parametrize(("name", "ranks"), [("ddp", 1), ("deepspeed", 2)])
 def test_two_ranks_see_the_gradient_of_the_joint_batch(
-    job: TrainJob, runs: Path, name: str, ranks: int
+    job: TrainJob, runs: Path, name: str, ranks: int, kind: str
 ) -> None:
-    found = first_moment(runs / name, ranks)
-    torch.testing.assert_close(found, expected_first_moment(job, joint=True), atol=1e-6, rtol=1e-5)
+    found = first_moment(runs / f"{name}-{kind}", ranks)
+    expected = expected_first_moment(on(job, kind), joint=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_two_ranks_end_with_the_weights_of_one_process(joint: Path, runs: Path, name: str) -> None:
     for step in (1, 2):
         torch.testing.assert_close(
-            weights(runs / name, step), weights(joint, step), atol=2e-5, rtol=1e-4
+            weights(runs / f"{name}-rows", step), weights(joint, step), atol=2e-5, rtol=1e-4
         )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_curve_of_two_ranks_is_that_of_one_process(joint: Path, runs: Path, name: str) -> None:
-    rows, expected = curve(runs / name), curve(joint)
+    rows, expected = curve(runs / f"{name}-rows"), curve(joint)
     assert [sorted(row) for row in rows] == [sorted(row) for row in expected]
     for row, other in zip(rows, expected, strict=True):
         assert row == pytest.approx(other, rel=1e-4)
@@ -235,7 +249,9 @@ def test_the_curve_of_two_ranks_is_that_of_one_process(joint: Path, runs: Path, 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_ranks_hold_equal_weights(runs: Path, name: str) -> None:
-    assert torch.equal(weights(runs / name, 2, rank=0), weights(runs / name, 2, rank=1))
+    assert torch.equal(
+        weights(runs / f"{name}-rows", 2, rank=0), weights(runs / f"{name}-rows", 2, rank=1)
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -258,18 +274,16 @@ def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
 ) -> None:
     jobs = [replace(job, strategy=name, out=str(tmp_path / name)) for name in STRATEGIES]
     for name in STRATEGIES:
-        shutil.copytree(runs / name / "state", tmp_path / name / "state")
+        shutil.copytree(runs / f"{name}-rows" / "state", tmp_path / name / "state")
         newest = tmp_path / name / "state" / "step-00000002"
         torn = newest / "rank-1.safetensors"
         torn.write_bytes(torn.read_bytes()[:-1])
     run_ranks(jobs)
     for name in STRATEGIES:
         for file in ("rank-0.safetensors", "rank-1.safetensors", "rank-0.json", "manifest.json"):
-            found = tmp_path / name / "state" / "step-00000002" / file
-            assert (
-                found.read_bytes()
-                == (runs / name / found.relative_to(tmp_path / name)).read_bytes()
-            )
+            place = Path("state", "step-00000002", file)
+            again, first = tmp_path / name / place, runs / f"{name}-rows" / place
+            assert again.read_bytes() == first.read_bytes()
 
 
 def test_deepspeed_without_workers_is_refused() -> None:

@@ -59,8 +59,7 @@ class DistillModel(nn.Module):
         teacher, student, _ = self.hidden_pairs(rows, packed)
         wide = torch.promote_types(student.dtype, torch.float32)
         loss = distill_loss(student.to(wide), teacher.to(wide), self.backbone)
-        anchor = sum(parameter.sum() for parameter in self.module.parameters()) * 0.0
-        return DistillLoss(loss.cross_entropy + anchor, loss.kl, loss.rows)
+        return DistillLoss(loss.cross_entropy + anchor(self.module), loss.kl, loss.rows)
 
     def hidden_pairs(
         self, rows: Sequence[NDArray[np.integer]], packed: PackedUnits
@@ -80,6 +79,19 @@ class DistillModel(nn.Module):
             student[aligned.batch, aligned.student],
             aligned,
         )
+
+
+def anchor(module: MergeModule) -> Tensor:
+    """Return a zero that depends on every parameter of a merge module.
+
+    It runs the module on one token of zeros, so that a rank without any merge hands its gradients
+    over in the same order as the others. A mere sum over the parameters gives another order, and
+    ZeRO-2, which reduces gradients in order of arrival, then adds those of different parameters.
+    """
+    nothing = module.query.new_zeros(1, 1, module.hidden_size)
+    one = torch.ones(1, dtype=torch.int64, device=nothing.device)
+    zero: Tensor = module(nothing, one).sum() * 0.0
+    return zero
 
 
 def _pad(rows: Sequence[NDArray[np.integer]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,70 @@
+"""Writing that survives: atomic files, flushed folders, refusals of the disk told apart."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from umim_core.errors import ArtifactError
+
+_REFUSALS: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
+        errno.ENAMETOOLONG,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` atomically and flush it to disk.
+
+    Raises:
+        ArtifactError: If the file cannot be written (no space, no permission).
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ArtifactError(
+            f"{path} ({len(data)} bytes) must be writable",
+            error.strerror or str(error),
+            "Free space or choose another root.",
+        ) from error
+
+
+def flush_tree(directory: Path) -> None:
+    """Flush every file and folder below ``directory`` to disk."""
+    for path in [*directory.rglob("*"), directory]:
+        flush(path)
+
+
+def flush(path: Path) -> None:
+    """Flush one file or folder to disk (a folder: the names in it)."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Return whether the disk refused a write, as opposed to an input that is missing."""
+    return error.errno in _REFUSALS
