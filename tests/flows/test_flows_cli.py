@@ -61,12 +61,13 @@ def test_recipe_with_an_unknown_field_names_it(tmp_path: Path) -> None:
     assert "temprature" in done.stderr
 
 
-def test_readme_shows_the_committed_results() -> None:
+@pytest.mark.parametrize("script", ["readme_results.py", "checkpoint_cards.py"])
+def test_documents_show_the_committed_results(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "infra/scripts/readme_results.py"), "--check"],
+        [sys.executable, str(ROOT / "infra/scripts" / script), "--check"],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, "run infra/scripts/readme_results.py" + done.stderr
+    assert done.returncode == 0, f"run infra/scripts/{script}; {done.stderr}"
