@@ -204,7 +204,8 @@ def run_worker(job_fields: Fields) -> None:
     if dist.is_initialized() and dist.get_rank() != 0:
         return
     module.load_state_dict(result.weights)
-    checkpoint = Checkpoint.of(module, rules, backbone, _summary(result.progress))
+    origin = _summary(result.progress) | {"seed": job.seed}
+    checkpoint = Checkpoint.of(module, rules, backbone, origin)
     write_results(out, "checkpoint", checkpoint.write, result.progress)
 
 
