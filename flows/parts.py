@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tasks.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
 from tasks.benchmark import benchmark_stage
-from tasks.compare import CellResult, ShippedResult
+from tasks.compare import CellResult, ShippedResult, cell_label
 from tasks.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.distill import distill_stage
 from tasks.evaluate import evaluate_stage, task_score_stage
@@ -25,7 +25,7 @@ class Sources:
 
 
 def prepare(run: PipelineRun) -> Sources:
-    """corpus, task."""
+    """Corpus, and the task where the corpus is made of docstrings."""
     recipe = run.recipe
     corpus = run.stage(corpus_stage, recipe.corpus)
     wanted = recipe.task is not None and recipe.corpus.kind == "docstrings"
@@ -36,13 +36,27 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
     """Tokenize and count once per backbone, filter once per cell."""
     recipe, results = run.recipe, []
     for cell in recipe.cells:
-        tokenized = run.stage(tokenize_stage, sources.corpus, recipe.corpus, cell.backbone)
+        tokenized = run.stage(
+            tokenize_stage, sources.corpus, recipe.corpus, cell.backbone, label=cell.backbone
+        )
         tau = min(c.tau for c in recipe.cells if c.backbone == cell.backbone)
         counted = run.stage(
-            count_stage, run.lease, tokenized, cell.backbone, tau, recipe.segment_length
+            count_stage,
+            run.lease,
+            tokenized,
+            cell.backbone,
+            tau,
+            recipe.segment_length,
+            label=cell.backbone,
         )
         filtered = run.stage(
-            filter_stage, counted, tokenized, cell.backbone, cell, recipe.segment_length
+            filter_stage,
+            counted,
+            tokenized,
+            cell.backbone,
+            cell,
+            recipe.segment_length,
+            label=cell_label(cell),
         )
         results.append(CellResult(cell, tokenized, filtered))
     return results
@@ -52,7 +66,13 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell."""
     for result in results:
         result.distilled = run.stage(
-            distill_stage, run.lease, run.recipe, result.cell, result.tokenized, result.filtered
+            distill_stage,
+            run.lease,
+            run.recipe,
+            result.cell,
+            result.tokenized,
+            result.filtered,
+            label=cell_label(result.cell),
         )
         result.settings["WT"] = result.distilled
 
@@ -63,12 +83,14 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
     for result in results:
         if not result.cell.adapt or config is None or task is None or result.distilled is None:
             continue
+        cell, label = result.cell, cell_label(result.cell)
         rules = run.stage(
-            task_rules_stage, task, result.cell.backbone, config.rules, config.max_tokens
+            task_rules_stage, task, cell.backbone, config.rules, config.max_tokens, label=label
         )
-        start = run.stage(with_rules_stage, result.distilled, rules)
-        tuned = run.stage(sft_stage, run.lease, run.recipe, config, result.cell, task, start)
-        adapted = run.stage(dpo_stage, run.lease, run.recipe, config, result.cell, task, tuned)
+        start = run.stage(with_rules_stage, result.distilled, rules, label=label)
+        shared = (run.lease, run.recipe, config, cell, task)
+        tuned = run.stage(sft_stage, *shared, start, label=label)
+        adapted = run.stage(dpo_stage, *shared, tuned, label=label)
         result.settings |= {"WT + Rules": start, "WT + FT": tuned, "Task-Adapted": adapted}
 
 
@@ -78,16 +100,27 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
     for result in results:
         for setting, artifact in result.settings.items():
             checkpoint = artifact.path / "checkpoint"
+            label = f"{cell_label(result.cell)} {setting}"
             result.evaluations[setting] = run.stage(
-                evaluate_stage, result.tokenized, checkpoint, config, run.recipe.segment_length
+                evaluate_stage,
+                result.tokenized,
+                checkpoint,
+                config,
+                run.recipe.segment_length,
+                label=label,
             )
             if sources.task is not None:
                 result.scores[setting] = run.stage(
-                    task_score_stage, sources.task, checkpoint, "context", config
+                    task_score_stage, sources.task, checkpoint, "context", config, label=label
                 )
         if sources.task is not None and result.distilled is not None:
             result.scores["base"] = run.stage(
-                task_score_stage, sources.task, result.distilled.path / "checkpoint", "none", config
+                task_score_stage,
+                sources.task,
+                result.distilled.path / "checkpoint",
+                "none",
+                config,
+                label=f"{result.cell.backbone} base",
             )
 
 
@@ -102,6 +135,7 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
                 result.tokenized,
                 result.distilled.path / "checkpoint",
                 run.recipe.benchmark,
+                label=cell_label(result.cell),
             )
 
 
@@ -110,13 +144,22 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     config, shipped = run.recipe.evaluate, []
     for name in run.recipe.shipped:
         backbone = Checkpoint.load(name).config.backbone
-        tokenized = run.stage(tokenize_stage, sources.corpus, run.recipe.corpus, backbone)
-        evaluation = run.stage(evaluate_stage, tokenized, name, config, run.recipe.segment_length)
+        label = f"{name} (shipped)"
+        tokenized = run.stage(
+            tokenize_stage, sources.corpus, run.recipe.corpus, backbone, label=backbone
+        )
+        evaluation = run.stage(
+            evaluate_stage, tokenized, name, config, run.recipe.segment_length, label=label
+        )
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
-            result.scores["WT"] = run.stage(task_score_stage, sources.task, name, "context", config)
-            result.scores["base"] = run.stage(task_score_stage, sources.task, name, "none", config)
+            for setting, merge in (("WT", "context"), ("base", "none")):
+                result.scores[setting] = run.stage(
+                    task_score_stage, sources.task, name, merge, config, label=f"{label} {setting}"
+                )
         if run.recipe.benchmark is not None:
-            result.benchmark = run.stage(benchmark_stage, tokenized, name, run.recipe.benchmark)
+            result.benchmark = run.stage(
+                benchmark_stage, tokenized, name, run.recipe.benchmark, label=label
+            )
         shipped.append(result)
     return shipped

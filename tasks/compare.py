@@ -121,6 +121,16 @@ def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:
     }
 
 
+def cell_label(cell: Cell) -> str:
+    """Return what a cell is called on Prefect's pages."""
+    return f"{short_name(cell.backbone)} tau {cell.tau} {cell.overlap}+{cell.containment}"
+
+
+def short_name(backbone: str) -> str:
+    """Return a name that MLflow's plots can show: they cut labels after ten characters."""
+    return backbone.rstrip("/").rpartition("/")[2].removeprefix("umim-")
+
+
 def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
     """Write each row as one flat MLflow run; equal rows are found, not added."""
     for row in rows:
@@ -129,7 +139,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
         )
         run.tracker.comparison_run(
             key,
-            row.params(),
+            {**row.params(), "model": short_name(row.backbone)},
             row.measured(),
             pipeline=run.run_id,
             tags={"umim.source": row.source},

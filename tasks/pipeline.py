@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Concatenate, Generic, ParamSpec, TypeVar, get_args
+from typing import Generic, TypeVar, TypeVarTuple, get_args
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -30,7 +30,7 @@ from umim_core.config import Recipe, RunRecipe
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
 
 logger = logging.getLogger("umim.pipeline")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
 
 
@@ -56,17 +56,16 @@ class PipelineRun(Generic[R]):
 
     def stage(
         self,
-        function: Callable[Concatenate[Path, P], Artifact],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        function: Callable[[Path, *Ts], Artifact],
+        *args: *Ts,
+        label: str = "",
     ) -> Artifact:
         """Run one stage as a Prefect task and record it in MLflow.
 
         Args:
             function: A stage function; it gets the artifact root first.
             args: Its further arguments.
-            kwargs: Its further named arguments.
+            label: What the stage works on, for the pages people look at.
 
         Returns:
             The stage's artifact, built or found.
@@ -75,13 +74,13 @@ class PipelineRun(Generic[R]):
         started = task(
             function,
             name=name,
-            task_run_name=name,
+            task_run_name=f"{name} {label}".strip(),
             cache_policy=NO_CACHE,
             persist_result=False,
             retries=1,
             retry_condition_fn=_worth_a_retry,
         )
-        artifact: Artifact = started(self.root, *args, **kwargs)
+        artifact: Artifact = started(self.root, *args)
         self.artifacts.append(artifact)
         self._record(artifact)
         return artifact

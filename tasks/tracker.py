@@ -159,7 +159,7 @@ class Tracker:
             The run's id.
         """
         with self._store.session() as store:
-            shown = [str(params[n]) for n in ("backbone", "tau", "setting") if n in params]
+            shown = [str(params[n]) for n in ("setting", "tau", "model") if n in params]
             labels = {**({"umim.pipeline": pipeline} if pipeline else {}), **(tags or {})}
             run = store.ensure("comparison", key, " ".join(shown) or key, labels)
             run_id = run.run_id

@@ -135,7 +135,7 @@ def test_the_figures_of_the_card_agree_with_one_another(name: str) -> None:
     for _, cells in rows:
         _, tokens, size, nats, ppl, bits = (float(c.replace(",", "")) for c in cells.split(" | "))
         assert 2.0 < nats < 6.0
-        assert ppl == pytest.approx(2.718281828**nats, rel=2e-3)
+        assert ppl == pytest.approx(2.718281828**nats, abs=0.1)
         assert bits == pytest.approx(nats * tokens / 0.69314718 / size, abs=1e-3)
 
 
