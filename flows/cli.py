@@ -11,8 +11,9 @@ import logging
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -55,8 +56,12 @@ def main() -> None:
 def run(
     recipe: Annotated[str, typer.Argument(help="Recipe name, or a path ending in .yaml.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Validate, and list the stages and their state.")
+        bool, typer.Option("--dry-run", help="Validate, and list the stages in order.")
     ] = False,
+    flow: Annotated[
+        Literal["full", "mine", "distill", "adapt", "evaluate", "benchmark", "ablate"],
+        typer.Option(help="Stop after this part; full ends with the report page."),
+    ] = "full",
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
@@ -65,7 +70,7 @@ def run(
 
     loaded = find_recipe(recipe)
     if dry_run:
-        from tasks.plan import plan
+        from flows.planning import plan
 
         steps = plan(loaded)
         document = {"recipe": loaded.name, "stages": steps}
@@ -77,6 +82,11 @@ def run(
 
         model = backbone(recipe)
         _emit({"path": model}, [f"backbone: {model}"], as_json)
+        return
+    if flow != "full":
+        found = getattr(import_module(f"flows.{flow}"), flow)(recipe)
+        shown = found if isinstance(found, str) else json.dumps(found, indent=1)
+        _emit({"flow": flow, "result": found}, [shown], as_json)
         return
     from flows.full_pipeline import full_pipeline
     from tasks.comparison import comparison_table
@@ -121,8 +131,17 @@ def _log_progress() -> None:
     """Show the stages on stderr, one line each."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-    for name in ("umim.stage", "umim.pipeline"):
+    for name in ("umim.stage", "umim.pipeline", "umim.lock"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         logger.propagate = False
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Drop the traceback of an error whose message says what to do; the message is shown once."""
+    if record.exc_info and isinstance(record.exc_info[1], UmimError):
+        record.exc_info = None
+    return True

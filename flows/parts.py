@@ -37,14 +37,20 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
     recipe, results = run.recipe, []
     for cell in recipe.cells:
         tokenized = run.stage(
-            tokenize_stage, sources.corpus, recipe.corpus, cell.backbone, label=cell.backbone
+            tokenize_stage,
+            sources.corpus,
+            recipe.corpus,
+            cell.backbone,
+            cell.revision,
+            label=cell.backbone,
         )
-        tau = min(c.tau for c in recipe.cells if c.backbone == cell.backbone)
+        model = (cell.backbone, cell.revision)
+        tau = min(c.tau for c in recipe.cells if (c.backbone, c.revision) == model)
         counted = run.stage(
             count_stage,
             run.lease,
             tokenized,
-            cell.backbone,
+            cell,
             tau,
             recipe.segment_length,
             label=cell.backbone,
@@ -53,7 +59,6 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
             filter_stage,
             counted,
             tokenized,
-            cell.backbone,
             cell,
             recipe.segment_length,
             label=cell_label(cell),
@@ -85,7 +90,7 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
             continue
         cell, label = result.cell, cell_label(result.cell)
         rules = run.stage(
-            task_rules_stage, task, cell.backbone, config.rules, config.max_tokens, label=label
+            task_rules_stage, task, cell, config.rules, config.max_tokens, label=label
         )
         start = run.stage(with_rules_stage, result.distilled, rules, label=label)
         shared = (run.lease, run.recipe, config, cell, task)
@@ -96,7 +101,7 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and of every setting."""
-    config = run.recipe.evaluate
+    config, device = run.recipe.evaluate, run.recipe.cluster.device
     for result in results:
         for setting, artifact in result.settings.items():
             checkpoint = artifact.path / "checkpoint"
@@ -107,11 +112,18 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                 checkpoint,
                 config,
                 run.recipe.segment_length,
+                device,
                 label=label,
             )
             if sources.task is not None:
                 result.scores[setting] = run.stage(
-                    task_score_stage, sources.task, checkpoint, "context", config, label=label
+                    task_score_stage,
+                    sources.task,
+                    checkpoint,
+                    "context",
+                    config,
+                    device,
+                    label=label,
                 )
         if sources.task is not None and result.distilled is not None:
             result.scores["base"] = run.stage(
@@ -120,6 +132,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                 result.distilled.path / "checkpoint",
                 "none",
                 config,
+                device,
                 label=f"{result.cell.backbone} base",
             )
 
@@ -135,13 +148,14 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
                 result.tokenized,
                 result.distilled.path / "checkpoint",
                 run.recipe.benchmark,
+                run.recipe.cluster.device,
                 label=cell_label(result.cell),
             )
 
 
 def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     """The same measurements on shipped checkpoints."""
-    config, shipped = run.recipe.evaluate, []
+    config, device, shipped = run.recipe.evaluate, run.recipe.cluster.device, []
     for name in run.recipe.shipped:
         backbone = Checkpoint.load(name).config.backbone
         label = f"{name} (shipped)"
@@ -149,17 +163,29 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
             tokenize_stage, sources.corpus, run.recipe.corpus, backbone, label=backbone
         )
         evaluation = run.stage(
-            evaluate_stage, tokenized, name, config, run.recipe.segment_length, label=label
+            evaluate_stage,
+            tokenized,
+            name,
+            config,
+            run.recipe.segment_length,
+            device,
+            label=label,
         )
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
             for setting, merge in (("WT", "context"), ("base", "none")):
                 result.scores[setting] = run.stage(
-                    task_score_stage, sources.task, name, merge, config, label=f"{label} {setting}"
+                    task_score_stage,
+                    sources.task,
+                    name,
+                    merge,
+                    config,
+                    device,
+                    label=f"{label} {setting}",
                 )
         if run.recipe.benchmark is not None:
             result.benchmark = run.stage(
-                benchmark_stage, tokenized, name, run.recipe.benchmark, label=label
+                benchmark_stage, tokenized, name, run.recipe.benchmark, device, label=label
             )
         shipped.append(result)
     return shipped

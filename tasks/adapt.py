@@ -36,10 +36,10 @@ _TASK_ORDER = 2  # task rules are bigrams
 
 
 def task_rules_stage(
-    root: Path, task: Artifact, backbone: str, rules: RulesConfig, max_tokens: int
+    root: Path, task: Artifact, cell: Cell, rules: RulesConfig, max_tokens: int
 ) -> Artifact:
     """Mine bigrams of the training questions' contexts; the artifact holds ``rules``."""
-    tokenizer = load_tokenizer(backbone)
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     spec = StageSpec(
         "task-rules",
         1,

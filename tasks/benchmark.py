@@ -7,16 +7,20 @@ runs, and only the report depends on it.
 from __future__ import annotations
 
 import json
+import os
+import platform
+import re
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from tasks.corpus import tokens
+from tasks.evaluate import load_pair
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import directory_digest
-from umim_core.backbone import load_backbone
 from umim_core.benchmarking.throughput import ThroughputRow, measure_throughput
-from umim_core.checkpoint import Checkpoint, resolve_checkpoint
+from umim_core.checkpoint import resolve_checkpoint
 from umim_core.config import BenchmarkConfig
 from umim_core.rules.matcher import Matcher
 
@@ -24,21 +28,23 @@ _FILE = "throughput.json"
 
 
 def benchmark_stage(
-    root: Path, tokenized: Artifact, checkpoint: Path | str, config: BenchmarkConfig
+    root: Path,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: BenchmarkConfig,
+    device: str = "cpu",
 ) -> Artifact:
     """Time a checkpoint on held-out text; ``prefill_speedup`` is that of the longest prompt."""
     directory = resolve_checkpoint(checkpoint)
     spec = StageSpec(
         "benchmark",
         1,
-        config.model_dump(mode="json"),
+        {**config.model_dump(mode="json"), "machine": machine(device)},
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
     )
 
     def build(out: Path) -> Metrics:
-        loaded = Checkpoint.load(directory)
-        backbone = load_backbone(loaded.config.backbone, revision=loaded.config.backbone_revision)
-        loaded.check_backbone(backbone)
+        loaded, backbone = load_pair(directory, device)
         rows = measure_throughput(
             backbone,
             loaded.module,
@@ -54,6 +60,18 @@ def benchmark_stage(
         return _summary(rows, max(config.prompt_lengths))
 
     return run_stage(root, spec, build)
+
+
+def machine(device: str) -> str:
+    """Return what a timing was taken on: processor, cores and, for a GPU, its name."""
+    names = [platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        names[0] = found[1] if found else names[0]
+    if device != "cpu":
+        names.append(torch.cuda.get_device_name())
+    return ", ".join(names)
 
 
 def _summary(rows: list[ThroughputRow], length: int) -> Metrics:

@@ -191,6 +191,7 @@ def _private_environment() -> Iterator[None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

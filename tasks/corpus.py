@@ -10,10 +10,12 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import numpy as np
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.artifacts import read_json, sha256_bytes, sha256_file, write_json
+from umim_core.artifacts import directory_digest, read_json, sha256_bytes, sha256_file, write_json
 from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
 from umim_core.embedded.corpus import build_corpus
@@ -90,13 +92,33 @@ def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
 def _file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
     """Return the SHA-256 of every file that is read in place, by "split:number"."""
     return {
-        f"{split}:{number}": sha256_file(path)
+        f"{split}:{number}": digest
         for split, source in sources.items()
-        if not isinstance(source, HubDataset)
-        for number, path in enumerate(
-            expand((source.path,) if isinstance(source, TokenIds) else source.paths)
-        )
+        for number, digest in enumerate(_source_digests(source))
     }
+
+
+def _source_digests(source: Source) -> list[str]:
+    """Return the SHA-256 of each file of a source, or a data set's commit.
+
+    Raises:
+        CorpusError: If a data set's commit cannot be asked for and none is pinned.
+    """
+    if not isinstance(source, HubDataset):
+        paths = (source.path,) if isinstance(source, TokenIds) else source.paths
+        return [sha256_file(path) for path in expand(paths)]
+    if Path(source.name).is_dir():
+        return [directory_digest(Path(source.name))]
+    try:
+        return [str(HfApi().dataset_info(source.name, revision=source.revision).sha)]
+    except (OSError, HfHubHTTPError) as error:
+        if source.revision is not None:
+            return [source.revision]
+        raise CorpusError(
+            "a data set must be reachable, or pinned by its revision",
+            source.name,
+            "Name a revision (a commit), or a local folder.",
+        ) from error
 
 
 def _check_unchanged(corpus: Artifact, config: FilesCorpus) -> None:
@@ -130,6 +152,7 @@ def tokenize_stage(
     corpus: Artifact,
     config: DocstringCorpus | FilesCorpus,
     backbone: str,
+    revision: str | None = None,
     separator: int | None = None,
 ) -> Artifact:
     """Tokenise every split once per tokenizer: ``<split>.npy`` (int32, documents concatenated).
@@ -139,9 +162,10 @@ def tokenize_stage(
         corpus: The corpus stage's artifact.
         config: What the corpus was made from.
         backbone: Name of the tokenizer.
+        revision: Its hub revision.
         separator: Token id that ends each document; None for nothing, as mining wants it.
     """
-    tokenizer = load_tokenizer(backbone)
+    tokenizer = load_tokenizer(backbone, revision=revision)
     spec = StageSpec(
         "tokenize",
         1,

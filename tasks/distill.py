@@ -105,7 +105,11 @@ def backbone_identity(name: str, revision: str | None) -> str:
 
 def parallelism(cluster: ClusterConfig) -> dict[str, object]:
     """Return what of a cluster decides the bits of a training result."""
-    return {"workers": max(1, cluster.workers), "strategy": cluster.strategy}
+    return {
+        "workers": max(1, cluster.workers),
+        "strategy": cluster.strategy,
+        "use_gpu": cluster.use_gpu,
+    }
 
 
 def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:

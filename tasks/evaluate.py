@@ -26,6 +26,7 @@ def evaluate_stage(
     checkpoint: Path | str,
     config: EvaluateConfig,
     segment_length: int,
+    device: str = "cpu",
 ) -> Artifact:
     """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
 
@@ -35,19 +36,22 @@ def evaluate_stage(
         checkpoint: Checkpoint directory or embedded name.
         config: How many rows.
         segment_length: Tokens per row L.
+        device: Where the model runs.
     """
     directory = resolve_checkpoint(checkpoint)
     spec = StageSpec(
         "evaluate",
         1,
-        {**config.model_dump(exclude={"task_questions"}), "segment_length": segment_length},
+        {
+            **config.model_dump(exclude={"task_questions"}),
+            "segment_length": segment_length,
+            "device": device,
+        },
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
     )
 
     def build(_: Path) -> Metrics:
-        loaded = Checkpoint.load(directory)
-        backbone = load_backbone(loaded.config.backbone, revision=loaded.config.backbone_revision)
-        loaded.check_backbone(backbone)
+        loaded, backbone = load_pair(directory, device)
         matcher = Matcher(loaded.rules)
 
         def rows(split: str, count: int) -> list[np.ndarray]:
@@ -68,6 +72,16 @@ def evaluate_stage(
         return metrics
 
     return run_stage(root, spec, build)
+
+
+def load_pair(directory: Path, device: str) -> tuple[Checkpoint, Backbone]:
+    """Load a checkpoint and the backbone it belongs to, both on one device."""
+    loaded = Checkpoint.load(directory)
+    config = loaded.config
+    backbone = load_backbone(config.backbone, revision=config.backbone_revision, device=device)
+    loaded.check_backbone(backbone)
+    loaded.module.to(backbone.device)
+    return loaded, backbone
 
 
 def _perplexities(
@@ -93,6 +107,7 @@ def task_score_stage(
     checkpoint: Path | str,
     merge: Literal["context", "none"],
     config: EvaluateConfig,
+    device: str = "cpu",
 ) -> Artifact:
     """Measure accuracy on the embedded task; ``merge="none"`` is the base model.
 
@@ -105,13 +120,13 @@ def task_score_stage(
     spec = StageSpec(
         "task-score",
         1,
-        {"merge": merge, "questions": config.task_questions},
+        {"merge": merge, "questions": config.task_questions, "device": device},
         {"task": task.digest, "model": source},
     )
 
     def build(_: Path) -> Metrics:
         return evaluate_task(
-            loaded, merge=merge, data=task.path, limit=config.task_questions
+            loaded, merge=merge, data=task.path, limit=config.task_questions, device=device
         ).metrics()
 
     return run_stage(root, spec, build)

@@ -12,7 +12,7 @@ from tasks.lease import ClusterLease
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone import load_tokenizer
-from umim_core.config import RulesConfig
+from umim_core.config import Cell
 from umim_core.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.rules.counting import (
     ORDERS,
@@ -28,12 +28,12 @@ def count_stage(
     root: Path,
     lease: ClusterLease,
     tokenized: Artifact,
-    backbone: str,
+    cell: Cell,
     tau: int,
     segment_length: int,
 ) -> Artifact:
     """Count the n-grams of the training split at the smallest threshold needed."""
-    tokenizer = load_tokenizer(backbone)
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     excluded = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
     spec = StageSpec(
         "count",
@@ -61,19 +61,18 @@ def filter_stage(
     root: Path,
     counted: Artifact,
     tokenized: Artifact,
-    backbone: str,
-    rules: RulesConfig,
+    cell: Cell,
     segment_length: int,
 ) -> Artifact:
     """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
-    fingerprint = tokenizer_fingerprint(load_tokenizer(backbone))
+    fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     spec = StageSpec(
         "filter",
         1,
         {
-            "tau": rules.tau,
-            "overlap": rules.overlap,
-            "containment": rules.containment,
+            "tau": cell.tau,
+            "overlap": cell.overlap,
+            "containment": cell.containment,
             "segment_length": segment_length,
             "tokenizer": fingerprint,
         },
@@ -88,16 +87,16 @@ def filter_stage(
         )
         ruleset = RuleSet.from_counts(
             counts,
-            tau=rules.tau,
-            overlap=rules.overlap,
-            containment=rules.containment,
+            tau=cell.tau,
+            overlap=cell.overlap,
+            containment=cell.containment,
             segment_length=segment_length,
             tokenizer_fingerprint=fingerprint,
             corpus_digest=tokenized.file_digest("train.npy"),
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")
-        raw, passed = step_counts(counts, rules.tau, rules.overlap)
+        raw, passed = step_counts(counts, cell.tau, cell.overlap)
         steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
         return {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar, TypeVarTuple, get_args
@@ -19,17 +19,27 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import State
 
+from tasks.checks import check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.recipes import artifact_root, find_recipe
 from tasks.stage import Artifact
 from tasks.tracker import PREFECT_TAG, Tracker
+from tasks.tracking import RunInput
 from tasks.train_worker import CURVE
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
 
 logger = logging.getLogger("umim.pipeline")
+# Inputs of a stage that are data sets to MLflow, and what they are read for.
+_DATA_SETS = {
+    "corpus": "training",
+    "tokens": "training",
+    "train": "training",
+    "valid": "validation",
+    "task": "training",
+}
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
 
@@ -53,6 +63,7 @@ class PipelineRun(Generic[R]):
     tracker: Tracker
     run_id: str
     artifacts: list[Artifact] = field(default_factory=list)
+    _registered: set[str] = field(default_factory=set)
 
     def stage(
         self,
@@ -100,11 +111,18 @@ class PipelineRun(Generic[R]):
                 name: [(int(row["step"]), row[name]) for row in curve if name in row]
                 for name in names
             },
+            inputs=[
+                RunInput(name, str(digest), artifact.stage, context)
+                for name, digest in manifest["inputs"].items()
+                if (context := _DATA_SETS.get(name)) is not None
+            ],
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
-        if artifact.stage == "distill" and artifact.executed:
+        if artifact.stage == "distill":
             backbone = str(manifest["config"]["backbone"])
-            self.tracker.register_checkpoint(backbone, checkpoint, stage_run)
+            if backbone not in self._registered:  # the alias is the first cell's
+                self._registered.add(backbone)
+                self.tracker.register_checkpoint(backbone, checkpoint, stage_run)
 
     def links(self) -> dict[str, str]:
         """Return the addresses of the run's pages."""
@@ -140,6 +158,8 @@ def open_pipeline(
             f"{recipe_name}, of kind {recipe.kind}",
             "`python -m flows recipes` lists the recipes with their kind.",
         )
+    if isinstance(recipe, Recipe):
+        check_positions(recipe)
     root = artifact_root()
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
@@ -160,7 +180,8 @@ def open_pipeline(
         try:
             yield run
         except BaseException:
-            tracker.finish(run_id, "FAILED")
+            with suppress(TrackingError):  # the first error is the one to show
+                tracker.finish(run_id, "FAILED")
             raise
     tracker.finish(run_id)
     names = run.executed()

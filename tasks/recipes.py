@@ -46,7 +46,8 @@ def newest_report() -> Path:
     Raises:
         ConfigError: If there is none.
     """
-    pages = list((artifact_root() / "report").glob("*/report.html"))
+    finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
+    pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
     if not pages:
         raise ConfigError(
             "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"

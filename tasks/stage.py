@@ -110,12 +110,14 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
         ArtifactError: If the root refuses a write or a finished stage was altered.
     """
     final = safe_join(root, f"{spec.name}/{spec.key}")
-    if final.is_dir():
+    if (final / MANIFEST).is_file():
         return _found(final, spec)
     try:
         with directory_lock(final, wait_seconds=None):
-            if final.is_dir():
+            if (final / MANIFEST).is_file():
                 return _found(final, spec)
+            if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
+                final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
             return _build(final, spec, build)
     except OSError as error:
         if not is_refusal(error):

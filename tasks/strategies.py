@@ -185,12 +185,15 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         ArtifactError: If the tensors belong to another optimiser.
     """
     for index, parameter in enumerate(_parameters(optimizer)):
-        for name in _MOMENTS:
-            value = tensors.get(f"optimizer.{index}.{name}")
+        found = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
+        if all(value is None for value in found.values()):
+            continue  # saved before the first optimiser step
+        for name, value in found.items():
             if value is None or (name != "step" and value.shape != parameter.shape):
                 raise ArtifactError(
                     "a resume state must fit its optimiser",
                     f"parameter {index}, {name}",
                     "Remove the partial directory to start this stage afresh.",
                 )
-            optimizer.state[parameter][name] = value.clone()
+            place = value.device if name == "step" else parameter.device
+            optimizer.state[parameter][name] = value.to(place, copy=True)

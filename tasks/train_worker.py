@@ -123,7 +123,7 @@ def launch_worker(
 def _check_room(config: ClusterConfig, cluster: Cluster) -> None:
     """Refuse workers that a cluster of this machine can never hold; Ray would wait for room."""
     kind, room = ("GPUs", cluster.gpus) if config.use_gpu else ("cores", cluster.cpus)
-    if config.address is None and config.workers > room:
+    if cluster.started and config.workers > room:
         raise ClusterError(
             f"{config.workers} training workers need as many {kind}",
             room,

@@ -132,7 +132,7 @@ class BenchmarkConfig(Model):
     """What is timed."""
 
     prompt_lengths: tuple[Annotated[int, Field(ge=8)], ...] = (256, 512)
-    new_tokens: Annotated[int, Field(ge=1)] = 32
+    new_tokens: Annotated[int, Field(ge=2)] = 32
     warmup: Annotated[int, Field(ge=0)] = 2
     pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
 
@@ -147,6 +147,11 @@ class ClusterConfig(Model):
     workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
     use_gpu: bool = False
     strategy: Literal["ddp", "deepspeed"] = "ddp"
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Where models run."""
+        return "cuda" if self.use_gpu else "cpu"
+
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
 
 

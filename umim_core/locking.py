@@ -7,6 +7,7 @@ dies, SIGKILL included. The file names the holder (pid and start time) for the e
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Final
 
 from umim_core.errors import LockError
 
+logger = logging.getLogger("umim.lock")
 _POLL_SECONDS: Final = 0.2
 
 
@@ -33,6 +35,7 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     path = directory.with_name(f".{directory.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
+    told = False
     handle = _try_acquire(path)
     while handle is None:
         if deadline is not None and time.monotonic() >= deadline:
@@ -41,6 +44,9 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
                 f"lock held by {_holder(path)}",
                 "Wait for it to end, or stop it.",
             )
+        if not told:
+            logger.info("%s: waiting for %s", directory.parent.name, _holder(path))
+            told = True
         time.sleep(_POLL_SECONDS)
         handle = _try_acquire(path)
     try:

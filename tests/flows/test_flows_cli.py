@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tasks.checks import check_positions
+from tasks.recipes import find_recipe
+from umim_core.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _flows(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _flows(
+    *arguments: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "flows", *arguments],
         cwd=ROOT,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -59,6 +67,38 @@ def test_recipe_with_an_unknown_field_names_it(tmp_path: Path) -> None:
     done = _flows("run", str(path), "--dry-run")
     assert done.returncode == 1
     assert "temprature" in done.stderr
+
+
+def test_rows_longer_than_the_positions_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    text = (ROOT / "infra/recipes/embedded.yaml").read_text(encoding="utf-8")
+    path.write_text(text.replace("segment_length: 512", "segment_length: 2000"), encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match="at most 1024, the positions of umim-docs-gpt2; got 2000"
+    ):
+        check_positions(find_recipe(str(path)))
+
+
+def test_an_error_inside_a_flow_shows_no_traceback(tmp_path: Path) -> None:
+    source = {"kind": "text", "paths": [str(tmp_path / "absent.txt")]}
+    recipe = {
+        "name": "absent",
+        "corpus": {"kind": "files", "train": source, "valid": source, "test": source},
+        "cells": [{"backbone": "umim-docs-llama"}],
+        "distill": {"max_steps": 1},
+        "task": None,
+    }
+    (tmp_path / "absent.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "UMIM_ROOT": str(tmp_path / "root"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'mlflow.db'}",
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+    }
+    done = _flows("run", str(tmp_path / "absent.yaml"), environment=environment)
+    assert done.returncode == 1
+    assert "a corpus file must exist" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("script", ["readme_results.py", "checkpoint_cards.py"])
