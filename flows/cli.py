@@ -136,6 +136,7 @@ def _log_progress() -> None:
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
         logger.propagate = False
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about its own options
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
-from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +12,17 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from umim_core.artifacts import directory_digest, read_json, sha256_bytes, sha256_file, write_json
+from umim_core.artifacts import (
+    canonical_json,
+    directory_digest,
+    read_json,
+    sha256_bytes,
+    sha256_file,
+    write_json,
+)
 from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
-from umim_core.embedded.corpus import build_corpus
+from umim_core.embedded.corpus import build_corpus, installed_versions
 from umim_core.embedded.documents import read_documents
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
@@ -45,6 +49,7 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
     """
     if isinstance(corpus, FilesCorpus):
         return _files_stage(root, corpus)
+    installed = installed_versions((*corpus.packages, *corpus.out_of_domain))
     spec = StageSpec(
         "corpus",
         1,
@@ -53,7 +58,7 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
             "packages": list(corpus.packages),
             "out_of_domain": list(corpus.out_of_domain),
         },
-        {"distributions": sha256_bytes(json.dumps(_installed(corpus)).encode())},
+        {"distributions": sha256_bytes(canonical_json(installed).encode())},
     )
 
     def build(out: Path) -> Metrics:
@@ -66,14 +71,6 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
         return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
 
     return run_stage(root, spec, build)
-
-
-def _installed(corpus: DocstringCorpus) -> list[list[str]]:
-    """Return [distribution, version] of the packages that the corpus is made of, and Python's."""
-    owners = packages_distributions()
-    wanted = (*corpus.packages, *corpus.out_of_domain)
-    names = {name for package in wanted for name in owners.get(package, ())}
-    return [["python", platform.python_version()], *sorted([n, version(n)] for n in names)]
 
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:

@@ -14,6 +14,7 @@ from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell
 from umim_core.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.rules.collisions import collision_rate
 from umim_core.rules.counting import (
     ORDERS,
     NgramCounts,
@@ -98,6 +99,7 @@ def filter_stage(
         ruleset.write(out / "rules")
         raw, passed = step_counts(counts, cell.tau, cell.overlap)
         steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
-        return {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
+        numbers = {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
+        return {**numbers, "collision_rate": collision_rate(ruleset)}
 
     return run_stage(root, spec, build)

@@ -11,7 +11,8 @@ import yaml
 from pydantic import ValidationError
 
 from umim_core.backbone_config import load_any_recipe
-from umim_core.config import Recipe, load_recipe
+from umim_core.backbone_config import load_any_recipe as load_recipe
+from umim_core.config import Recipe
 from umim_core.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "infra" / "recipes").glob("*.yaml"))

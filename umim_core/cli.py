@@ -184,8 +184,8 @@ def generate(
         "ids": list(out.ids[0]),
         "prompt_spans": [list(span) for span in out.prompt_spans[0]],
         "generated_spans": [list(span) for span in out.generated_spans[0]],
-        "token_reduction": out.token_reduction,
-        "gen_kv_reduction": out.gen_kv_reduction,
+        "token_reduction": out.token_reduction[0],
+        "gen_kv_reduction": out.gen_kv_reduction[0],
         "cache_lengths": list(out.cache_lengths[0]),
     }
     _emit(document, [out.text[0]], as_json)

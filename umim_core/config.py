@@ -147,12 +147,12 @@ class ClusterConfig(Model):
     workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
     use_gpu: bool = False
     strategy: Literal["ddp", "deepspeed"] = "ddp"
+    max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
+
     @property
     def device(self) -> Literal["cpu", "cuda"]:
         """Where models run."""
         return "cuda" if self.use_gpu else "cpu"
-
-    max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
 
 
 class TaskSizes(Model):
@@ -206,16 +206,6 @@ class Recipe(RunRecipe):
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=RunRecipe)
-
-
-def load_recipe(path: Path) -> Recipe:
-    """Read and validate a recipe of the pipeline.
-
-    Raises:
-        ConfigError: If the file is missing, not YAML, or breaks a bound; the message names the
-            file, the field, the value and the rule.
-    """
-    return validate_recipe(Recipe, read_recipe_file(path), path)
 
 
 def read_recipe_file(path: Path) -> object:

@@ -1,7 +1,7 @@
 """Write the model cards of the shipped merge checkpoints from a committed result file.
 
-    python infra/scripts/checkpoint_cards.py            rewrite the cards
-    python infra/scripts/checkpoint_cards.py --check    exit 1 if one is out of date
+python infra/scripts/checkpoint_cards.py            rewrite the cards
+python infra/scripts/checkpoint_cards.py --check    exit 1 if one is out of date
 """
 
 from __future__ import annotations

@@ -3,15 +3,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import platform
 import random
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from umim_core.embedded.corpus import SPLITS, CorpusReport, build_corpus, split_of
+from umim_core.embedded.corpus import (
+    SPLITS,
+    CorpusReport,
+    build_corpus,
+    installed_versions,
+    split_of,
+)
 from umim_core.embedded.documents import read_documents
 
 WORDS = ["array", "axis", "value", "model", "tensor", "shape", "graph", "node", "token", "rule"]
@@ -199,3 +207,12 @@ def test_progress_hears_of_every_package_in_order(roots: tuple[Path, Path], tmp_
         progress=heard.append,
     )
     assert heard == ["zeta", "alpha", "mathy", "standard library"]
+
+
+def test_installed_versions_name_python_and_the_distributions() -> None:
+    found = installed_versions(["torch", "PIL", "numpy", "no_such_package", "numpy"])
+    assert found[0] == ["python", platform.python_version()]
+    names = [name for name, _ in found[1:]]
+    assert names == sorted(names)
+    assert {"numpy", "torch"} <= set(names) and len(names) == len(set(names)) <= 3
+    assert dict(map(tuple, found))["numpy"] == np.__version__

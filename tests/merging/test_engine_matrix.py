@@ -161,7 +161,7 @@ def test_every_step_equals_a_forward_from_scratch(
         prompts, settings(**SAMPLED), observer=compare
     )
     assert compared == rows * 16
-    assert output.gen_kv_reduction > 0  # something was rolled back
+    assert any(row.gen_kv_reduction > 0 for row in output.rows)  # something was rolled back
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -134,7 +134,8 @@ def test_one_text_is_a_batch_of_one(umim: UMIM) -> None:
 def test_prompt_spans_and_reduction_are_those_of_compress(umim: UMIM) -> None:
     output, compression = umim.generate(TEXT, max_new_tokens=1), umim.compress(TEXT)
     assert output.prompt_spans == (compression.spans,)
-    assert output.token_reduction == compression.token_reduction > 0
+    assert output.token_reduction == (compression.token_reduction,)
+    assert compression.token_reduction > 0
     assert output.cache_lengths == ((len(compression.units),),)
 
 
@@ -145,13 +146,21 @@ def test_merge_none_is_the_base_model(umim: UMIM) -> None:
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
     )
     assert list(output.ids[0]) == theirs[0, ids.shape[1] :].tolist()
-    assert (output.token_reduction, output.gen_kv_reduction) == (0.0, 0.0)
+    assert (output.token_reduction, output.gen_kv_reduction) == ((0.0,), (0.0,))
 
 
 def test_merge_prompt_keeps_generated_tokens_raw(umim: UMIM) -> None:
     output = umim.generate(TEXT, max_new_tokens=12, merge="prompt")
-    assert output.token_reduction > 0
-    assert output.gen_kv_reduction == 0.0
+    assert output.token_reduction[0] > 0
+    assert output.gen_kv_reduction == (0.0,)
+
+
+def test_reductions_have_one_entry_per_prompt(umim: UMIM) -> None:
+    together = umim.generate([TEXT, TEXT[:1]], max_new_tokens=12)
+    alone = [umim.generate(text, max_new_tokens=12) for text in (TEXT, TEXT[:1])]
+    assert together.token_reduction == tuple(output.token_reduction[0] for output in alone)
+    assert together.gen_kv_reduction == tuple(output.gen_kv_reduction[0] for output in alone)
+    assert together.token_reduction[0] > together.token_reduction[1] == 0.0
 
 
 def test_an_eos_ends_the_text_and_stays_out_of_it(umim: UMIM) -> None:

@@ -166,7 +166,7 @@ def test_documents_run_into_each_other_and_the_rest_is_dropped() -> None:
 
 @given(
     documents=st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=12), max_size=12),
-    length=st.integers(1, 9),
+    length=st.integers(2, 9),
 )
 def test_segments_are_the_cut_concatenation(documents: list[list[int]], length: int) -> None:
     flat, offsets = segments((np.array(d, dtype=np.int64) for d in documents), length)
@@ -197,7 +197,7 @@ def test_ids_out_of_range_are_located(bad: int) -> None:
         segments([np.array([1, 2, 3]), np.array([4, bad, 6])], 2)
 
 
-@pytest.mark.parametrize("length", [0, -1])
-def test_a_length_below_one_is_refused(length: int) -> None:
-    with pytest.raises(ConfigError, match=f"at least 1 token; got {length}"):
+@pytest.mark.parametrize("length", [1, 0, -1])
+def test_a_length_below_two_is_refused(length: int) -> None:
+    with pytest.raises(CorpusError, match=f"at least 2 tokens; got {length}"):
         segments([], length)

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -159,6 +161,17 @@ def build_corpus(
         write_rows(out / f"{split}.jsonl", map(vars, parts[split]))
     sizes = {split: _size(parts[split]) for split in SPLITS}
     return CorpusReport(sizes, state.modules, tuple(state.unparsed), state.unencodable, missing)
+
+
+def installed_versions(packages: Iterable[str]) -> list[list[str]]:
+    """Return [name, version] of Python and then of the packages' distributions, sorted by name.
+
+    Args:
+        packages: Import names; those that are not installed are left out.
+    """
+    owners = packages_distributions()
+    names = {name for package in packages for name in owners.get(package, ())}
+    return [["python", platform.python_version()], *sorted([n, version(n)] for n in names)]
 
 
 def _documents(

@@ -12,6 +12,7 @@ are what lm-eval sees in every mode.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -35,6 +36,7 @@ from transformers import GenerationConfig
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneError, ConfigError
+from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.loading import choose_backbone, choose_checkpoint
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.engine import Engine
@@ -50,8 +52,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """An lm-eval model that reads compressed inputs.
 
     Args:
-        checkpoint: Embedded name, directory, or a loaded checkpoint; by default what
-            ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
+        checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
+            what ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
         merge: ``context``, ``all`` or ``none``; None means ``none``, as lm-eval turns the word in
             ``--model_args merge=none`` into None.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
@@ -71,6 +73,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
 
+    @one_line_errors()
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,
@@ -147,6 +150,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         """Score (strings, context ids, continuation ids); see ``scoring`` for the modes."""
+        # lm-eval passes its own flag to tqdm, which then ignores this variable.
+        disable_tqdm = disable_tqdm or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         if self.scorer is None:
             return cast(
                 "list[tuple[float, bool]]",

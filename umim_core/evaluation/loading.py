@@ -13,6 +13,7 @@ from transformers import AutoConfig
 from umim_core.backbone import Backbone, load_backbone, resolve_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.errors import EvaluationError
+from umim_core.merging.hub import fetch_checkpoint
 
 CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
 DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
@@ -33,7 +34,7 @@ def choose_checkpoint(checkpoint: str | Path | Checkpoint | None) -> Checkpoint:
     if not name:
         name, origin = DEFAULT_CHECKPOINT, "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
-    return Checkpoint.load(name)
+    return Checkpoint.load(fetch_checkpoint(name))
 
 
 def choose_backbone(

@@ -7,7 +7,7 @@ base and compressed perplexity divide by the same targets and can stand in one t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
+from umim_core.rules.counting import cut_segments
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
@@ -39,16 +40,16 @@ class PerplexityResult:
     token_reduction: float
 
 
-def windows(ids: Ints, length: int = 512) -> Iterator[Ints]:
+def windows(ids: Ints, length: int = 512) -> list[NDArray[np.int32]]:
     """Cut ids [T] into consecutive windows of ``length`` tokens; the remainder is dropped.
 
     Raises:
         EvaluationError: If a window has no target (``length`` below 2).
+        CorpusError: If an id is out of range.
     """
     if length < 2:
         raise EvaluationError("a window must hold at least two tokens", length, "Use 512.")
-    for start in range(0, len(ids) - length + 1, length):
-        yield ids[start : start + length]
+    return list(cut_segments(ids, length)[0].reshape(-1, length))
 
 
 def perplexity(

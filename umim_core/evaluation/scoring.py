@@ -20,15 +20,9 @@ from numpy.typing import NDArray
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.attention import check_attention_window
-from umim_core.merging.compress import SpanMerger, pack_rows, surrogates
-from umim_core.merging.continuations import (
-    ContinuationScore,
-    score_continuations,
-    segmentation,
-    target_scores,
-)
-from umim_core.merging.likelihood import branch_layout
+from umim_core.merging.compress import SpanMerger
+from umim_core.merging.continuations import score_continuations
+from umim_core.merging.likelihood import TokenScores, score_rows
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
@@ -179,7 +173,7 @@ class Scorer:
 
     def _score_contexts(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
-    ) -> list[ContinuationScore]:
+    ) -> list[TokenScores]:
         scored = score_continuations(contexts, endings, self.backbone, self.module, self.matcher)
         return [score for row in scored for score in row]
 
@@ -203,35 +197,11 @@ class Scorer:
 
     def _score_whole(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
-    ) -> list[ContinuationScore]:
-        """Two-stage accounting of the continuation's tokens, in one forward.
-
-        Source: ``merging.likelihood``, whose log-probabilities these are; that module keeps no
-        argmax, which lm-eval asks for.
-        """
+    ) -> list[TokenScores]:
+        """Two-stage accounting of the continuation's tokens, in one forward."""
         rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
-        cuts = [segmentation(row, self.matcher) for row in rows]
-        packed = pack_rows(rows, cuts, device=self.backbone.device)
-        layout = branch_layout(packed)
-        width = layout.units.shape[1]
-        check_attention_window(self.backbone.model.config, width)
-        ids = np.zeros((len(rows), width + 1), dtype=np.int64)
-        wanted = np.zeros((len(rows), width), dtype=bool)
-        for b, (row, context) in enumerate(zip(rows, contexts, strict=True)):
-            ids[b, : len(row)] = row
-            wanted[b, len(context) - 1 : len(row) - 1] = True
-        tokens = torch.from_numpy(ids).to(self.backbone.device)
-        scored = torch.from_numpy(wanted).to(self.backbone.device)
-        embeddings = self.backbone.embed(tokens[:, :-1])
-        merged = layout.surrogate >= 0
-        if bool(merged.any()):
-            pooled = surrogates(packed.span_ids, packed.span_lengths, self.backbone, self.module)
-            embeddings[merged] = pooled[layout.surrogate[merged]]
-        hidden = self.backbone.hidden(embeddings, layout.mask(embeddings.dtype), layout.positions)
-        log_probs, greedy = target_scores(hidden[scored], tokens[:, 1:][scored], self.backbone)
-        sizes = [len(ending) for (ending,) in endings]
-        parts = zip(torch.split(log_probs, sizes), torch.split(greedy, sizes), strict=True)
-        return [ContinuationScore(*part) for part in parts]
+        given = [len(context) for context in contexts]
+        return score_rows(rows, self.backbone, self.module, self.matcher, given)
 
 
 def _parts(sizes: Sequence[int], most: int, room: int) -> Iterator[list[int]]:

@@ -74,7 +74,7 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
 
     Args:
         cache: A cache between ``begin`` and the forward.
-        dtype: The backbone's floating dtype (a bool mask is silently wrong in eager attention).
+        dtype: The backbone's floating dtype.
 
     Returns:
         Mask [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite
@@ -84,6 +84,18 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
     if cache.uniform:
         return None
     columns = torch.arange(cache.view, device=cache.device)
-    hidden = columns[None, None, :] > cache.positions[:, :, None]
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=cache.device)
-    return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None]
+    return additive_mask(columns[None, None, :] <= cache.positions[:, :, None], dtype)
+
+
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn what a query may see into a mask for the backbone.
+
+    Args:
+        allowed: Whether query i may see key j [B, W, L] (bool).
+        dtype: The backbone's floating dtype.
+
+    Returns:
+        Mask [B, 1, W, L]: 0 where allowed, the lowest finite value elsewhere.
+    """
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]

@@ -20,6 +20,7 @@ from torch import Tensor
 from umim_core.backbone import Backbone
 from umim_core.errors import CorpusError
 from umim_core.rules.counting import ORDERS
+from umim_core.rules.matcher import Matcher
 
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -66,6 +67,13 @@ class PackedUnits:
         """(raw tokens - units) / raw tokens over the batch."""
         raw = int(self.lengths.sum())
         return (raw - int(self.unit_counts.sum())) / raw if raw else 0.0
+
+
+def segmentation(ids: NDArray[np.integer], matcher: Matcher | None) -> Segmentation:
+    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher all tokens stay raw."""
+    if matcher is None:
+        return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
+    return matcher.segment(ids)
 
 
 def pack_rows(

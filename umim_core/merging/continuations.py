@@ -24,34 +24,14 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.attention import check_attention_window
-from umim_core.merging.compress import Segmentation, SpanMerger, pack_rows, unit_embeddings
+from umim_core.merging.attention import additive_mask, check_attention_window
+from umim_core.merging.compress import SpanMerger, pack_rows, segmentation, unit_embeddings
+from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
 _PADDING: Final = -1
 _CONTEXT: Final = 0
-_HEAD_ROWS: Final = 1024  # rows per head call: 1024 x 128k float32 logits are 0.5 GB
-
-
-@dataclass(frozen=True)
-class ContinuationScore:
-    """What the model says about one continuation y of n tokens.
-
-    Attributes:
-        log_probs: log p(y_t | context, y_<t) per token [n] (float32; float64 for a float64 model).
-        greedy: Whether y_t is the model's most probable token, per token [n] (bool).
-    """
-
-    log_probs: Tensor
-    greedy: Tensor
-
-
-def segmentation(ids: Ints, matcher: Matcher | None) -> Segmentation:
-    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher all tokens stay raw."""
-    if matcher is None:
-        return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
-    return matcher.segment(ids)
 
 
 def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
@@ -59,8 +39,7 @@ def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
 
     Args:
         groups: Group per column [B, L] (int64): -1 padding, 0 context, k >= 1 continuation k.
-        dtype: Floating dtype of the mask, the backbone's own (bool masks are silently wrong in
-            eager attention).
+        dtype: The backbone's floating dtype.
 
     Returns:
         Mask [B, 1, L, L]: 0 where query i may see key j, the lowest finite value elsewhere.
@@ -72,8 +51,7 @@ def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
     causal = columns[None, :] <= columns[:, None]
     allowed = causal & (key != _PADDING) & ((key == _CONTEXT) | (key == query))
     allowed |= columns[None, :] == columns[:, None]
-    mask = torch.zeros(allowed.shape, dtype=dtype, device=groups.device)
-    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+    return additive_mask(allowed, dtype)
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,7 @@ def score_continuations(
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
-) -> list[list[ContinuationScore]]:
+) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
 
     No rule crosses from a context into a continuation; continuation tokens stay raw. Gradients
@@ -170,13 +148,8 @@ def score_continuations(
     layout = _layout(packed.unit_counts.cpu().numpy(), endings, trunk.device)
     inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
     hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
-    log_probs, greedy = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
-    flat = [
-        ContinuationScore(*pair)
-        for pair in zip(
-            torch.split(log_probs, layout.sizes), torch.split(greedy, layout.sizes), strict=True
-        )
-    ]
+    scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
+    flat = split_scores(scores, layout.sizes)
     result, start = [], 0
     for row in endings:
         result.append(flat[start : start + len(row)])
@@ -193,16 +166,3 @@ def _check_length(units: int, backbone: Backbone) -> None:
             "Cut the context on the left.",
         )
     check_attention_window(backbone.model.config, units)
-
-
-def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> tuple[Tensor, Tensor]:
-    """Return log p(target) [R] and whether the target is the argmax [R] of hidden rows [R, d]."""
-    log_probs, greedy = [], []
-    for rows, ids in zip(
-        torch.split(hidden, _HEAD_ROWS), torch.split(targets, _HEAD_ROWS), strict=True
-    ):
-        logits = backbone.head(rows)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])
-        greedy.append(wide.detach().argmax(dim=-1) == ids)
-    return torch.cat(log_probs), torch.cat(greedy)

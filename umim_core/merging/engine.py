@@ -34,6 +34,7 @@ from umim_core.merging.compress import (
     PackedUnits,
     SpanMerger,
     pack_rows,
+    segmentation,
     surrogates,
     unit_embeddings,
 )
@@ -115,7 +116,9 @@ class Engine:
         rows_of_ids = [self._checked(b, ids) for b, ids in enumerate(prompts)]
         if not rows_of_ids:
             raise GenerationError("there must be at least one prompt", 0, "Pass one.")
-        packed = self._pack(rows_of_ids, self.matcher if merge_prompt else None)
+        prompt_matcher = self.matcher if merge_prompt else None
+        cuts = [segmentation(ids, prompt_matcher) for ids in rows_of_ids]
+        packed = pack_rows(rows_of_ids, cuts, device=self.backbone.device)
         # The last token chosen is never fed.
         limit = int(packed.unit_counts.max()) + config.max_new_tokens - 1
         self._check_length(limit, config.max_new_tokens)
@@ -167,15 +170,6 @@ class Engine:
                 "Shorten the prompt or lower max_new_tokens.",
             )
         check_attention_window(self.backbone.model.config, limit)
-
-    def _pack(self, rows: Sequence[NDArray[np.int64]], matcher: Matcher | None) -> PackedUnits:
-        cuts = [
-            (np.arange(len(ids)), np.ones(len(ids), dtype=np.int64))
-            if matcher is None
-            else matcher.segment(ids)
-            for ids in rows
-        ]
-        return pack_rows(rows, cuts, device=self.backbone.device)
 
     def _forward(self, embeddings: Tensor, cache: RowCache) -> Tensor:
         """Run W units per row [B, W, d] through the trunk on top of the cache: [B, W, d]."""

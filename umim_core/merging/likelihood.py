@@ -30,12 +30,25 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.attention import check_attention_window
-from umim_core.merging.compress import PackedUnits, SpanMerger, pack_rows, surrogates
+from umim_core.merging.attention import additive_mask, check_attention_window
+from umim_core.merging.compress import PackedUnits, SpanMerger, pack_rows, segmentation, surrogates
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What the model says about n consecutive targets.
+
+    Attributes:
+        log_probs: log p(target | what stands before it) [n] (float32; float64 for a float64 model).
+        greedy: Whether the target is the model's most probable token [n] (bool).
+    """
+
+    log_probs: Tensor
+    greedy: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class BranchLayout:
         """Build the additive mask [B, 1, L, L]: 0 where query i may see key j.
 
         Args:
-            dtype: The backbone's floating dtype (bool masks are silently wrong in eager attention).
+            dtype: The backbone's floating dtype.
 
         Returns:
             0 for j <= i when j is trunk, or when i and j are branch columns of one span; the
@@ -68,8 +81,7 @@ class BranchLayout:
         causal = columns[None, :] <= columns[:, None]  # [L, L]
         same_branch = (self.units[:, :, None] == self.units[:, None, :]) & ~self.trunk[:, :, None]
         allowed = causal & (self.trunk[:, None, :] | same_branch)
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=self.units.device)
-        return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+        return additive_mask(allowed, dtype)
 
 
 def branch_layout(packed: PackedUnits) -> BranchLayout:
@@ -104,22 +116,24 @@ def branch_layout(packed: PackedUnits) -> BranchLayout:
 
 
 @torch.no_grad()
-def token_log_probs(
+def score_rows(
     rows: Sequence[Ints],
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
-) -> list[Tensor]:
-    """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target of every row, in one forward.
+    given: Sequence[int] | None = None,
+) -> list[TokenScores]:
+    """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
     Args:
         rows: Raw ids per row [T_b], at least one token each.
         backbone: The frozen model.
         module: Makes surrogates; None only without rules.
         matcher: The rules; None for the base model.
+        given: Leading tokens per row that are not scored, at least 1; 1 if None.
 
     Returns:
-        Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
+        Per row its T_b - given scores.
 
     Raises:
         EvaluationError: If a row is empty, rules come without a module, or a row exceeds the
@@ -128,10 +142,26 @@ def token_log_probs(
     """
     packed = _packed(rows, backbone, module, matcher)
     if max(len(row) for row in rows) < 2:
-        return [torch.zeros(0, dtype=torch.float64) for _ in rows]
+        nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
+        return [nothing for _ in rows]
     layout = branch_layout(packed)
     _check_positions(layout, backbone)
-    return _log_probs(rows, packed, layout, backbone, module)
+    return _score_layout(rows, given or [1] * len(rows), packed, layout, backbone, module)
+
+
+def token_log_probs(
+    rows: Sequence[Ints],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+) -> list[Tensor]:
+    """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
+
+    Returns:
+        Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
+    """
+    scored = score_rows(rows, backbone, module, matcher)
+    return [scores.log_probs.cpu().double() for scores in scored]
 
 
 def _packed(
@@ -145,12 +175,7 @@ def _packed(
             [len(row) for row in rows],
             "Drop empty rows.",
         )
-    cuts = [
-        (np.arange(len(row)), np.ones(len(row), dtype=np.int64))
-        if matcher is None
-        else matcher.segment(row)
-        for row in rows
-    ]
+    cuts = [segmentation(row, matcher) for row in rows]
     return pack_rows(rows, cuts, device=backbone.device)
 
 
@@ -166,19 +191,23 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
     check_attention_window(backbone.model.config, columns)
 
 
-def _log_probs(
+def _score_layout(
     rows: Sequence[Ints],
+    given: Sequence[int],
     packed: PackedUnits,
     layout: BranchLayout,
     backbone: Backbone,
     module: SpanMerger | None,
-) -> list[Tensor]:
+) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
     device = backbone.device
-    ids = np.zeros((len(rows), layout.units.shape[1] + 1), dtype=np.int64)
+    width = layout.units.shape[1]
+    ids = np.zeros((len(rows), width + 1), dtype=np.int64)
+    wanted = np.zeros((len(rows), width), dtype=bool)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
-    tokens = torch.from_numpy(ids).to(device)
+        wanted[b, given[b] - 1 : len(row) - 1] = True
+    tokens, targets = torch.from_numpy(ids).to(device), torch.from_numpy(wanted).to(device)
     embeddings = backbone.embed(tokens[:, :-1])
     merged = layout.surrogate >= 0
     branched = bool((~layout.trunk).any())
@@ -191,18 +220,25 @@ def _log_probs(
         layout.mask(embeddings.dtype) if branched else None,
         layout.positions if branched else None,
     )
-    targets = torch.arange(layout.units.shape[1], device=device) < packed.raw_counts[:, None] - 1
-    scored = _target_log_probs(hidden[targets], tokens[:, 1:][targets], backbone)
-    return list(torch.split(scored.cpu(), [len(row) - 1 for row in rows]))
+    scores = target_scores(hidden[targets], tokens[:, 1:][targets], backbone)
+    return split_scores(scores, wanted.sum(axis=1).tolist())
 
 
-def _target_log_probs(hidden: Tensor, targets: Tensor, backbone: Backbone) -> Tensor:
-    """Return log p(target) [R] (float64) of hidden rows [R, d]; bounded memory for the logits."""
+def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenScores:
+    """Score targets [R] by the hidden rows [R, d] that predict them; bounded memory for logits."""
     rows = max(1, _HEAD_BYTES // (4 * backbone.vocab_size))
-    parts = []
+    log_probs, greedy = [], []
     for chunk, ids in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
         logits = backbone.head(chunk)
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        chosen = wide.gather(-1, ids[:, None])[:, 0]
-        parts.append((chosen - wide.logsumexp(dim=-1)).double())
-    return torch.cat(parts)
+        log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])
+        greedy.append(wide.detach().argmax(dim=-1) == ids)
+    return TokenScores(torch.cat(log_probs), torch.cat(greedy))
+
+
+def split_scores(scores: TokenScores, sizes: list[int]) -> list[TokenScores]:
+    """Cut scores into consecutive parts of the given sizes."""
+    parts = zip(
+        torch.split(scores.log_probs, sizes), torch.split(scores.greedy, sizes), strict=True
+    )
+    return [TokenScores(*part) for part in parts]

@@ -22,6 +22,7 @@ from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.merging.outputs import EngineOutput, Observer, Spans
+from umim_core.merging.sampling import eos_ids
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -39,8 +40,9 @@ class GenerationOutput:
         prompt_spans: Merged spans of the prompt as (start, length) in raw prompt tokens.
         generated_spans: The same among the generated tokens.
         cache_lengths: Units in the cache after the prefill and after each fed token.
-        token_reduction: (raw tokens - units) / raw tokens over all prompts.
-        gen_kv_reduction: (tokens fed - units kept) / tokens fed over all generated tokens.
+        token_reduction: (raw tokens - units) / raw tokens of the prompt.
+        gen_kv_reduction: (tokens fed - units kept) / tokens fed among the generated tokens; 0 when
+            none was fed.
     """
 
     text: tuple[str, ...]
@@ -48,8 +50,8 @@ class GenerationOutput:
     prompt_spans: tuple[Spans, ...]
     generated_spans: tuple[Spans, ...]
     cache_lengths: tuple[tuple[int, ...], ...]
-    token_reduction: float
-    gen_kv_reduction: float
+    token_reduction: tuple[float, ...]
+    gen_kv_reduction: tuple[float, ...]
 
     @classmethod
     def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
@@ -61,8 +63,8 @@ class GenerationOutput:
             prompt_spans=tuple(row.prompt_spans for row in rows),
             generated_spans=tuple(row.generated_spans for row in rows),
             cache_lengths=tuple(row.cache_lengths for row in rows),
-            token_reduction=output.token_reduction,
-            gen_kv_reduction=output.gen_kv_reduction,
+            token_reduction=tuple(row.token_reduction for row in rows),
+            gen_kv_reduction=tuple(row.gen_kv_reduction for row in rows),
         )
 
 
@@ -184,7 +186,7 @@ class UMIM:
                 top_p=top_p if do_sample else None,
                 repetition_penalty=repetition_penalty,
                 stop_strings=list(stop_strings) or None,
-                eos_token_id=self._eos_ids(),
+                eos_token_id=self._eos_ids() or None,
             )
         except ValueError as error:
             raise GenerationError("a generation option is out of range", str(error)) from error
@@ -199,14 +201,12 @@ class UMIM:
         )
         return GenerationOutput.of(output, self.backbone)
 
-    def _eos_ids(self) -> list[int] | None:
+    def _eos_ids(self) -> list[int]:
         """Return the ids that end a text: the model's own, else the tokenizer's."""
         eos = self.backbone.model.generation_config.eos_token_id
         if eos is None and self.backbone.tokenizer is not None:
             eos = self.backbone.tokenizer.eos_token_id
-        if eos is None:
-            return None
-        return [int(eos)] if isinstance(eos, int) else [int(token) for token in eos]
+        return eos_ids(eos)
 
     def compress(self, text: str) -> Compression:
         """Cut a text into units, as a prompt would be.

@@ -93,15 +93,36 @@ class MergeModule(nn.Module):
         Returns:
             Surrogate embeddings [M, d] in the module's own data type.
         """
-        count, width, size = spans.shape
-        inside = torch.arange(width, device=spans.device) < lengths[:, None]  # [M, N]
+        inside = _inside(lengths, spans.shape[1])
         tokens = spans.to(self.query.dtype).masked_fill(~inside[..., None], 0.0)
+        return self.pool(self.project(tokens), lengths)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Project every token on its own: embeddings [..., N, d] of offsets 0 .. N-1 to P.
+
+        Args:
+            tokens: In the module's own data type; N is 1 .. 4 with learned positions.
+
+        Returns:
+            P [..., N, d].
+        """
         if self.offset is not None:
-            tokens = tokens + self.offset[:width]
-        projected = self.norm_kv(F.gelu(self.linear_kv(tokens)))
+            tokens = tokens + self.offset[: tokens.shape[-2]]
+        out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))
+        return out
+
+    def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:
+        """Pool P [M, N, d] of spans with lengths [M] to surrogates [M, d]."""
+        count, width, size = projected.shape
         heads = projected.view(count, width, *self.query.shape)  # [M, N, h, d_h]
         scores = torch.einsum("mnhk,hk->mhn", heads, self.query) / math.sqrt(heads.shape[-1])
+        inside = _inside(lengths, width)
         weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1)
         pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
         out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
         return out
+
+
+def _inside(lengths: Tensor, width: int) -> Tensor:
+    """Return which of ``width`` offsets lie in a span of each length: [M, width] (bool)."""
+    return torch.arange(width, device=lengths.device) < lengths[:, None]

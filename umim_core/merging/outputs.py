@@ -36,6 +36,17 @@ class RowOutput:
     cache_lengths: tuple[int, ...]
     stop_reason: StopReason
 
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens of the prompt."""
+        return (self.prompt_length - self.cache_lengths[0]) / self.prompt_length
+
+    @property
+    def gen_kv_reduction(self) -> float:
+        """(tokens fed - units kept) / tokens fed; 0 when no token was fed."""
+        fed = len(self.ids) - 1
+        return (fed - self.cache_lengths[-1] + self.cache_lengths[0]) / fed if fed else 0.0
+
 
 @dataclass(frozen=True)
 class EngineOutput:
@@ -46,19 +57,6 @@ class EngineOutput:
     """
 
     rows: tuple[RowOutput, ...]
-
-    @property
-    def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens over all prompts."""
-        raw = sum(row.prompt_length for row in self.rows)
-        return (raw - sum(row.cache_lengths[0] for row in self.rows)) / raw
-
-    @property
-    def gen_kv_reduction(self) -> float:
-        """(tokens fed - units kept) / tokens fed over all rows; 0 when no token was fed."""
-        fed = sum(len(row.ids) - 1 for row in self.rows)
-        kept = sum(row.cache_lengths[-1] - row.cache_lengths[0] for row in self.rows)
-        return (fed - kept) / fed if fed else 0.0
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,8 @@ def check_generation_config(config: GenerationConfig) -> None:
         )
 
 
-def _eos_ids(config: GenerationConfig) -> list[int]:
-    eos = config.eos_token_id
+def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
+    """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
     if eos is None:
         return []
     return [int(eos)] if isinstance(eos, int) else [int(i) for i in eos]
@@ -178,7 +178,7 @@ class Stopper:
     def __init__(self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         assert config.max_new_tokens is not None  # noqa: S101  check_generation_config
         self._max_new_tokens = config.max_new_tokens
-        self._eos = frozenset(_eos_ids(config))
+        self._eos = frozenset(eos_ids(config.eos_token_id))
         self._strings: StopStringCriteria | None = None
         if config.stop_strings:
             if tokenizer is None:

@@ -63,6 +63,11 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
     Raises:
         CorpusError: If the array is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
     """
+    _check_range(ids)
+    return ids.astype(np.int64, copy=False)
+
+
+def _check_range(ids: NDArray[np.integer]) -> None:
     if ids.ndim != 1:
         raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
     if ids.dtype.kind not in "iu":
@@ -73,7 +78,6 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
             f"{int(ids.min())}..{int(ids.max())}",
             "Check the tokenizer; vocabularies of more than 2^18 entries are not supported.",
         )
-    return ids.astype(np.int64, copy=False)
 
 
 def check_offsets(offsets: Ints, size: int) -> Ints:
@@ -228,15 +232,15 @@ def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int3
     """Cut a token stream into segments of ``length`` tokens; the remainder is dropped.
 
     Returns:
-        The kept ids, flat (int32), and the borders [num_segments + 1] (int64).
+        The kept ids, flat (int32; a view where they are int32 already), and the borders
+        [num_segments + 1] (int64).
 
     Raises:
         CorpusError: If the length is below 2 or an id is out of range.
     """
     if length < 2:
         raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")
-    whole = check_ids(ids).size // length
-    return (
-        ids[: whole * length].astype(np.int32),
-        np.arange(whole + 1, dtype=np.int64) * length,
-    )
+    _check_range(ids)
+    whole = ids.size // length
+    kept = np.asarray(ids[: whole * length], dtype=np.int32)
+    return kept, np.arange(whole + 1, dtype=np.int64) * length

@@ -12,14 +12,12 @@ from umim_core.text.sources import (
     source_of,
 )
 from umim_core.text.tokens import (
-    MAX_TOKEN_ID,
     iter_token_ids,
     segments,
     tokenize_documents,
 )
 
 __all__ = [
-    "MAX_TOKEN_ID",
     "BadRows",
     "DocumentSource",
     "HubDataset",

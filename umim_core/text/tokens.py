@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.rules.counting import MAX_TOKEN_ID, cut_segments
 from umim_core.text.sources import TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-MAX_TOKEN_ID: Final = 2**18 - 1  # 18 bits per id: an n-gram of four fits in 72, of three in 54
 
 _CHUNK_IDS: Final = 1 << 20
 _BATCH_CHARS: Final = 4_000_000  # about 0.5 GB inside the tokenizer
@@ -109,18 +108,15 @@ def segments(
 
     Args:
         ids: Ids of the documents, or any other chunks of the corpus; 1-D arrays.
-        length: Tokens per segment, at least 1.
+        length: Tokens per segment, at least 2.
 
     Returns:
         ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
         ``ids[offsets[i]:offsets[i + 1]]``.
 
     Raises:
-        ConfigError: `length` is below 1.
-        CorpusError: An id is outside 0..2^18 - 1.
+        CorpusError: `length` is below 2, or an id is outside 0..2^18 - 1.
     """
-    if length < 1:
-        raise ConfigError("segment length must be at least 1 token", length, "The default is 512.")
     flat = np.empty(_CHUNK_IDS, dtype=np.int32)
     total = 0
     for chunk in ids:
@@ -130,9 +126,8 @@ def segments(
             flat.resize(2 * flat.size, refcheck=False)
         flat[total : total + checked.size] = checked
         total += checked.size
-    count = total // length
-    flat.resize(count * length, refcheck=False)
-    return flat, np.arange(count + 1, dtype=np.int64) * length
+    flat.resize(total, refcheck=False)
+    return cut_segments(flat, length)
 
 
 def _as_ids(ids: npt.NDArray[np.integer], where: str, start: int = 0) -> npt.NDArray[np.int32]:

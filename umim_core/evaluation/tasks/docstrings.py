@@ -5,9 +5,7 @@ lm-eval imports this file by its path; it must not depend on lm-eval itself.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import shutil
 from pathlib import Path
 from typing import Final
@@ -16,9 +14,10 @@ from datasets import Dataset, DatasetDict
 
 from umim_core.adaptation.choices import read_questions
 from umim_core.artifacts import canonical_json, publish_directory, sha256_bytes
-from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus
+from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus, installed_versions
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
+from umim_core.evaluation.console import one_line_errors
 from umim_core.locking import directory_lock
 
 TASK: Final = "umim_docstrings"
@@ -27,6 +26,7 @@ CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 SPLITS: Final = ("train", "valid", "test")
 
 
+@one_line_errors()
 def load_splits(task_data: str | None = None, **metadata: object) -> DatasetDict:
     """Load the splits for lm-eval.
 
@@ -62,10 +62,7 @@ def built_task() -> Path:
     It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per set of versions of
     the packages it is made from; a second process waits for the first.
     """
-    origins = importlib.metadata.packages_distributions()
-    names = {name for package in TRAINING_PACKAGES for name in origins.get(package, ())}
-    installed = {name: importlib.metadata.version(name) for name in names}
-    versions = canonical_json({"python": platform.python_version(), "packages": installed})
+    versions = canonical_json(installed_versions(TRAINING_PACKAGES))
     base = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "umim"
     final = base / f"{TASK}-{sha256_bytes(versions.encode())[:16]}"
 

@@ -1,0 +1,51 @@
+"""The collision rate of a rule set, against a worked example, an oracle and the module itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations, product
+
+import pytest
+import torch
+
+from umim_core.merging.module import MergeModule
+from umim_core.rules.collisions import collision_rate
+from umim_core.rules.ruleset import RuleSet
+
+SPANS = [span for n in (2, 3, 4) for span in product(range(3), repeat=n)]
+
+
+def profile(span: tuple[int, ...]) -> frozenset[tuple[int, Fraction]]:
+    """The relative frequency of each token of a span."""
+    return frozenset((token, Fraction(c, len(span))) for token, c in Counter(span).items())
+
+
+def test_worked_example() -> None:
+    # The first three share a surrogate, so do the next two; the last three stand alone.
+    spans = [(1, 2), (2, 1), (1, 2, 2, 1), (5, 5), (5, 5, 5), (1, 1, 2), (1, 2, 2), (1, 2, 3)]
+    assert collision_rate(RuleSet.from_spans(spans)) == 5 / 8
+
+
+@pytest.mark.parametrize("spans", [[], [(7, 8)], [(1, 2), (1, 1, 2), (1, 1, 1, 2), (1, 2, 3)]])
+def test_rules_of_different_frequencies_do_not_collide(spans: list[tuple[int, ...]]) -> None:
+    assert collision_rate(RuleSet.from_spans(spans)) == 0.0
+
+
+def test_equals_the_rate_of_exact_relative_frequencies() -> None:
+    spans = [span for span in SPANS if list(span) == sorted(span)] + [(1, 0), (2, 1, 0, 0)]
+    groups = Counter(map(profile, spans))
+    expected = sum(count for count in groups.values() if count > 1) / len(spans)
+    assert 0 < expected < 1
+    assert collision_rate(RuleSet.from_spans(spans)) == pytest.approx(expected)
+
+
+def test_pairs_collide_exactly_when_the_module_gives_them_one_surrogate() -> None:
+    module = MergeModule(8, 2).double()
+    module.initialise(1.0, torch.Generator().manual_seed(0))
+    embeddings = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        out = {s: module(embeddings[list(s)][None], torch.tensor([len(s)]))[0] for s in SPANS}
+    for a, b in combinations(SPANS[::4], 2):
+        equal = bool(torch.allclose(out[a], out[b], rtol=0, atol=1e-9))
+        assert collision_rate(RuleSet.from_spans([a, b])) == float(equal)

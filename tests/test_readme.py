@@ -1,0 +1,16 @@
+"""What README.md shows runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def test_the_python_example_runs(capsys) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})  # noqa: S102  # our own README
+    shown = capsys.readouterr().out
+    assert "prompt token reduction" in shown
+    assert "merged spans" in shown

@@ -1,0 +1,75 @@
+"""The merge module with its first half tabulated, for a module that no longer changes.
+
+P depends on one token alone (on its offset, too, with learned positions), so it can be computed
+once per vocabulary entry. A merge is then a lookup, a softmax and one d x d product. The result is
+exact; the price is the table, V x d numbers, or four times as many with learned positions.
+
+Shapes: V vocabulary, O offsets with a table of their own (1 or 4), M spans, N tokens, d size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from umim_core.errors import ConfigError
+from umim_core.merging.module import MAX_SPAN, MergeModule
+
+
+@dataclass(frozen=True)
+class TabulatedMerger:
+    """Surrogates by token id, without gradients.
+
+    Attributes:
+        module: The module whose weights were tabulated; changing them makes the table stale.
+        table: P of every vocabulary entry at every offset [V, O, d].
+    """
+
+    module: MergeModule
+    table: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, module: MergeModule, embedding_weight: Tensor, chunk: int = 8192
+    ) -> TabulatedMerger:
+        """Tabulate a module.
+
+        Args:
+            module: The module, on the device of the embeddings.
+            embedding_weight: The backbone's input embeddings [V, d].
+            chunk: Vocabulary entries projected at once.
+
+        Raises:
+            ConfigError: If the embeddings have another size than the module.
+        """
+        size = module.hidden_size
+        if embedding_weight.shape[1] != size:
+            raise ConfigError(
+                f"the embeddings must have the module's size {size}",
+                embedding_weight.shape[1],
+                "Use the backbone that the module was trained for.",
+            )
+        offsets = 1 if module.positions == "none" else MAX_SPAN
+        parts = [
+            module.project(part.to(module.query.dtype)[:, None].expand(-1, offsets, -1))
+            for part in torch.split(embedding_weight, chunk)
+        ]
+        return cls(module, torch.cat(parts))
+
+    @torch.no_grad()
+    def __call__(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Pool spans of ids.
+
+        Args:
+            span_ids: Token ids [M, N] (int64); beyond a span's length any id of the vocabulary.
+            lengths: Tokens of each span [M] (int64), 1 .. N.
+
+        Returns:
+            Surrogate embeddings [M, d] in the module's own data type.
+        """
+        width, offsets = span_ids.shape[1], self.table.shape[1]
+        columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
+        return self.module.pool(self.table[span_ids, columns], lengths)
