@@ -123,7 +123,8 @@ def launch_worker(
 def _check_room(config: ClusterConfig, cluster: Cluster) -> None:
     """Refuse workers that a cluster of this machine can never hold; Ray would wait for room."""
     kind, room = ("GPUs", cluster.gpus) if config.use_gpu else ("cores", cluster.cpus)
-    if cluster.started and config.workers > room:
+    local = cluster.address.startswith("127.0.0.1:")  # other clusters may still grow
+    if local and config.workers > room:
         raise ClusterError(
             f"{config.workers} training workers need as many {kind}",
             room,

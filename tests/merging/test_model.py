@@ -257,3 +257,9 @@ def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
 def test_perplexity_of_one_token_is_refused(umim: UMIM) -> None:
     with pytest.raises(EvaluationError, match="at least two tokens"):
         umim.perplexity("a")
+
+
+def test_a_backbone_named_by_a_path_is_not_published(umim: UMIM) -> None:
+    assert Path(umim.backbone.name).is_dir()
+    with pytest.raises(CheckpointError, match="must name its backbone"):
+        umim.push_to_hub("owner/name")

@@ -9,6 +9,7 @@ from typing import Final
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from umim_core.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError
 
 _FILES: Final = ["config.json", "model.safetensors", "manifest.json", "rules/**"]
@@ -49,8 +50,16 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
         The address of the commit.
 
     Raises:
-        CheckpointError: If the hub refuses or cannot be reached.
+        CheckpointError: If the backbone is named by a path of this machine, or the hub refuses or
+            cannot be reached.
     """
+    backbone = Checkpoint.load(directory).config.backbone
+    if Path(backbone).is_absolute() or Path(backbone).exists():
+        raise CheckpointError(
+            "a published checkpoint must name its backbone so that others can load it",
+            backbone,
+            "Publish the backbone first, then distil with its repository's name.",
+        )
     api = HfApi()
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
