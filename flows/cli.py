@@ -90,7 +90,7 @@ def run(
         return
     from flows.full_pipeline import full_pipeline
     from tasks.comparison import comparison_table
-    from tasks.report import ReportData
+    from tasks.report_data import ReportData
 
     began = time.monotonic()
     path = Path(full_pipeline(recipe))

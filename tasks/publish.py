@@ -11,14 +11,14 @@ from tasks.compare import CellResult, ShippedResult, comparison_rows
 from tasks.comparison import ComparisonRow
 from tasks.corpus import tokens
 from tasks.distill import read_curve
-from tasks.report import (
+from tasks.report import write_report
+from tasks.report_data import (
     LossCurve,
     Point,
     ReportData,
     RuleCounts,
     SpanExample,
-    ThroughputRow,
-    write_report,
+    SpeedRow,
 )
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core import UMIM
@@ -130,12 +130,12 @@ def _curves(result: CellResult) -> list[LossCurve]:
     return found
 
 
-def _throughput(result: CellResult | ShippedResult) -> list[ThroughputRow]:
+def _throughput(result: CellResult | ShippedResult) -> list[SpeedRow]:
     if result.benchmark is None:
         return []
     label = _label(result) if isinstance(result, CellResult) else f"{result.name} (shipped)"
     return [
-        ThroughputRow(
+        SpeedRow(
             label=f"{label}, {row.rules} rules" if row.rules == "natural" else f"{label}, pairs",
             phase=row.phase,
             prompt_tokens=row.prompt_tokens,

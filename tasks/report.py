@@ -8,134 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from tasks.comparison import ComparisonRow
+from tasks.report_data import ReportData
+from tasks.report_drawing import standalone
+from tasks.report_figures import draw_figures
+from tasks.report_html import render_html
+from tasks.report_markdown import render_markdown
 from umim_core.artifacts import write_json
 from umim_core.disk import write_bytes
-
-Point = tuple[int, float | None]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class LossCurve(_Part):
-    """Losses of one training run.
-
-    Attributes:
-        label: Which cell was trained, e.g. ``umim-docs-llama, τ 5``.
-        train: (step, value) on the training batches.
-        validation: (step, value) on the validation split.
-        quantity: ``KL`` or ``cross-entropy`` (nats per aligned row), or ``preference`` loss.
-    """
-
-    label: str
-    train: tuple[Point, ...] = ()
-    validation: tuple[Point, ...] = ()
-    quantity: Literal["KL", "cross-entropy", "preference"] = "cross-entropy"
-
-
-class ThroughputRow(_Part):
-    """One measured speed, base and UMIM side by side.
-
-    Attributes:
-        label: Which checkpoint.
-        phase: Reading the prompt, or generating.
-        prompt_tokens: Raw tokens of the prompt.
-        base_tokens_per_s: Raw tokens per second, base model.
-        umim_tokens_per_s: Raw tokens per second, UMIM (matching and merging included).
-        token_reduction: Realised TR of the prompt, 0..1.
-    """
-
-    label: str
-    phase: Literal["prefill", "decode"] = "prefill"
-    prompt_tokens: int = Field(gt=0)
-    base_tokens_per_s: float | None
-    umim_tokens_per_s: float | None
-    token_reduction: float | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        """UMIM speed over base speed, or None where one is missing."""
-        if not self.base_tokens_per_s or self.umim_tokens_per_s is None:
-            return None
-        return self.umim_tokens_per_s / self.base_tokens_per_s
-
-
-class RuleCounts(_Part):
-    """How many n-grams of each order pass each step of mining.
-
-    Attributes:
-        label: Which rule set.
-        raw: Count by order of n-grams that reach the threshold.
-        overlap: Count by order after the overlap filter.
-        rules: Count by order after the containment filter.
-    """
-
-    label: str
-    raw: dict[int, int] = Field(default_factory=dict)
-    overlap: dict[int, int] = Field(default_factory=dict)
-    rules: dict[int, int]
-
-
-class SpanExample(_Part):
-    """A text cut into units.
-
-    Attributes:
-        label: Which rule set cut it.
-        spans: (text, raw tokens in the unit) in order; 2 or more tokens means merged.
-    """
-
-    label: str
-    spans: tuple[tuple[str, int], ...]
-
-    @property
-    def token_reduction(self) -> float:
-        """Share of raw tokens that merging removed, 0..1."""
-        tokens = sum(n for _, n in self.spans)
-        return 1 - len(self.spans) / tokens if tokens else 0.0
-
-
-class ReportData(_Part):
-    """Everything the report shows.
-
-    Attributes:
-        recipe: Name of the recipe.
-        config: The validated recipe.
-        host: Facts of the machine, in the order to be shown.
-        rows: The comparison, in the order to be shown; the first one leads the page.
-        curves: Losses by cell.
-        throughput: Speeds.
-        rule_counts: Mining by rule set.
-        examples: Texts with their merged spans.
-        chance: Accuracy of guessing on the task, 0..1; None where unknown.
-        links: Addresses by name (the MLflow and Prefect pages of the run).
-    """
-
-    recipe: str
-    config: dict[str, object] = Field(default_factory=dict)
-    host: dict[str, str] = Field(default_factory=dict)
-    rows: tuple[ComparisonRow, ...] = ()
-    curves: tuple[LossCurve, ...] = ()
-    throughput: tuple[ThroughputRow, ...] = ()
-    rule_counts: tuple[RuleCounts, ...] = ()
-    examples: tuple[SpanExample, ...] = ()
-    chance: float | None = None
-    links: dict[str, str] = Field(default_factory=dict)
-
-    def base_rows(self) -> list[ComparisonRow]:
-        """Return the rows of checkpoints that were not adapted to the task."""
-        return [row for row in self.rows if row.setting == "WT"]
-
-    def corpora(self) -> list[str]:
-        """Return the names of the out-of-domain corpora that any row was measured on, sorted."""
-        prefix = "ppl_umim_ood_"
-        names = {m.removeprefix(prefix) for r in self.rows for m in r.metrics if prefix in m}
-        return sorted(names)
 
 
 def write_report(out: Path, data: ReportData) -> None:
@@ -145,11 +25,6 @@ def write_report(out: Path, data: ReportData) -> None:
         out: Directory, made if absent.
         data: What to show.
     """
-    from tasks.report_drawing import standalone
-    from tasks.report_figures import draw_figures
-    from tasks.report_html import render_html
-    from tasks.report_markdown import render_markdown
-
     figures = draw_figures(data)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for figure in figures:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tasks.report import Point
+from tasks.report_data import Point
 
 # Distinguishable with the common colour deficiencies, readable on white and on near-black.
 PALETTE: Final = ("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a", "#8a8f3c", "#4aa3b5")

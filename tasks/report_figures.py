@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from tasks.comparison import SETTINGS
-from tasks.report import LossCurve, ReportData, ThroughputRow
+from tasks.report_data import LossCurve, ReportData, SpeedRow
 from tasks.report_drawing import (
     MARKERS,
     PALETTE,
@@ -161,7 +161,7 @@ def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
     return finish(figure, "losses", "Loss curves", caption, wide=columns > 1)
 
 
-def _throughput(rows: Sequence[ThroughputRow]) -> ReportFigure | None:
+def _throughput(rows: Sequence[SpeedRow]) -> ReportFigure | None:
     panels = list(dict.fromkeys((row.label, row.phase) for row in rows))
     if not panels:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tasks.comparison import DASH, HEADINGS, ComparisonRow, notes, shown, table_cells
-from tasks.report import ReportData, SpanExample
+from tasks.report_data import ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
 from tasks.report_tables import Table, tables
 

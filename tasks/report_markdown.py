@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tasks.comparison import comparison_markdown, shown
-from tasks.report import ReportData, SpanExample
+from tasks.report_data import ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
 from tasks.report_tables import Table, tables
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.comparison import DASH, ComparisonRow, shown
-from tasks.report import ReportData, RuleCounts
+from tasks.report_data import ReportData, RuleCounts
 
 ORDERS = (2, 3, 4)
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tasks.comparison import comparison_markdown  # noqa: E402  (the checkout is not installed)
-from tasks.report import ReportData  # noqa: E402
+from tasks.report_data import ReportData  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "embedded.json"
 README = ROOT / "README.md"

@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.comparison import Accuracy, ComparisonRow, comparison_markdown, comparison_table
-from tasks.report import (
+from tasks.report import write_report
+from tasks.report_data import (
     LossCurve,
     ReportData,
     RuleCounts,
     SpanExample,
-    ThroughputRow,
-    write_report,
+    SpeedRow,
 )
 from umim_core.errors import ConfigError
 
@@ -63,7 +63,7 @@ def data() -> ReportData:
         rows=_rows(),
         curves=(LossCurve(label="llama", train=((1, 3.0), (2, None)), validation=((2, 2.5),)),),
         throughput=(
-            ThroughputRow(
+            SpeedRow(
                 label="llama", prompt_tokens=512, base_tokens_per_s=1000, umim_tokens_per_s=1500
             ),
         ),
