@@ -87,7 +87,7 @@ def build(root: Path, recipe: BackboneRecipe) -> dict[str, Artifact]:
     corpus = corpus_stage(root, recipe.corpus)
     tokenizer = tokenizer_stage(root, corpus, recipe)
     directory = str(tokenizer.path / "tokenizer")
-    tokenized = tokenize_stage(root, corpus, recipe.corpus, directory, END_OF_TEXT_ID)
+    tokenized = tokenize_stage(root, corpus, recipe.corpus, directory, separator=END_OF_TEXT_ID)
     with ClusterLease(recipe.cluster) as lease:
         trained = backbone_stage(root, lease, recipe, corpus, tokenizer, tokenized)
     return {"tokenizer": tokenizer, "tokenize": tokenized, "backbone": trained}

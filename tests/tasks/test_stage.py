@@ -161,19 +161,13 @@ def _unlink(path: Path) -> None:
     (path / "data.txt").unlink()
 
 
-def _forget(path: Path) -> None:
-    (path / "manifest.json").unlink()
-
-
 def _tell_other_metrics(path: Path) -> None:
     text = (path / "manifest.json").read_text()
     assert text.count('"loss":0.25') == 1
     (path / "manifest.json").write_text(text.replace('"loss":0.25', '"loss":0.24'))
 
 
-@pytest.mark.parametrize(
-    "change", [_alter, _lengthen, _intrude, _unlink, _forget, _tell_other_metrics]
-)
+@pytest.mark.parametrize("change", [_alter, _lengthen, _intrude, _unlink, _tell_other_metrics])
 def test_an_altered_artifact_is_refused(tmp_path: Path, change: object) -> None:
     artifact = run_stage(tmp_path, SPEC, Build())
     assert callable(change)
@@ -289,3 +283,14 @@ def test_an_artifact_holds_no_live_objects(tmp_path: Path) -> None:
     fields = {**dataclasses.asdict(artifact), "path": str(artifact.path)}
     back = json.loads(json.dumps(fields))
     assert Artifact(**{**back, "path": Path(back["path"])}) == artifact
+
+
+def test_a_directory_without_a_manifest_does_not_exist_and_is_set_aside(tmp_path: Path) -> None:
+    first = run_stage(tmp_path, SPEC, Build())
+    (first.path / "manifest.json").unlink()
+    build = Build()
+    again = run_stage(tmp_path, SPEC, build)
+    assert build.calls == 1
+    assert again.digest == first.digest
+    (torn,) = first.path.parent.glob("*.torn-*")
+    assert names(torn) == {"data.txt"}
