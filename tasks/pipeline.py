@@ -177,12 +177,14 @@ def open_pipeline(
     )
     with ClusterLease(recipe.cluster) as lease:
         run = PipelineRun(recipe, root, lease, tracker, run_id)
+        finished = False
         try:
             yield run
-        except BaseException:
-            with suppress(TrackingError):  # the first error is the one to show
-                tracker.finish(run_id, "FAILED")
-            raise
+            finished = True
+        finally:
+            if not finished:
+                with suppress(TrackingError):  # the first error is the one to show
+                    tracker.finish(run_id, "FAILED")
     tracker.finish(run_id)
     names = run.executed()
     logger.info(

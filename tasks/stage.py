@@ -154,12 +154,11 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
             },
         )
         flush_tree(partial)
-    except BaseException:
-        if not spec.resumable:
+        partial.rename(final)
+        flush(final.parent)
+    finally:
+        if not spec.resumable:  # gone by now if all went well
             shutil.rmtree(partial, ignore_errors=True)
-        raise
-    partial.rename(final)
-    flush(final.parent)
     logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
     return Artifact(spec.name, spec.key, final, digest, executed=True)
 
