@@ -57,13 +57,7 @@ class TokenRows:
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units; tokens from ``merge_until`` on stay raw."""
-        ids, limit = self.row(index), int(self.merge_until[index])
-        starts, lengths = matcher.segment(ids[:limit])
-        raw = np.arange(limit, len(ids), dtype=np.int64)
-        return (
-            np.concatenate([starts, raw]),
-            np.concatenate([lengths, np.ones(len(raw), dtype=np.int64)]),
-        )
+        return matcher.segment_prefix(self.row(index), int(self.merge_until[index]))
 
     def save(self, directory: Path) -> None:
         """Write the three arrays into a new directory."""

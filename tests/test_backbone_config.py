@@ -7,23 +7,10 @@ import pytest
 
 from tasks.pipeline import open_pipeline
 from tasks.recipes import find_recipe, recipe_names
+from tiny_language_models import SHAPES
 from umim_core.backbone_config import BackboneRecipe, load_any_recipe
 from umim_core.config import ClusterConfig, Recipe
 from umim_core.errors import ConfigError
-
-SHAPES: dict[str, dict[str, object]] = {
-    "llama": {
-        "kind": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "layers": 2,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 8,
-        "max_positions": 64,
-    },
-    "gpt2": {"kind": "gpt2", "hidden_size": 16, "layers": 2, "heads": 2, "max_positions": 64},
-}
 
 
 def test_recipes_of_both_kinds_are_listed_and_found() -> None:

@@ -25,35 +25,12 @@ from tasks.language_model import (
 )
 from tasks.lease import ClusterLease
 from tasks.stage import Artifact
+from tiny_language_models import CONFIG, SHAPES
 from umim_core.backbone import load_backbone
-from umim_core.backbone_config import BackboneRecipe, LanguageModelConfig
+from umim_core.backbone_config import BackboneRecipe
 from umim_core.embedded.tokenizer import END_OF_TEXT_ID
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-LENGTH = 12
-SHAPES: dict[str, dict[str, object]] = {
-    "llama": {
-        "kind": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "layers": 2,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 8,
-        "max_positions": 64,
-    },
-    "gpt2": {"kind": "gpt2", "hidden_size": 16, "layers": 2, "heads": 2, "max_positions": 64},
-}
-CONFIG = LanguageModelConfig(
-    max_steps=6,
-    batch_size=4,
-    sequence_length=LENGTH,
-    learning_rate=1e-2,
-    validate_every=2,
-    checkpoint_every=2,
-    patience=100,
-    bf16=False,
-)
 
 
 def documents(count: int, seed: int) -> list[str]:

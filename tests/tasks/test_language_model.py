@@ -15,34 +15,11 @@ from tasks.language_model import (
 from tasks.strategies import DdpStrategy
 from tasks.train_loop import TrainResult, train
 from tasks.train_state import Progress
-from umim_core.backbone_config import LanguageModelConfig
+from tiny_language_models import CONFIG, LENGTH, SHAPES
 from umim_core.errors import CorpusError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-VOCAB, LENGTH = 40, 12
-SHAPES: dict[str, dict[str, object]] = {
-    "llama": {
-        "kind": "llama",
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "layers": 2,
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 8,
-        "max_positions": 64,
-    },
-    "gpt2": {"kind": "gpt2", "hidden_size": 16, "layers": 2, "heads": 2, "max_positions": 64},
-}
-CONFIG = LanguageModelConfig(
-    max_steps=6,
-    batch_size=4,
-    sequence_length=LENGTH,
-    learning_rate=1e-2,
-    validate_every=2,
-    checkpoint_every=2,
-    patience=100,
-    bf16=False,
-)
+VOCAB = 40
 
 
 def stream(tokens: int, seed: int) -> np.ndarray:

@@ -79,9 +79,7 @@ class TaskSequence:
 
     def segment(self, matcher: Matcher) -> tuple[Ints, Ints]:
         """Return unit starts [S] and lengths [S]; what is not mergeable stays raw."""
-        starts, lengths = matcher.segment(self.ids[: self.mergeable])
-        rest = np.arange(self.mergeable, len(self.ids), dtype=np.int64)
-        return np.concatenate([starts, rest]), np.concatenate([lengths, np.ones_like(rest)])
+        return matcher.segment_prefix(self.ids, self.mergeable)
 
 
 @dataclass(frozen=True)
