@@ -1,246 +1,214 @@
-"""Exact n-gram counting over token segments, one order at a time.
+"""Exact n-gram counting over token segments, one order at a time, in one process.
 
-A gram of order n is packed into one int64: the rank of its frequent (n-1)-gram prefix, shifted by
-18 bits, plus its last token. Both (n-1)-grams inside a frequent n-gram are frequent themselves
-(Apriori), so everything else is dropped before it is sorted. Counting a block and adding blocks up
-are separate functions: one process and a cluster run the same code.
-
-Example (one segment, tau 2)::
-
-    ids  1 2 3 1 2      2-grams (1,2):2 (2,3):1 (3,1):1      ->  kept (1,2):2
+Both (n-1)-grams inside a frequent n-gram are frequent themselves (Apriori), so a position whose two
+(n-1)-grams are not both frequent is dropped before it is counted. The frequent keys of an order
+are the barrier before the next one. A cluster runs the same loops (``tasks.counting``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, repeat
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import CorpusError, RuleSetError
+from umim_core.errors import RuleSetError
+from umim_core.rules.grams import (
+    MAX_TOKEN_ID,
+    ORDERS,
+    TOKEN_BITS,
+    Ids,
+    Ints,
+    NgramCounts,
+    Offsets,
+    Tokens,
+    UniformOffsets,
+    check_flat,
+    check_ids,
+    check_offsets,
+    check_tau,
+    cut_segments,
+    read_ids,
+)
+from umim_core.rules.hashing import PartitionedCounts, rank_index
+from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
+from umim_core.rules.numpy_kernel import add_counts, local_counts
 
-ORDERS: Final = (2, 3, 4)
-TOKEN_BITS: Final = 18
-MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
-_TOKEN_MASK: Final = np.int64(MAX_TOKEN_ID)
-_LOW_HALF: Final = np.int64((1 << 32) - 1)
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class NgramCounts:
-    """Frequent n-grams of one corpus.
-
-    Attributes:
-        keys: Per order n, sorted packed keys [R_n] (int64): prefix rank << 18 | last token, where
-            the prefix rank counts in ``keys[n - 1]`` (for n = 2 it is the first token itself).
-        support: Per order n, occurrences [R_n] (int64), aligned with ``keys``.
-        tau: The least count of a kept gram.
-    """
-
-    keys: dict[int, Ints]
-    support: dict[int, Ints]
-    tau: int
-
-    def ids(self, order: int) -> NDArray[np.int32]:
-        """Return the token ids [R_n, n] (int32) of one order, rows ascending."""
-        columns = [self.keys[order] & _TOKEN_MASK]
-        prefix = self.keys[order] >> TOKEN_BITS
-        for lower in range(order - 1, 1, -1):
-            packed = self.keys[lower][prefix]
-            columns.append(packed & _TOKEN_MASK)
-            prefix = packed >> TOKEN_BITS
-        columns.append(prefix)
-        return np.stack(columns[::-1], axis=1).astype(np.int32)
-
-
-def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return token ids as int64 after checking their range.
-
-    Raises:
-        CorpusError: If the array is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
-    """
-    _check_range(ids)
-    return ids.astype(np.int64, copy=False)
-
-
-def _check_range(ids: NDArray[np.integer]) -> None:
-    if ids.ndim != 1:
-        raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
-    if ids.dtype.kind not in "iu":
-        raise CorpusError("token ids must be integers", str(ids.dtype), "Tokenize the text first.")
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
-        raise CorpusError(
-            f"token ids must lie in 0..{MAX_TOKEN_ID}",
-            f"{int(ids.min())}..{int(ids.max())}",
-            "Check the tokenizer; vocabularies of more than 2^18 entries are not supported.",
-        )
-
-
-def check_offsets(offsets: Ints, size: int) -> Ints:
-    """Return borders if they cut ``size`` tokens into consecutive segments.
-
-    Raises:
-        CorpusError: If they do not begin with 0, fall, or do not end with ``size``.
-    """
-    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == size
-    if not whole or (np.diff(offsets) < 0).any():
-        raise CorpusError(
-            f"segment borders must rise from 0 to {size}, the number of tokens",
-            offsets.tolist(),
-            "Give one border more than there are segments.",
-        )
-    return offsets
-
-
-def local_counts(
-    ids: NDArray[np.integer],
-    offsets: Ints,
-    order: int,
-    lower_keys: dict[int, Ints],
-    excluded: NDArray[np.int64],
-) -> tuple[Ints, Ints]:
-    """Count the candidate n-grams of one block of whole segments.
-
-    Args:
-        ids: Token ids of the block, flat [T].
-        offsets: Segment borders [num_segments + 1]; n-grams never cross one.
-        order: n, 2 to 4.
-        lower_keys: The frequent packed keys of orders 2 .. n-1 of the whole corpus.
-        excluded: Ids that take part in no gram (special tokens), sorted.
-
-    Returns:
-        Sorted packed keys [K] and their counts [K] in this block.
-    """
-    tokens = check_ids(ids)
-    check_offsets(offsets, tokens.size)
-    ranks = tokens.copy()  # rank of the gram of the current order that starts here, -1 if none
-    if excluded.size:
-        ranks[np.isin(tokens, excluded)] = -1
-    ends = np.repeat(offsets[1:], np.diff(offsets))
-    room = ends - np.arange(tokens.size, dtype=np.int64)  # tokens left in the segment
-    for current in range(2, order + 1):
-        keys = _packed(tokens, ranks, room, current)
-        if current == order:
-            return _unique_counts(keys[keys >= 0])
-        ranks = _rank(keys, lower_keys[current])
-    raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
-
-
-def _packed(tokens: Ints, ranks: Ints, room: Ints, order: int) -> Ints:
-    """Return the key of the gram of ``order`` at each position, -1 where there can be none."""
-    keys = np.full(tokens.size, -1, dtype=np.int64)
-    starts = tokens.size - order + 1
-    if starts <= 0:
-        return keys
-    usable = (room[:starts] >= order) & (ranks[:starts] >= 0) & (ranks[1 : starts + 1] >= 0)
-    packed = (ranks[:starts] << TOKEN_BITS) | tokens[order - 1 :]
-    keys[:starts][usable] = packed[usable]
-    return keys
-
-
-def _rank(keys: Ints, frequent: Ints) -> Ints:
-    """Return each key's index in the sorted ``frequent`` keys, or -1."""
-    if not frequent.size:
-        return np.full(keys.size, -1, dtype=np.int64)
-    index = np.minimum(np.searchsorted(frequent, keys), frequent.size - 1)
-    return np.where(frequent[index] == keys, index, -1)
-
-
-def _unique_counts(keys: Ints) -> tuple[Ints, Ints]:
-    values, counts = np.unique(keys, return_counts=True)
-    return values, counts.astype(np.int64)
-
-
-def add_counts(parts: Iterable[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Add up (keys, counts) of several blocks; the result is sorted by key.
-
-    Raises:
-        CorpusError: If a count passes 2^63 - 1.
-    """
-    pairs = list(parts)
-    keys = np.concatenate([np.zeros(0, np.int64), *(key for key, _ in pairs)])
-    counts = np.concatenate([np.zeros(0, np.int64), *(count for _, count in pairs)])
-    if not keys.size:
-        return keys, counts
-    order = np.argsort(keys, kind="stable")
-    keys, counts = keys[order], counts[order]
-    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    # In two halves of 32 bits, so that a sum that does not fit is seen and not wrapped.
-    low = np.add.reduceat(counts & _LOW_HALF, first)
-    high = np.add.reduceat(counts >> 32, first) + (low >> 32)
-    if counts.min() < 0 or high.max() >= 1 << 31:
-        raise CorpusError(
-            "an n-gram's count must lie in 0..2^63 - 1",
-            f"{min(float(counts.min()), 0.0) or high.max() * 2.0**32:.3e}",
-            "Mine the corpus in parts.",
-        )
-    return keys[first], (high << 32) | (low & _LOW_HALF)
+__all__ = [
+    "MAX_TOKEN_ID",
+    "ORDERS",
+    "TOKEN_BITS",
+    "NgramCounts",
+    "UniformOffsets",
+    "add_counts",
+    "check_ids",
+    "check_offsets",
+    "check_tau",
+    "count_ngrams",
+    "cut_segments",
+    "local_counts",
+]
+Kernel = Literal["numba", "numpy"]
+CHUNK_TOKENS: Final = 1 << 20
+NO_KEYS: Final = np.zeros(0, dtype=np.int64)
 
 
 def count_ngrams(
-    ids: NDArray[np.integer],
-    offsets: Ints,
+    ids: Tokens,
+    offsets: Offsets,
     tau: int,
     excluded: Iterable[int] = (),
     max_order: int = ORDERS[-1],
+    *,
+    threads: int | None = None,
+    kernel: Kernel = "numba",
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams that occur at least ``tau`` times, in one process.
 
     Args:
-        ids: Token ids, flat [T], 0 .. 2^18 - 1.
+        ids: Token ids, flat [T], 0 .. 2^18 - 1: an array, memory-mapped or not, or token shards.
         offsets: Segment borders [num_segments + 1] (int64), first 0, last T.
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
         max_order: Longest order to count; longer ones are empty in the result.
+        threads: Threads of the compiled kernel; None takes one per core.
+        kernel: ``numba``, or ``numpy`` (no compiler needed, about six times slower).
 
     Returns:
-        The frequent grams per order.
+        The frequent grams per order, the same for both kernels and any number of threads.
 
     Raises:
-        CorpusError: If ids are out of range.
-        RuleSetError: If ``tau`` is below 1.
+        CorpusError: If ids are out of range or the borders do not cover them.
+        RuleSetError: If ``tau`` or ``threads`` is below 1.
 
     Source: paper, "N-gram Extraction and Frequency Counting".
     """
     check_tau(tau)
-    dropped = np.unique(np.array(sorted(excluded), dtype=np.int64))
-    none = np.zeros(0, dtype=np.int64)
-    counts = NgramCounts(dict.fromkeys(ORDERS, none), dict.fromkeys(ORDERS, none), tau)
+    check_flat(ids)
+    check_offsets(offsets, len(ids))
+    dropped = excluded_mask(excluded)
+    counts = NgramCounts(dict.fromkeys(ORDERS, NO_KEYS), dict.fromkeys(ORDERS, NO_KEYS), tau)
     for order in range(ORDERS[0], max_order + 1):
-        keys, support = local_counts(ids, offsets, order, counts.keys, dropped)
-        keep = support >= tau
-        counts.keys[order], counts.support[order] = keys[keep], support[keep]
+        if kernel == "numpy":
+            parts = (
+                local_counts(chunk, borders, order, counts.keys, np.flatnonzero(dropped))
+                for chunk, borders in _chunks(ids, offsets, CHUNK_TOKENS)
+            )
+            keys, support = add_counts(parts)
+            enough = support >= tau
+            counts.keys[order], counts.support[order] = keys[enough], support[enough]
+        else:
+            counter = OrderCounter(order, counts.keys, dropped, threads=threads)
+            counter.add(ids, offsets)
+            counts.keys[order], counts.support[order] = counter.table.frequent(tau)
     return counts
 
 
-def check_tau(tau: int) -> int:
-    """Return ``tau`` if it is a usable threshold.
+def excluded_mask(excluded: Iterable[int]) -> NDArray[np.bool_]:
+    """Return whether each possible id is excluded [2^18]."""
+    mask = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
+    mask[np.array(sorted(excluded), dtype=np.int64)] = True
+    return mask
 
-    Raises:
-        RuleSetError: If it is below 1.
+
+class OrderCounter:
+    """Count the n-grams of one order, chunk by chunk.
+
+    Chunks of whole segments are turned into keys by position, each thread its own chunk, and then
+    counted by partition, each thread its own partitions: nothing is locked and nothing merged.
+
+    Args:
+        order: n, 2 to 4.
+        lower_keys: The frequent packed keys of the orders 2 .. n-1 of the whole corpus.
+        excluded: Whether an id takes part in no gram [2^18].
+        threads: Threads; None takes one per core.
+        chunk_tokens: Tokens per thread and chunk, about.
     """
-    if tau < 1:
-        raise RuleSetError("tau must be at least 1", tau, "Choose the least count of a rule.")
-    return tau
+
+    def __init__(
+        self,
+        order: int,
+        lower_keys: Mapping[int, Ints],
+        excluded: NDArray[np.bool_],
+        *,
+        threads: int | None = None,
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        if order not in ORDERS:
+            raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
+        if threads is not None and threads < 1:
+            raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
+        self.table = PartitionedCounts()
+        self._order = order
+        self._excluded = excluded
+        self._pairs, self._triples = (
+            rank_index(lower_keys[n] if n < order else NO_KEYS) for n in (2, 3)
+        )
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._chunk_tokens = chunk_tokens
+
+    def add(self, ids: Tokens, offsets: Offsets) -> None:
+        """Count all segments of ``ids``; may be called again with further ones.
+
+        Raises:
+            CorpusError: If an id is out of range or a count passes 2^63 - 1.
+        """
+        buffers = [_Buffers(self._chunk_tokens) for _ in range(self._threads)]
+        chunks = _chunks(ids, offsets, self._chunk_tokens)
+        with ThreadPoolExecutor(self._threads) as pool:
+            while group := list(islice(chunks, self._threads)):
+                used = buffers[: len(group)]
+                list(pool.map(self._scatter, group, used))
+                list(pool.map(self._insert, range(self._threads), repeat(used)))
+
+    def _scatter(self, chunk: tuple[Ids, Ints], buffers: _Buffers) -> None:
+        ids, offsets = chunk
+        buffers.fit(ids.size)
+        ranks = buffers.ranks[: ids.size]
+        gram_ranks(ids, offsets, self._order - 1, self._excluded, self._pairs, self._triples, ranks)
+        scatter_keys(ids, offsets, self._order, ranks, buffers.keys, buffers.borders)
+
+    def _insert(self, first: int, buffers: list[_Buffers]) -> None:
+        for partition in range(first, PARTITIONS, self._threads):
+            for buffer in buffers:
+                low, high = buffer.borders[partition], buffer.borders[partition + 1]
+                self.table.add(partition, buffer.keys[low:high])
 
 
-def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int32], Ints]:
-    """Cut a token stream into segments of ``length`` tokens; the remainder is dropped.
+class _Buffers:
+    """Working memory of one thread: 16 bytes per token of a chunk."""
 
-    Returns:
-        The kept ids, flat (int32; a view where they are int32 already), and the borders
-        [num_segments + 1] (int64).
+    def __init__(self, size: int) -> None:
+        self.borders = np.zeros(PARTITIONS + 1, dtype=np.int64)
+        self.ranks = self.keys = NO_KEYS
+        self.fit(size)
 
-    Raises:
-        CorpusError: If the length is below 2 or an id is out of range.
-    """
-    if length < 2:
-        raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")
-    _check_range(ids)
-    whole = ids.size // length
-    kept = np.asarray(ids[: whole * length], dtype=np.int32)
-    return kept, np.arange(whole + 1, dtype=np.int64) * length
+    def fit(self, size: int) -> None:
+        """Make room for a chunk of ``size`` tokens."""
+        if self.ranks.size < size:
+            self.ranks, self.keys = np.empty(size, np.int64), np.empty(size, np.int64)
+
+
+def _chunks(ids: Tokens, offsets: Offsets, size: int) -> Iterator[tuple[Ids, Ints]]:
+    """Yield the ids and borders of runs of whole segments, about ``size`` tokens each."""
+    for low, high in segment_ranges(offsets, size):
+        borders = np.asarray(offsets[low : high + 1])
+        yield read_ids(ids, int(borders[0]), int(borders[-1])), borders - borders[0]
+
+
+def segment_ranges(offsets: Offsets, size: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges [low, high) of whole segments that hold about ``size`` tokens each."""
+    low, last = 0, len(offsets) - 1
+    while low < last:
+        target = int(offsets[low]) + size
+        if isinstance(offsets, UniformOffsets):
+            high = offsets.find(target)
+        else:
+            high = int(np.searchsorted(offsets, target))
+        high = min(max(high, low + 1), last)
+        yield low, high
+        low = high

@@ -1,0 +1,116 @@
+"""Hash tables of packed n-grams: counts that grow by partition, and read-only indexes of ranks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from umim_core.errors import CorpusError
+from umim_core.rules.kernel import EMPTY, PARTITIONS, Ints, build_index, insert, rehash
+
+NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
+_FIRST_CAPACITY: Final = 512
+_MAX_LOAD: Final = 0.8
+_GROWTH: Final = 1.6
+_INDEX_LOAD: Final = 0.5
+BYTES_PER_SLOT: Final = 16
+
+
+class PartitionedCounts:
+    """Count packed keys, spread over partitions that can be filled by different threads."""
+
+    def __init__(self) -> None:
+        self._entries = [_empty_pairs(_FIRST_CAPACITY) for _ in range(PARTITIONS)]
+        self._used = [0] * PARTITIONS
+
+    def __len__(self) -> int:
+        return sum(self._used)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tables in bytes."""
+        return sum(entries.nbytes for entries in self._entries)
+
+    def add(self, partition: int, keys: Ints, weights: Ints = NO_WEIGHTS) -> None:
+        """Add keys of one partition.
+
+        Args:
+            partition: 0 .. PARTITIONS - 1.
+            keys: Keys [K], all of that partition; any order, repeated or not.
+            weights: What each adds [K]; empty for 1 each.
+
+        Raises:
+            CorpusError: If a count passes 2^63 - 1.
+        """
+        begin = 0
+        while True:
+            entries = self._entries[partition]
+            limit = _limit(entries.size // 2)
+            begin, self._used[partition], overflow = insert(
+                keys, weights, entries, self._used[partition], limit, begin
+            )
+            if overflow:
+                raise CorpusError(
+                    "an n-gram's count must lie in 0..2^63 - 1",
+                    f"key {int(keys[begin])} passes it",
+                    "Mine the corpus in parts.",
+                )
+            if begin == keys.size:
+                return
+            larger = _empty_pairs(_grown(entries.size // 2))
+            rehash(entries, larger)
+            self._entries[partition] = larger
+
+    def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
+        """Return keys and counts of a partition that reach ``tau``, sorted by key."""
+        pairs = self._entries[partition].reshape(-1, 2)
+        pairs = pairs[(pairs[:, 0] != EMPTY) & (pairs[:, 1] >= tau)]
+        pairs = pairs[np.argsort(pairs[:, 0])]
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    def frequent(self, tau: int) -> tuple[Ints, Ints]:
+        """Return all keys and counts that reach ``tau``, sorted by key."""
+        parts = [self.items(partition, tau) for partition in range(PARTITIONS)]
+        keys = np.concatenate([part[0] for part in parts])
+        counts = np.concatenate([part[1] for part in parts])
+        order = np.argsort(keys, kind="stable")
+        return keys[order], counts[order]
+
+
+def table_bytes(distinct: float) -> float:
+    """Return the size in bytes of :class:`PartitionedCounts` once it holds so many keys.
+
+    The partitions fill evenly, so all of them have the smallest capacity of the growth sequence
+    that holds their share; while the last one grows, its old table is still there.
+    """
+    share, capacity = distinct / PARTITIONS, _FIRST_CAPACITY
+    while _limit(capacity) < share:
+        capacity = _grown(capacity)
+    return float(BYTES_PER_SLOT * capacity * PARTITIONS)
+
+
+def rank_index(keys: Ints) -> Ints:
+    """Return the index of frequent keys for lookups of their ranks.
+
+    Args:
+        keys: Packed keys [R], all different; a key's rank is its position.
+
+    Returns:
+        (key, rank) pairs [2 * capacity]; may be memory-mapped and shared.
+    """
+    index = _empty_pairs(max(16, int(len(keys) / _INDEX_LOAD)))
+    build_index(keys, index)
+    return index
+
+
+def _empty_pairs(capacity: int) -> Ints:
+    return np.full(2 * capacity, EMPTY, dtype=np.int64)
+
+
+def _limit(capacity: int) -> int:
+    return int(capacity * _MAX_LOAD)
+
+
+def _grown(capacity: int) -> int:
+    return int(capacity * _GROWTH)
