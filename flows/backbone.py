@@ -26,7 +26,13 @@ def backbone(recipe: str = "backbone-llama") -> str:
         corpus = run.stage(corpus_stage, text)
         tokenizer = run.stage(tokenizer_stage, corpus, run.recipe)
         tokenized = run.stage(
-            tokenize_stage, corpus, text, str(tokenizer.path / "tokenizer"), None, END_OF_TEXT_ID
+            tokenize_stage,
+            run.lease,
+            corpus,
+            text,
+            str(tokenizer.path / "tokenizer"),
+            None,
+            END_OF_TEXT_ID,
         )
         trained = run.stage(backbone_stage, run.lease, run.recipe, corpus, tokenizer, tokenized)
         return str(trained.path / "backbone")

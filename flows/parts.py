@@ -38,6 +38,7 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
     for cell in recipe.cells:
         tokenized = run.stage(
             tokenize_stage,
+            run.lease,
             sources.corpus,
             recipe.corpus,
             cell.backbone,
@@ -53,6 +54,7 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
             cell,
             tau,
             recipe.segment_length,
+            recipe.mining,
             label=cell.backbone,
         )
         filtered = run.stage(
@@ -61,6 +63,7 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
             tokenized,
             cell,
             recipe.segment_length,
+            recipe.mining,
             label=cell_label(cell),
         )
         results.append(CellResult(cell, tokenized, filtered))
@@ -160,7 +163,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         backbone = Checkpoint.load(name).config.backbone
         label = f"{name} (shipped)"
         tokenized = run.stage(
-            tokenize_stage, sources.corpus, run.recipe.corpus, backbone, label=backbone
+            tokenize_stage, run.lease, sources.corpus, run.recipe.corpus, backbone, label=backbone
         )
         evaluation = run.stage(
             evaluate_stage,

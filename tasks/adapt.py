@@ -21,7 +21,6 @@ from tasks.train_worker import TrainJob, launch
 from umim_core.adaptation.choices import (
     DOCSTRING_PROMPT,
     TaskSequence,
-    mining_segments,
     read_questions,
     task_sequences,
 )
@@ -29,10 +28,8 @@ from umim_core.backbone import Backbone, load_backbone, load_tokenizer, special_
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
-from umim_core.rules.counting import count_ngrams
 from umim_core.rules.ruleset import RuleSet
-
-_TASK_ORDER = 2  # task rules are bigrams
+from umim_core.rules.task_rules import mine_task_rules
 
 
 def task_rules_stage(
@@ -42,7 +39,7 @@ def task_rules_stage(
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     spec = StageSpec(
         "task-rules",
-        1,
+        2,
         {**rules.model_dump(), "max_tokens": max_tokens, "tokenizer": fingerprint_of(tokenizer)},
         {"task": task.digest},
     )
@@ -51,22 +48,18 @@ def task_rules_stage(
         def encode(text: str) -> list[int]:
             return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-        sequences = task_sequences(
+        mined = mine_task_rules(
             read_questions(task.path / "train.jsonl"),
             encode,
+            (rules.tau,),
+            part="context",
             prompt=DOCSTRING_PROMPT,
             max_length=max_tokens,
-            merge="context",
-        )
-        ids, offsets = mining_segments(sequences, "context")
-        counts = count_ngrams(ids, offsets, rules.tau, special_ids(tokenizer), _TASK_ORDER)
-        mined = RuleSet.from_counts(
-            counts,
+            excluded=special_ids(tokenizer),
             overlap=rules.overlap,
             containment=rules.containment,
             tokenizer_fingerprint=fingerprint_of(tokenizer),
-            corpus_digest=task.digest,
-        )
+        )[rules.tau]
         (out / "rules").mkdir()
         mined.write(out / "rules")
         return {f"rules_{n}": float(count) for n, count in mined.counts_by_order.items()}

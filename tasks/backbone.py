@@ -75,8 +75,8 @@ def backbone_stage(
         job = LanguageModelJob(
             architecture=architecture,
             tokenizer=str(tokenizer.path / "tokenizer"),
-            train=str(tokenized.path / "train.npy"),
-            valid=str(tokenized.path / "valid.npy"),
+            train=str(tokenized.path / "train"),
+            valid=str(tokenized.path / "valid"),
             seed=recipe.seed,
             config=train,
             strategy=recipe.cluster.strategy,

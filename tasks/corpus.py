@@ -6,36 +6,30 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
-from tasks.rows import load_array
+from tasks.lease import ClusterLease
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.token_jobs import TokenizerRef, split_jobs
+from tasks.tokenizing import tokenize_splits
 from umim_core.artifacts import (
     canonical_json,
     directory_digest,
     read_json,
     sha256_bytes,
-    sha256_file,
     write_json,
 )
 from umim_core.backbone import load_tokenizer
 from umim_core.config import DocstringCorpus, FilesCorpus, TaskSizes
 from umim_core.embedded.corpus import build_corpus, installed_versions
-from umim_core.embedded.documents import read_documents
 from umim_core.embedded.task import build_task
 from umim_core.errors import CorpusError
 from umim_core.fingerprint import tokenizer_fingerprint
-from umim_core.text import (
-    HubDataset,
-    Source,
-    TokenIds,
-    iter_documents,
-    iter_token_ids,
-    tokenize_documents,
-)
-from umim_core.text.sources import expand
+from umim_core.text import HubDataset, JsonLines, Source, TokenIds, iter_documents
+from umim_core.text.files import expand
+from umim_core.text.shard_files import INDEX
+from umim_core.text.shards import TokenShards
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
@@ -74,7 +68,7 @@ def corpus_stage(root: Path, corpus: DocstringCorpus | FilesCorpus) -> Artifact:
 
 
 def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
-    sources = _sources(corpus)
+    sources = _files_sources(corpus)
     dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
     digests = _file_digests(sources)
 
@@ -83,7 +77,7 @@ def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
         write_json(out / _RECORD, {"sources": dumped, "files": digests})
         return {"splits": float(len(sources))}
 
-    return run_stage(root, StageSpec("corpus", 1, dumped, digests), build)
+    return run_stage(root, StageSpec("corpus", 2, dumped, digests), build)
 
 
 def _file_digests(sources: Mapping[str, Source]) -> dict[str, str]:
@@ -103,7 +97,7 @@ def _source_digests(source: Source) -> list[str]:
     """
     if not isinstance(source, HubDataset):
         paths = (source.path,) if isinstance(source, TokenIds) else source.paths
-        return [sha256_file(path) for path in expand(paths)]
+        return [file.sha256() for file in expand(paths)]
     if Path(source.name).is_dir():
         return [directory_digest(Path(source.name))]
     try:
@@ -125,7 +119,7 @@ def _check_unchanged(corpus: Artifact, config: FilesCorpus) -> None:
         CorpusError: If one did.
     """
     record = read_json(corpus.path / _RECORD)
-    if not isinstance(record, dict) or record["files"] != _file_digests(_sources(config)):
+    if not isinstance(record, dict) or record["files"] != _file_digests(_files_sources(config)):
         raise CorpusError(
             "the corpus files must stay as they are while the pipeline runs",
             "they changed since the corpus stage",
@@ -146,16 +140,18 @@ def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
 
 def tokenize_stage(
     root: Path,
+    lease: ClusterLease,
     corpus: Artifact,
     config: DocstringCorpus | FilesCorpus,
     backbone: str,
     revision: str | None = None,
     separator: int | None = None,
 ) -> Artifact:
-    """Tokenise every split once per tokenizer: ``<split>.npy`` (int32, documents concatenated).
+    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each.
 
     Args:
-        root: Artifact root.
+        root: Artifact root; on a cluster of several machines one they share.
+        lease: The cluster, started only for corpora of several files.
         corpus: The corpus stage's artifact.
         config: What the corpus was made from.
         backbone: Name of the tokenizer.
@@ -163,46 +159,57 @@ def tokenize_stage(
         separator: Token id that ends each document; None for nothing, as mining wants it.
     """
     tokenizer = load_tokenizer(backbone, revision=revision)
+    reference = TokenizerRef(backbone, revision, tokenizer_fingerprint(tokenizer))
     spec = StageSpec(
         "tokenize",
-        1,
-        {"tokenizer": tokenizer_fingerprint(tokenizer), "train_tokens": config.train_tokens}
+        2,
+        {"tokenizer": reference.fingerprint, "train_tokens": config.train_tokens}
         | ({} if separator is None else {"separator": separator}),
         {"corpus": corpus.digest},
     )
 
     def build(out: Path) -> Metrics:
-        counts: Metrics = {}
-        for split, stream in _splits(corpus, config, tokenizer):
-            limit = config.train_tokens if split == "train" else None
-            ids = _collect(_separated(stream, separator), limit)
-            if not len(ids):
+        if isinstance(config, FilesCorpus):
+            _check_unchanged(corpus, config)
+        splits = {
+            split: split_jobs(
+                split,
+                source,
+                out / split,
+                reference,
+                separator,
+                config.train_tokens if split == "train" else None,
+            )
+            for split, source in _sources(corpus, config).items()
+        }
+        metrics: Metrics = {}
+        for split, done in tokenize_splits(splits, lease).items():
+            if not done.tokens:
                 raise CorpusError(
                     f"split {split!r} must hold text", "no tokens", "Check its source."
                 )
-            np.save(out / f"{split}.npy", ids, allow_pickle=False)
-            counts[f"tokens_{split}"] = float(len(ids))
-        return counts
+            highest = max(shard.max_id for shard in done.shards)
+            if highest >= len(tokenizer):
+                raise CorpusError(
+                    f"ids of split {split!r} must lie in 0..{len(tokenizer) - 1}, the vocabulary",
+                    highest,
+                    "Name the tokenizer that made them.",
+                )
+            metrics[f"tokens_{split}"] = float(done.tokens)
+            metrics[f"bad_rows_{split}"] = float(done.bad.count)
+        return metrics
 
     return run_stage(root, spec, build)
 
 
-def _splits(
-    corpus: Artifact, config: DocstringCorpus | FilesCorpus, tokenizer: object
-) -> Iterator[tuple[str, Iterator[np.ndarray]]]:
-    if isinstance(config, DocstringCorpus):
-        for split in ("train", "valid", "test", *DOCSTRING_OOD):
-            yield split, tokenize_documents(texts(corpus, config, split), tokenizer)
-        return
-    _check_unchanged(corpus, config)
-    for split, source in _sources(config).items():
-        if isinstance(source, TokenIds):
-            yield split, iter_token_ids(source)
-        else:
-            yield split, tokenize_documents(iter_documents(source), tokenizer)
+def _sources(corpus: Artifact, config: DocstringCorpus | FilesCorpus) -> dict[str, Source]:
+    if isinstance(config, FilesCorpus):
+        return _files_sources(config)
+    splits = ("train", "valid", "test", *DOCSTRING_OOD)
+    return {split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),)) for split in splits}
 
 
-def _sources(config: FilesCorpus) -> dict[str, Source]:
+def _files_sources(config: FilesCorpus) -> dict[str, Source]:
     sources = {"train": config.train, "valid": config.valid, "test": config.test}
     return sources | {f"ood_{name}": source for name, source in config.out_of_domain.items()}
 
@@ -213,39 +220,18 @@ def texts(corpus: Artifact, config: DocstringCorpus | FilesCorpus, split: str) -
     Raises:
         CorpusError: If the split is ready token ids.
     """
-    if isinstance(config, DocstringCorpus):
-        for document in read_documents(corpus.path / f"{split}.jsonl"):
-            yield document.text
-        return
-    source = _sources(config)[split]
+    source = _sources(corpus, config)[split]
     if isinstance(source, TokenIds):
         raise CorpusError(f"split {split!r} must be text", source.path, "Name its documents.")
     yield from iter_documents(source)
 
 
-def _separated(stream: Iterator[np.ndarray], separator: int | None) -> Iterator[np.ndarray]:
-    for ids in stream:
-        yield ids
-        if separator is not None:
-            yield np.array([separator], np.int32)
-
-
-def _collect(stream: Iterator[np.ndarray], limit: int | None) -> np.ndarray:
-    parts: list[np.ndarray] = []
-    total = 0
-    for ids in stream:
-        parts.append(ids if limit is None else ids[: limit - total])
-        total += len(parts[-1])
-        if limit is not None and total >= limit:
-            break
-    return np.concatenate([np.zeros(0, np.int32), *parts])
-
-
-def tokens(artifact: Artifact, split: str) -> np.ndarray:
-    """Return a split's token ids, memory-mapped [T] (int32)."""
-    return load_array(artifact.path / f"{split}.npy", mmap=True)
+def tokens(artifact: Artifact, split: str) -> TokenShards:
+    """Return a split's token ids, read where they are asked for."""
+    return TokenShards.open(artifact.path / split)
 
 
 def out_of_domain(artifact: Artifact) -> list[str]:
     """Return the names of a tokenised corpus's out-of-domain splits, without their prefix."""
-    return sorted(path.stem.removeprefix("ood_") for path in artifact.path.glob("ood_*.npy"))
+    found = artifact.path.glob(f"ood_*/{INDEX}")
+    return sorted(path.parent.name.removeprefix("ood_") for path in found)

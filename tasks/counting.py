@@ -1,99 +1,161 @@
-"""Exact n-gram counts on Ray Data.
+r"""Exact n-gram counts on Ray Data.
 
-Each order is one pass: blocks of whole segments are counted locally, (key, count) pairs are
-shuffled by key, added up and cut at tau. The frequent keys of an order are the barrier before the
-next one. Only packed int64 columns move. Workers import this module, so it stays free of torch.
+Each order is one pass. A map task reads its own range of segments, counts it in a hash table (the
+map-side combine) and hands on one row per hash partition; the rows are grouped by partition, added
+up and cut at tau. The frequent keys of an order are the barrier before the next one. A row is a
+packed list of keys and one of counts, so few rows move, whatever the number of n-grams::
+
+    segments 0..k   -> task 0 -> rows (0, keys, counts) .. (63, keys, counts) \
+    segments k..2k  -> task 1 -> rows (0, keys, counts) .. (63, keys, counts)  > group by partition
+    ...                                                                       /
+
+Workers import this module, so it stays free of torch.
 """
 
 from __future__ import annotations
 
-import logging
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pyarrow as pa
 import ray
-from ray.data import DataContext
 
-from umim_core.rules.counting import ORDERS, NgramCounts, add_counts, local_counts
+from tasks.counting_tables import (
+    TOKEN_BYTES,
+    Corpus,
+    cluster_cpus,
+    packed_row,
+    prepare_ray_data,
+    result_tables,
+    unpacked,
+)
+from tasks.meter import ByteMeter, Progress, metered
+from umim_core.errors import ClusterError
+from umim_core.rules.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.hashing import PartitionedCounts, rank_indexes
+from umim_core.rules.kernel import PARTITIONS
 
-BLOCK_TOKENS = 1 << 21
 _PARTITIONS_PER_CPU = 2
+Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
+Finished = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+def nothing_known(order: int) -> None:
+    """Know no finished order."""
+
+
+def ignore(order: int, keys: np.ndarray, support: np.ndarray) -> None:
+    """Keep no finished order."""
 
 
 def count_distributed(
-    ids: np.ndarray,
-    offsets: np.ndarray,
+    corpus: Corpus,
     tau: int,
-    excluded: np.ndarray,
-    block_tokens: int = BLOCK_TOKENS,
+    *,
+    block_tokens: int | None = None,
+    known: Known = nothing_known,
+    finished: Finished = ignore,
+    progress: Progress | None = None,
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams on the running Ray cluster.
 
     Args:
-        ids: Token ids, flat [T].
-        offsets: Segment borders [num_segments + 1] (int64).
+        corpus: What is counted.
         tau: Least count.
-        excluded: Ids that take part in no gram, sorted.
-        block_tokens: Tokens of a block, about; a block holds whole segments.
+        block_tokens: Tokens that one task counts, about; None takes two tasks per core.
+        known: Returns the keys and support of an order that an earlier run has finished, or None.
+        finished: Receives those of each order that this run finishes.
+        progress: Receives bytes read, bytes in all and what is being counted.
 
     Returns:
-        The same as :func:`umim_core.rules.counting.count_ngrams`, whatever the block sizes.
+        The same as :func:`umim_core.rules.counting.count_ngrams`, whatever blocks and workers.
+
+    Raises:
+        ClusterError: If workers were lost more often than Ray restarts them, or rows with them.
     """
-    DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    blocks = _blocks(ids, offsets, block_tokens)
-    partitions = max(1, int(ray.cluster_resources().get("CPU", 1))) * _PARTITIONS_PER_CPU
+    prepare_ray_data()
     counts = NgramCounts({}, {}, tau)
+    reference = ray.put(corpus)
     for order in ORDERS:
-        lower = ray.put(dict(counts.keys))
-
-        def local(batch: dict[str, np.ndarray], order: int = order, lower=lower) -> pa.Table:
-            pairs = [
-                local_counts(ids, offsets, order, ray.get(lower), excluded)
-                for ids, offsets in zip(batch["ids"], batch["offsets"], strict=True)
-            ]
-            return _table(*add_counts(pairs))
-
-        def total(batch: pa.Table) -> pa.Table:
-            keys, support = add_counts([(batch["key"].to_numpy(), batch["count"].to_numpy())])
-            return _table(keys[support >= tau], support[support >= tau])
-
-        dataset = (
-            ray.data.from_blocks(blocks)
-            .map_batches(local, batch_size=None)
-            .repartition(partitions, keys=["key"])
-            .map_batches(total, batch_size=None, batch_format="pyarrow")
-        )
-        parts = [
-            (table["key"].to_numpy(), table["count"].to_numpy())
-            for table in (ray.get(ref) for ref in dataset.to_arrow_refs())
-            if table.num_rows
-        ]
-        counts.keys[order], counts.support[order] = add_counts(parts)
+        found = known(order)
+        if found is None:
+            with metered(
+                int(corpus.offsets[-1]) * TOKEN_BYTES, f"{order}-grams", progress
+            ) as meter:
+                found = _count_order(corpus, reference, order, counts, block_tokens, meter)
+            finished(order, *found)
+        counts.keys[order], counts.support[order] = found
     return counts
 
 
-def _blocks(ids: np.ndarray, offsets: np.ndarray, size: int) -> list[pa.Table]:
-    """Cut the corpus into one-row tables of whole segments, about ``size`` tokens each."""
-    cuts = [0]
-    for border in range(1, len(offsets)):
-        if offsets[border] - offsets[cuts[-1]] >= size:
-            cuts.append(border)
-    if cuts[-1] != len(offsets) - 1:
-        cuts.append(len(offsets) - 1)
-    return [
-        pa.table(
-            {
-                "ids": pa.array([ids[offsets[low] : offsets[high]]], pa.large_list(pa.int32())),
-                "offsets": pa.array(
-                    [offsets[low : high + 1] - offsets[low]], pa.large_list(pa.int64())
-                ),
-            }
+def _count_order(
+    corpus: Corpus,
+    reference: ray.ObjectRef,
+    order: int,
+    counts: NgramCounts,
+    block_tokens: int | None,
+    meter: ByteMeter,
+) -> tuple[np.ndarray, np.ndarray]:
+    if not int(corpus.offsets[-1]):
+        return NO_KEYS, NO_KEYS
+    cpus = cluster_cpus()
+    ranges = list(segment_ranges(corpus.offsets, block_tokens or corpus.block_tokens(cpus)))
+    indexes = ray.put(rank_indexes(counts.keys, order))
+    tau = counts.tau
+
+    def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+        opened = ray.get(reference)
+        tables = ray.get(indexes)
+        for block, low, high in zip(batch["block"], batch["low"], batch["high"], strict=True):
+            counter = OrderCounter(order, tables, excluded_mask(opened.excluded), threads=1)
+            counter.add(opened.open(), opened.offsets, int(low), int(high))
+            meter.add(int(opened.offsets[int(high)] - opened.offsets[int(low)]) * TOKEN_BYTES)
+            for partition in range(PARTITIONS):
+                yield packed_row(partition, np.array([block]), *counter.table.items(partition))
+
+    def total(rows: pa.Table) -> pa.Table:
+        table, partition = PartitionedCounts(), rows["partition"][0].as_py()
+        for row in range(rows.num_rows):
+            table.add(partition, unpacked(rows, "keys", row), unpacked(rows, "counts", row))
+        blocks = [unpacked(rows, "blocks", row) for row in range(rows.num_rows)]
+        return packed_row(partition, np.sort(np.concatenate(blocks)), *table.items(partition, tau))
+
+    dataset = (
+        ray.data.from_items(
+            [{"block": i, "low": a, "high": b} for i, (a, b) in enumerate(ranges)],
+            override_num_blocks=max(1, len(ranges)),
         )
-        for low, high in pairwise(cuts)
-    ]
+        .map_batches(local, batch_size=None, zero_copy_batch=True)
+        .groupby("partition", num_partitions=min(PARTITIONS, cpus * _PARTITIONS_PER_CPU))
+        .map_groups(total, batch_format="pyarrow")
+    )
+    return _collect(dataset, len(ranges))
 
 
-def _table(keys: np.ndarray, counts: np.ndarray) -> pa.Table:
-    return pa.table({"key": pa.array(keys, pa.int64()), "count": pa.array(counts, pa.int64())})
+def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted frequent keys and counts, once every row is accounted for."""
+    keys, support = [NO_KEYS], [NO_KEYS]
+    seen = set()
+    for rows in result_tables(dataset):
+        for row in range(rows.num_rows):
+            partition = rows["partition"][row].as_py()
+            found = unpacked(rows, "blocks", row)
+            if partition in seen or not np.array_equal(found, np.arange(blocks)):
+                raise ClusterError(
+                    f"each of {blocks} blocks must reach partition {partition} once",
+                    f"{len(found)} did",
+                    "Run the same command again; finished orders are kept.",
+                )
+            seen.add(partition)
+            keys.append(unpacked(rows, "keys", row))
+            support.append(unpacked(rows, "counts", row))
+    if len(seen) != PARTITIONS:
+        raise ClusterError(
+            f"{PARTITIONS} partitions must come back",
+            len(seen),
+            "Run the same command again; finished orders are kept.",
+        )
+    flat = np.concatenate(keys)
+    order = np.argsort(flat, kind="stable")
+    return flat[order], np.concatenate(support)[order]

@@ -47,7 +47,7 @@ def distill_stage(
         {
             "rules": filtered.digest,
             "backbone": backbone_identity(cell.backbone, cell.revision),
-            **{split: tokenized.file_digest(f"{split}.npy") for split in ("train", "valid")},
+            **{split: tokenized.folder_digest(split) for split in ("train", "valid")},
         },
         resumable=True,
     )

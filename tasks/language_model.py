@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tasks.objectives import BatchLoss
-from tasks.rows import load_array
 from tasks.strategies import make_strategy
 from tasks.train_loop import train
 from tasks.train_state import load_parameters
@@ -29,6 +28,7 @@ from tasks.train_worker import step_reporter, write_results
 from umim_core.backbone import load_tokenizer
 from umim_core.backbone_config import Architecture, LanguageModelConfig
 from umim_core.errors import CorpusError
+from umim_core.text.shards import TokenShards
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class LanguageModelJob:
     Attributes:
         architecture: Dumped architecture.
         tokenizer: Directory of the tokenizer; it is copied beside the weights.
-        train: Array file of the training ids.
-        valid: Array file of the validation ids.
+        train: Directory of the training split's token shards.
+        valid: Directory of the validation split's token shards.
         seed: Seed of weights and data order.
         config: Dumped LanguageModelConfig.
         strategy: ``ddp`` or ``deepspeed``.
@@ -79,8 +79,8 @@ class LanguageModelObjective(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        train: np.ndarray,
-        valid: np.ndarray,
+        train: TokenShards,
+        valid: TokenShards,
         *,
         length: int,
         bf16: bool,
@@ -98,16 +98,16 @@ class LanguageModelObjective(nn.Module):
                 "Give more validation text or a smaller sequence_length.",
             )
 
-    def _rows(self, ids: np.ndarray) -> int:
+    def _rows(self, ids: TokenShards) -> int:
         return max(0, len(ids) - 1) // self._length
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over the predicted tokens of these training rows."""
         return self._loss(self._train, indices)
 
-    def _loss(self, ids: np.ndarray, indices: Sequence[int]) -> BatchLoss:
-        starts = np.asarray(indices, dtype=np.int64) * self._length
-        rows = ids[starts[:, None] + np.arange(self._length + 1)].astype(np.int64)
+    def _loss(self, ids: TokenShards, indices: Sequence[int]) -> BatchLoss:
+        starts = [index * self._length for index in indices]
+        rows = np.stack([ids[at : at + self._length + 1] for at in starts]).astype(np.int64)
         device = next(self.module.parameters()).device
         tokens = torch.from_numpy(rows).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=self._bf16):
@@ -162,8 +162,8 @@ def train_language_model(fields: dict[str, object]) -> None:
     world = dist.get_world_size() if dist.is_initialized() else 1
     objective = LanguageModelObjective(
         model,
-        load_array(Path(job.train), mmap=True),
-        load_array(Path(job.valid), mmap=True),
+        TokenShards.open(Path(job.train)),
+        TokenShards.open(Path(job.valid)),
         length=config.sequence_length,
         bf16=config.bf16,
         batch_size=config.batch_size // world,

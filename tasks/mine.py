@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.corpus import tokens
-from tasks.counting import count_distributed
+from tasks.counting_tables import Corpus, cluster_cpus
 from tasks.lease import ClusterLease
+from tasks.progress import leave_note, progress_bar
+from tasks.recounting import ClusterCounter
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.artifacts import publish_directory, read_manifest, write_manifest
 from umim_core.backbone import load_tokenizer
-from umim_core.config import Cell
-from umim_core.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.config import Cell, MiningConfig
+from umim_core.errors import ArtifactError
+from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
-from umim_core.rules.counting import (
-    ORDERS,
-    NgramCounts,
-    check_tau,
-    cut_segments,
-)
+from umim_core.rules.counting import check_tau
 from umim_core.rules.filters import step_counts
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.finding import SearchOptions, find_ngrams
+from umim_core.rules.forecast import peak_memory_bytes
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.mining import MiningOptions, excluded_ids, make_rules, whole_segments
+from umim_core.rules.prediction import Limits, Prediction, fit_cost_law
+from umim_core.text.shards import TokenShards
+
+logger = logging.getLogger("umim.count")
+_GIB = 2.0**30
+_SCHEMA = 1
+_ARRAYS = ("keys", "support", "documents")
 
 
 def count_stage(
@@ -32,27 +46,65 @@ def count_stage(
     cell: Cell,
     tau: int,
     segment_length: int,
+    config: MiningConfig,
 ) -> Artifact:
-    """Count the n-grams of the training split at the smallest threshold needed."""
+    """Count the n-grams of the training split at the smallest threshold needed.
+
+    An order that is counted is kept under ``state`` until the stage is finished, so a run that
+    dies resumes with the next one.
+
+    Raises:
+        ResourceLimitError: If the cost predicted from a sample is beyond a limit of ``config``.
+        ClusterError: If workers were lost more often than Ray restarts them.
+    """
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-    excluded = np.array(sorted(special_ids(tokenizer)), dtype=np.int64)
+    excluded = excluded_ids(tokenizer, config.protect)
+    options = SearchOptions(
+        check_tau(tau), config.min_documents > 1, config.sample_tokens, config.max_candidates
+    )
+    sampling = asdict(options) if config.sample_tokens is not None else {}
     spec = StageSpec(
         "count",
-        1,
-        {"tau": check_tau(tau), "segment_length": segment_length, "excluded": excluded.tolist()},
-        {"tokens": tokenized.file_digest("train.npy")},
+        2,
+        {
+            "tau": tau,
+            "segment_length": segment_length,
+            "excluded": list(excluded),
+            "count_documents": options.count_documents,
+            **sampling,
+        },
+        {"tokens": tokenized.folder_digest("train")},
+        resumable=True,
     )
 
     def build(out: Path) -> Metrics:
+        _clear(out)
         lease.ensure()
-        ids, offsets = cut_segments(tokens(tokenized, "train"), segment_length)
-        counts = count_distributed(ids, offsets, tau, excluded)
-        for order in ORDERS:
-            np.save(out / f"keys_{order}.npy", counts.keys[order], allow_pickle=False)
-            np.save(out / f"support_{order}.npy", counts.support[order], allow_pickle=False)
+        shards = tokens(tokenized, "train")
+        offsets = whole_segments(shards, tokenizer, segment_length)
+        corpus = Corpus(tokenized.path / "train", offsets, excluded)
+        prediction = _predict(shards, corpus, tau, config) if config.limited else None
+        state = out / "state"
+        began = time.monotonic()
+        with progress_bar(state):
+            counter = ClusterCounter(
+                corpus,
+                config.block_tokens,
+                known=lambda order: _load_order(state, order),
+                finished=lambda order, keys, support: _save_order(state, order, keys, support),
+                progress=lambda done, total, text: leave_note(state, done, total, text),
+            )
+            ends = shards.document_ends() if options.count_documents else None
+            counts, report = find_ngrams(shards, offsets, excluded, options, counter, ends)
+        seconds = time.monotonic() - began
+        _write_counts(out, counts)
+        candidates = {} if report is None else asdict(report)
         return {
-            "tokens": float(len(ids)),
+            "tokens": float(offsets[-1]),
+            "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
             **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
+            **{f"candidates_{name}": float(value) for name, value in candidates.items()},
+            **({} if prediction is None else _errors(prediction, seconds)),
         }
 
     return run_stage(root, spec, build)
@@ -64,42 +116,134 @@ def filter_stage(
     tokenized: Artifact,
     cell: Cell,
     segment_length: int,
+    config: MiningConfig,
 ) -> Artifact:
     """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
+    options = MiningOptions(
+        tau=cell.tau,
+        segment_length=segment_length,
+        overlap=cell.overlap,
+        containment=cell.containment,
+        rule_budget=cell.rule_budget,
+        min_documents=config.min_documents,
+    )
     spec = StageSpec(
         "filter",
-        1,
+        2,
         {
             "tau": cell.tau,
             "overlap": cell.overlap,
             "containment": cell.containment,
+            "rule_budget": cell.rule_budget,
+            "min_documents": config.min_documents,
             "segment_length": segment_length,
             "tokenizer": fingerprint,
         },
-        {"counts": counted.digest, "tokens": tokenized.file_digest("train.npy")},
+        {"counts": counted.digest, "tokens": tokenized.folder_digest("train")},
     )
 
     def build(out: Path) -> Metrics:
-        counts = NgramCounts(
-            {n: load_array(counted.path / f"keys_{n}.npy") for n in ORDERS},
-            {n: load_array(counted.path / f"support_{n}.npy") for n in ORDERS},
-            counted.manifest()["config"]["tau"],
-        )
-        ruleset = RuleSet.from_counts(
-            counts,
-            tau=cell.tau,
-            overlap=cell.overlap,
-            containment=cell.containment,
-            segment_length=segment_length,
+        kept, ruleset = make_rules(
+            _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
+            options,
             tokenizer_fingerprint=fingerprint,
-            corpus_digest=tokenized.file_digest("train.npy"),
+            corpus_digest=tokenized.folder_digest("train"),
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")
-        raw, passed = step_counts(counts, cell.tau, cell.overlap)
+        raw, passed = step_counts(kept, kept.tau, cell.overlap)
         steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
         numbers = {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
-        return {**numbers, "collision_rate": collision_rate(ruleset)}
+        return {**numbers, "tau": float(kept.tau), "collision_rate": collision_rate(ruleset)}
 
     return run_stage(root, spec, build)
+
+
+def _predict(shards: TokenShards, corpus: Corpus, tau: int, config: MiningConfig) -> Prediction:
+    """Predict the cost from a sample counted here, and refuse one beyond the limits."""
+    law = fit_cost_law(
+        shards, corpus.offsets, tau, corpus.excluded, resident_bytes=peak_memory_bytes
+    )
+    cpus = cluster_cpus()
+    total = int(corpus.offsets[-1])
+    block = config.block_tokens or corpus.block_tokens(cpus)
+    told = law.predict(total, block_tokens=block, workers=cpus)
+    limits = (
+        None if value is None else value * unit
+        for value, unit in (
+            (config.max_memory_gib, _GIB),
+            (config.max_disk_gib, _GIB),
+            (config.max_hours, 3600.0),
+        )
+    )
+    Limits(*limits).check(told)
+    logger.info(
+        "count: %.1f s, %.2f GiB per worker and %.2f GiB shuffled are predicted",
+        sum(told.seconds.values()),
+        told.memory_bytes / _GIB,
+        told.shuffle_bytes / _GIB,
+    )
+    return told
+
+
+def _errors(prediction: Prediction, seconds: float) -> Metrics:
+    told = sum(prediction.seconds.values())
+    return {
+        "predicted_seconds": told,
+        "predicted_memory_bytes": prediction.memory_bytes,
+        "predicted_shuffle_bytes": prediction.shuffle_bytes,
+        "prediction_error_seconds": told / max(seconds, 1e-9) - 1,
+    }
+
+
+def _clear(out: Path) -> None:
+    """Remove what a run that died left behind, but for the finished orders."""
+    for path in out.iterdir():
+        if path.name != "state":
+            path.unlink()
+    for path in (out / "state").glob("*.partial"):
+        shutil.rmtree(path)
+
+
+def _save_order(
+    state: Path, order: int, keys: NDArray[np.int64], support: NDArray[np.int64]
+) -> None:
+    def write(folder: Path) -> None:
+        np.save(folder / "keys.npy", keys, allow_pickle=False)
+        np.save(folder / "support.npy", support, allow_pickle=False)
+        write_manifest(folder, kind="order", schema=_SCHEMA, body={"order": order})
+
+    publish_directory(state / f"order-{order}", write)
+
+
+def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return a finished order; one that is torn is removed and counted again."""
+    folder = state / f"order-{order}"
+    if not folder.is_dir():
+        return None
+    try:
+        read_manifest(folder, kind="order", schema=_SCHEMA)
+    except ArtifactError as error:
+        logger.warning("count: order %d is counted again: %s", order, error)
+        shutil.rmtree(folder)
+        return None
+    logger.info("count: order %d was finished by an earlier run", order)
+    return load_array(folder / "keys.npy"), load_array(folder / "support.npy")
+
+
+def _write_counts(out: Path, counts: NgramCounts) -> None:
+    for name in _ARRAYS:
+        arrays = getattr(counts, name)
+        for order in ORDERS if arrays is not None else ():
+            np.save(out / f"{name}_{order}.npy", arrays[order], allow_pickle=False)
+
+
+def _read_counts(folder: Path, tau: int) -> NgramCounts:
+    keys, support = (
+        {n: load_array(folder / f"{name}_{n}.npy") for n in ORDERS} for name in _ARRAYS[:2]
+    )
+    documents = None
+    if (folder / f"{_ARRAYS[2]}_{ORDERS[0]}.npy").exists():
+        documents = {n: load_array(folder / f"{_ARRAYS[2]}_{n}.npy") for n in ORDERS}
+    return NgramCounts(keys, support, tau, documents)

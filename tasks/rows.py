@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import ArtifactError
+from umim_core.arrays import open_array
+from umim_core.artifacts import read_json, write_json
 from umim_core.merging.compress import Segmentation
-from umim_core.rules.counting import cut_segments
 from umim_core.rules.matcher import Matcher
+from umim_core.text.shards import TokenShards
+
+_SHARDS = "shards.json"
 
 
 @dataclass(frozen=True)
@@ -19,20 +22,23 @@ class TokenRows:
     """Rows of raw token ids.
 
     Attributes:
-        ids: All rows' ids, flat [T] (int32).
+        ids: All rows' ids, flat [T] (int32); what lies behind the last row is no row's.
         offsets: Row borders [B + 1] (int64).
         merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
     """
 
-    ids: NDArray[np.int32]
+    ids: NDArray[np.int32] | TokenShards
     offsets: NDArray[np.int64]
     merge_until: NDArray[np.int64]
 
     @classmethod
-    def of_segments(cls, stream: NDArray[np.integer], length: int) -> TokenRows:
-        """Cut a token stream into rows of ``length`` tokens, all of them open to merging."""
-        ids, offsets = cut_segments(stream, length)
-        return cls(ids, offsets, np.diff(offsets))
+    def of_segments(cls, stream: TokenShards, length: int) -> TokenRows:
+        """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
+
+        The rest is dropped. Rows are read from the shards when they are asked for.
+        """
+        offsets = np.arange(len(stream) // length + 1, dtype=np.int64) * length
+        return cls(stream, offsets, np.diff(offsets))
 
     @classmethod
     def of_rows(cls, rows: list[list[int]], merge_until: list[int]) -> TokenRows:
@@ -51,27 +57,37 @@ class TokenRows:
     def take(self, count: int) -> TokenRows:
         """Return the first ``count`` rows (all of them if there are fewer)."""
         count = min(count, len(self))
-        return TokenRows(
-            self.ids[: self.offsets[count]], self.offsets[: count + 1], self.merge_until[:count]
-        )
+        return TokenRows(self.ids, self.offsets[: count + 1], self.merge_until[:count])
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units; tokens from ``merge_until`` on stay raw."""
         return matcher.segment_prefix(self.row(index), int(self.merge_until[index]))
 
     def save(self, directory: Path) -> None:
-        """Write the three arrays into a new directory."""
+        """Write the rows into a new directory; token shards are named, not copied."""
         directory.mkdir(exist_ok=True)
-        for name in ("ids", "offsets", "merge_until"):
+        if isinstance(self.ids, TokenShards) and self.ids.directory is not None:
+            write_json(directory / _SHARDS, str(self.ids.directory.resolve()))
+        else:
+            ids = self.ids[: int(self.offsets[-1])]
+            np.save(directory / "ids.npy", ids, allow_pickle=False)
+        for name in ("offsets", "merge_until"):
             np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
 
     @classmethod
     def load(cls, directory: Path) -> TokenRows:
-        """Read what :meth:`save` wrote; the ids are memory-mapped."""
+        """Read what :meth:`save` wrote; the ids are memory-mapped.
+
+        Raises:
+            ArtifactError: If a file is missing or torn, or the shards are gone.
+        """
+        ids: NDArray[np.int32] | TokenShards
+        if (directory / _SHARDS).exists():
+            ids = TokenShards.open(Path(str(read_json(directory / _SHARDS))))
+        else:
+            ids = load_array(directory / "ids.npy", mmap=True)
         return cls(
-            load_array(directory / "ids.npy", mmap=True),
-            load_array(directory / "offsets.npy"),
-            load_array(directory / "merge_until.npy"),
+            ids, load_array(directory / "offsets.npy"), load_array(directory / "merge_until.npy")
         )
 
 
@@ -81,12 +97,5 @@ def load_array(path: Path, *, mmap: bool = False) -> NDArray[np.generic]:
     Raises:
         ArtifactError: If it is missing or not an array file.
     """
-    try:
-        array: NDArray[np.generic] = np.load(
-            path, allow_pickle=False, mmap_mode="r" if mmap else None
-        )
-    except (OSError, EOFError, ValueError) as error:
-        raise ArtifactError(
-            f"{path} must be an .npy array", str(error), "Build the artifact again."
-        ) from error
-    return array
+    array: NDArray[np.generic] = open_array(path)
+    return array if mmap else np.array(array)

@@ -21,6 +21,7 @@ from typing import Any, Final
 from umim_core.artifacts import (
     MANIFEST,
     canonical_json,
+    digest_of,
     read_manifest,
     safe_join,
     sha256_bytes,
@@ -61,6 +62,23 @@ class Artifact:
     def file_digest(self, name: str) -> str:
         """Return the SHA-256 of one file, for stages that depend on that file alone."""
         return str(self.manifest()["files"][name]["sha256"])
+
+    def folder_digest(self, name: str) -> str:
+        """Return the SHA-256 of one folder, for stages that depend on that folder alone.
+
+        Raises:
+            ArtifactError: If the artifact holds no such folder.
+        """
+        files = self.manifest()["files"].items()
+        prefix = f"{name}/"
+        sums = {
+            file[len(prefix) :]: entry["sha256"] for file, entry in files if file.startswith(prefix)
+        }
+        if not sums:
+            raise ArtifactError(
+                f"{self.path} must hold a folder {name!r}", "none", "Build the artifact again."
+            )
+        return digest_of(sums)
 
     @property
     def metrics(self) -> Metrics:

@@ -87,6 +87,7 @@ def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> 
         "model.safetensors",
         "manifest.json",
         "rules/rules.parquet",
+        "rules/matcher/tables.npy",
         "rules/manifest.json",
     }
     parameters = 2 * 16 * 16 + 7 * 16

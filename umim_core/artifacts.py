@@ -67,10 +67,11 @@ def payload_files(directory: Path) -> dict[str, Path]:
 
 def directory_digest(directory: Path) -> str:
     """Return the SHA-256 over the sorted "name sha256" lines of a directory's payload."""
-    return _digest_of({name: sha256_file(path) for name, path in payload_files(directory).items()})
+    return digest_of({name: sha256_file(path) for name, path in payload_files(directory).items()})
 
 
-def _digest_of(sums: Mapping[str, str]) -> str:
+def digest_of(sums: Mapping[str, str]) -> str:
+    """Return the digest of a directory from the SHA-256 of its files by relative name."""
     lines = "".join(f"{name} {digest}\n" for name, digest in sorted(sums.items()))
     return sha256_bytes(lines.encode())
 
@@ -112,7 +113,7 @@ def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str
     """
     files = payload_files(directory)
     sums = {name: sha256_file(path) for name, path in files.items()}
-    digest = _digest_of(sums)
+    digest = digest_of(sums)
     record: dict[str, object] = {
         **body,
         "kind": kind,
@@ -194,7 +195,7 @@ def read_manifest(
                 sums[name],
                 "The file was altered; build the artifact again.",
             )
-    if record.get("digest") != _digest_of(sums):
+    if record.get("digest") != digest_of(sums):
         raise ArtifactError(
             f"{directory}/{MANIFEST} must hold the digest of its file list",
             record.get("digest"),

@@ -1,4 +1,4 @@
-"""The ``umim`` command: mine rules, look at compressed text, generate, measure perplexity.
+"""The ``umim`` command: mine and inspect rules, compress text, generate, measure perplexity.
 
 Everything runs in one process on one machine; the pipeline is ``python -m flows``. With ``--json``
 a command prints one JSON document on stdout and nothing else. Errors go to stderr and give a
@@ -7,7 +7,6 @@ non-zero exit status: 1 for a broken rule (typed errors), 2 for wrong usage.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from itertools import islice
@@ -16,6 +15,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from umim_core.cli_mine import mine
+from umim_core.cli_output import JsonFlag, emit
+from umim_core.cli_rules import rules
 from umim_core.errors import ConfigError, CorpusError, UmimError
 
 app = typer.Typer(
@@ -26,7 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
 ]
@@ -34,6 +35,9 @@ MergeOption = Annotated[
     Literal["all", "prompt", "none"], typer.Option(help="What is merged; none is the base model.")
 ]
 _DEFAULT_CHECKPOINT = "umim-docs-llama"
+
+app.command()(mine)
+app.command()(rules)
 
 
 def main() -> None:
@@ -46,78 +50,11 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
-    """Print a result; the JSON is ASCII, so that no terminal encoding can refuse it."""
-    typer.echo(json.dumps(document, allow_nan=False) if as_json else "\n".join(lines))
-
-
 def _quiet() -> None:
     """Keep the model library's progress bars off the terminal; ours are the output."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
-
-
-@app.command()
-def mine(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Text files, .jsonl, .parquet or .npy files (globs allowed), or one Hugging Face "
-            "data set name."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Rule directory to write; must not exist.")],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Embedded name, directory or hub id; optional for .npy ids.")
-    ] = None,
-    tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
-    segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
-    overlap: Annotated[Literal["greedy", "none"], typer.Option(help="Overlap filter.")] = "greedy",
-    containment: Annotated[
-        Literal["drop", "keep"], typer.Option(help="Containment filter.")
-    ] = "drop",
-    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
-    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
-    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
-    max_bad: Annotated[
-        int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
-    ] = 0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Mine merge rules from a corpus and write a rule directory."""
-    from umim_core.rules.mining import mine_rules
-    from umim_core.text import source_of
-
-    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
-    report = mine_rules(
-        source,
-        out,
-        tokenizer=tokenizer,
-        tau=tau,
-        segment_length=segment_length,
-        overlap=overlap,
-        containment=containment,
-    )
-    names = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
-    lines = [f"{report.tokens:,} tokens in {report.segments:,} segments", ""]
-    lines.append(f"{'':10}{'frequent':>12}{'overlap':>12}{'rules':>12}")
-    lines += [
-        f"{names[n]:10}{report.raw[n]:>12,}{report.overlap[n]:>12,}{report.rules[n]:>12,}"
-        for n in names
-    ]
-    lines += ["", f"{sum(report.rules.values()):,} rules written to {out}"]
-    document: dict[str, object] = {
-        "out": str(out),
-        "tokens": report.tokens,
-        "segments": report.segments,
-        "tau": tau,
-        "raw": {str(n): count for n, count in report.raw.items()},
-        "overlap": {str(n): count for n, count in report.overlap.items()},
-        "rules": {str(n): count for n, count in report.rules.items()},
-        "digest": report.digest,
-    }
-    _emit(document, lines, as_json)
 
 
 @app.command()
@@ -146,7 +83,7 @@ def compress(
             "spans": [list(span) for span in compression.spans],
             "token_reduction": compression.token_reduction,
         }
-        _emit(document, [], as_json)
+        emit(document, [], as_json)
     else:
         compression.show()
 
@@ -188,7 +125,7 @@ def generate(
         "gen_kv_reduction": out.gen_kv_reduction[0],
         "cache_lengths": list(out.cache_lengths[0]),
     }
-    _emit(document, [out.text[0]], as_json)
+    emit(document, [out.text[0]], as_json)
 
 
 @app.command()
@@ -229,7 +166,7 @@ def ppl(
         f"base {base.ppl:.3f}   UMIM {ours.ppl:.3f}   token reduction {ours.token_reduction:.1%}   "
         f"({ours.targets:,} targets in {len(rows)} windows)"
     ]
-    _emit(document, lines, as_json)
+    emit(document, lines, as_json)
 
 
 @app.command()
@@ -252,7 +189,7 @@ def path(
         raise ConfigError(
             f"{name} must hold a {part}", "none in this installation", "Install the package again."
         )
-    _emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)
+    emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)
 
 
 def _text(argument: str | None) -> str:

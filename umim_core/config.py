@@ -62,6 +62,42 @@ class RulesConfig(Model):
     tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
     overlap: Literal["greedy", "none"] = "greedy"
     containment: Literal["drop", "keep"] = "drop"
+    rule_budget: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most rules; tau is raised until they fit. null: no limit."
+    )
+
+
+class MiningConfig(Model):
+    """What all rule sets of a recipe share: which n-grams may be rules, and what it may cost."""
+
+    protect: tuple[str, ...] = Field(
+        default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
+    )
+    min_documents: Annotated[
+        int, Field(ge=1, description="Least number of documents that a rule occurs in.")
+    ] = 1
+    sample_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Candidate mode: n-grams are chosen on so many tokens; null counts all.",
+    )
+    max_candidates: Annotated[int, Field(ge=1, description="Candidates at most.")] = 10_000_000
+    block_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
+    )
+    max_memory_gib: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more memory per worker is predicted."
+    )
+    max_disk_gib: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more disk is predicted."
+    )
+    max_hours: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more time is predicted."
+    )
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit, and so a prediction."""
+        return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
 
 
 class Cell(RulesConfig):
@@ -178,6 +214,7 @@ class Recipe(RunRecipe):
     kind: Literal["pipeline"] = "pipeline"
     corpus: Annotated[DocstringCorpus | FilesCorpus, Field(discriminator="kind")]
     segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
+    mining: MiningConfig = MiningConfig()
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
     distill: TrainConfig
     task: TaskSizes | None = TaskSizes()

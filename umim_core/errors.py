@@ -49,6 +49,14 @@ class RuleSetError(UmimError):
     """A rule set is malformed."""
 
 
+class ResourceLimitError(UmimError):
+    """A predicted cost is beyond the limit that was given."""
+
+
+class LeakError(RuleSetError):
+    """Rules to be published spell out private text of their corpus."""
+
+
 class TokenizerMismatchError(UmimError):
     """Rules or a checkpoint belong to another tokenizer."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from umim_core.merging.module import MergeModule
-from umim_core.rules.collisions import collision_rate
+from umim_core.rules.collisions import collision_groups, collision_rate
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [span for n in (2, 3, 4) for span in product(range(3), repeat=n)]
@@ -38,6 +38,22 @@ def test_equals_the_rate_of_exact_relative_frequencies() -> None:
     expected = sum(count for count in groups.values() if count > 1) / len(spans)
     assert 0 < expected < 1
     assert collision_rate(RuleSet.from_spans(spans)) == pytest.approx(expected)
+
+
+def test_groups_are_the_rules_of_equal_relative_frequencies() -> None:
+    groups: dict[object, list[int]] = {}
+    for place, span in enumerate(SPANS):  # in the order of a rule set: by n, then ids
+        groups.setdefault(profile(span), []).append(place)
+    shared = sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g))
+    found = [group.tolist() for group in collision_groups(RuleSet.from_spans(SPANS), len(SPANS))]
+    assert sorted(found, key=lambda g: (-len(g), g)) == shared
+    assert [len(g) for g in found] == [len(g) for g in shared]  # every count is 1
+    assert collision_groups(RuleSet.from_spans(SPANS), 2)[1].tolist() == found[1]
+
+
+@pytest.mark.parametrize("spans", [[], [(7, 8)], [(1, 2), (1, 2, 3)]])
+def test_rules_that_stand_alone_make_no_group(spans: list[tuple[int, ...]]) -> None:
+    assert collision_groups(RuleSet.from_spans(spans), 5) == []
 
 
 def test_pairs_collide_exactly_when_the_module_gives_them_one_surrogate() -> None:

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, count_ngrams
-from umim_core.rules.filters import Containment, Overlap, filter_rules, overlap_mask
+from umim_core.errors import RuleSetError
+from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts, count_ngrams
+from umim_core.rules.filters import (
+    Containment,
+    Overlap,
+    filter_rules,
+    greedy_overlap,
+    overlap_mask,
+    tau_for_budget,
+)
 from umim_core.rules.ruleset import RuleSet
 
 Grams = dict[tuple[int, ...], int]
@@ -37,6 +45,20 @@ def reference(grams: Grams, overlap: str, containment: str) -> tuple[set, set]:
         return after, after
     dropped = {g for g in after if any(len(h) > len(g) and inside(g, h) for h in after)}
     return after, after - dropped
+
+
+def walk(ids: np.ndarray, support: np.ndarray) -> np.ndarray:
+    """Greedy rules, one after the other, in linear time."""
+    kept = np.zeros(len(ids), dtype=bool)
+    starts: set[tuple[int, ...]] = set()
+    ends: set[tuple[int, ...]] = set()
+    rows = [tuple(row) for row in ids.tolist()]
+    for rule in sorted(range(len(rows)), key=lambda r: (-support[r], rows[r])):
+        if rows[rule][1:] not in starts and rows[rule][:-1] not in ends:
+            kept[rule] = True
+            starts.add(rows[rule][:-1])
+            ends.add(rows[rule][1:])
+    return kept
 
 
 def run(grams: Grams, overlap: Overlap, containment: Containment, order: list) -> tuple[set, set]:
@@ -119,3 +141,76 @@ def test_a_longer_rule_dropped_by_the_overlap_filter_contains_nothing() -> None:
 
 def test_no_rules_give_no_rules() -> None:
     assert run({}, "greedy", "drop", []) == (set(), set())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("skew", [1.0, 3.0], ids=["many parts", "few parts"])
+def test_rounds_equal_the_walk_on_many_rules(order: int, skew: float) -> None:
+    rng = np.random.default_rng(order)
+    ids = np.unique((40 * rng.random((30_000, order)) ** skew).astype(np.int32), axis=0)
+    support = (5 / (1 - rng.random(len(ids)))).astype(np.int64)
+    shuffled = rng.permutation(len(ids))
+    mask, rounds = greedy_overlap(ids[shuffled], support[shuffled])
+    assert mask.tolist() == walk(ids, support)[shuffled].tolist()
+    assert 2 <= rounds <= 40
+
+
+def test_counts_too_large_to_be_packed_with_a_row_number_are_ranked_alike() -> None:
+    ids = np.array([[1, 2], [2, 3], [3, 4], [5, 6]], dtype=np.int32)
+    support = np.array([2**62, 2**62 + 1, 2**62, 1], dtype=np.int64)
+    assert overlap_mask(ids, support, "greedy").tolist() == [False, True, False, True]
+
+
+def test_a_chain_of_rules_does_not_take_a_round_per_rule() -> None:
+    tokens = np.arange(20_001, dtype=np.int32)
+    ids = np.stack([tokens[:-1], tokens[1:]], axis=1)
+    mask, rounds = greedy_overlap(ids, np.ones(len(ids), dtype=np.int64))
+    assert mask.tolist() == [True, False] * 10_000
+    assert rounds < 10
+
+
+def test_no_rules_take_no_round() -> None:
+    mask, rounds = greedy_overlap(np.zeros((0, 2), np.int32), np.zeros(0, np.int64))
+    assert (mask.size, rounds) == (0, 0)
+
+
+def zipf_counts(seed: int, tau: int) -> NgramCounts:
+    stream = np.random.default_rng(seed).geometric(0.3, 1500) % 12
+    return count_ngrams(stream, np.array([0, 1500], dtype=np.int64), tau)
+
+
+def size(counts: NgramCounts, tau: int, overlap: Overlap, containment: Containment) -> int:
+    return len(RuleSet.from_counts(counts, tau=tau, overlap=overlap, containment=containment))
+
+
+@pytest.mark.parametrize(("overlap", "containment"), POLICIES)
+@pytest.mark.parametrize("budget", [1, 7, 40, 150, 10**6])
+def test_the_tau_for_a_budget_is_the_smallest_that_fits(
+    overlap: Overlap, containment: Containment, budget: int
+) -> None:
+    for seed in range(3):
+        counts = zipf_counts(seed, 2)
+        most = max(int(counts.support[n].max()) for n in ORDERS) + 1
+        fits = (t for t in range(2, most + 1) if size(counts, t, overlap, containment) <= budget)
+        assert tau_for_budget(counts, budget, overlap, containment) == next(fits)
+
+
+def test_a_larger_tau_may_give_more_rules_and_the_budget_knows() -> None:
+    # (1, 2, 3) hides (1, 2) and (2, 3) up to tau 5.
+    stream = np.array([1, 2, 3] * 5 + [1, 2] * 3 + [2, 3] * 3 + [9], dtype=np.int64)
+    offsets = np.cumsum([0, *[3] * 5, *[2] * 6, 1], dtype=np.int64)
+    counts = count_ngrams(stream, offsets, 1)
+    sizes = {tau: size(counts, tau, "none", "drop") for tau in (5, 6)}
+    assert sizes == {5: 1, 6: 2}
+    assert tau_for_budget(counts, 1, "none", "drop") == 1
+    assert tau_for_budget(counts, 1, "none", "keep") == 9
+
+
+def test_a_budget_below_one_is_refused() -> None:
+    with pytest.raises(RuleSetError, match="budget must be at least 1"):
+        tau_for_budget(zipf_counts(0, 2), 0, "greedy", "drop")
+
+
+def test_without_grams_every_budget_keeps_the_tau_of_the_counts() -> None:
+    counts = count_ngrams(np.array([1, 2], dtype=np.int64), np.array([0, 2]), 4)
+    assert tau_for_budget(counts, 1, "greedy", "drop") == 4

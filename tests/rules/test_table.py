@@ -139,6 +139,9 @@ def test_counts_below_the_threshold_are_refused(tmp_path: Path) -> None:
         ("segment_length", "512"),
         ("tokenizer_fingerprint", 7),
         ("corpus_digest", "absent"),
+        ("source", "hearsay"),
+        ("source", None),
+        ("min_documents", "2"),
     ],
 )
 def test_a_manifest_that_does_not_describe_its_rules_is_refused(

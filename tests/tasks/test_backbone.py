@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tasks.backbone import backbone_stage, tokenizer_stage
-from tasks.corpus import corpus_stage, tokenize_stage
+from tasks.corpus import corpus_stage, tokenize_stage, tokens
 from tasks.language_model import (
     LanguageModelJob,
     train_language_model,
@@ -64,8 +64,10 @@ def build(root: Path, recipe: BackboneRecipe) -> dict[str, Artifact]:
     corpus = corpus_stage(root, recipe.corpus)
     tokenizer = tokenizer_stage(root, corpus, recipe)
     directory = str(tokenizer.path / "tokenizer")
-    tokenized = tokenize_stage(root, corpus, recipe.corpus, directory, separator=END_OF_TEXT_ID)
     with ClusterLease(recipe.cluster) as lease:
+        tokenized = tokenize_stage(
+            root, lease, corpus, recipe.corpus, directory, separator=END_OF_TEXT_ID
+        )
         trained = backbone_stage(root, lease, recipe, corpus, tokenizer, tokenized)
     return {"tokenizer": tokenizer, "tokenize": tokenized, "backbone": trained}
 
@@ -85,7 +87,7 @@ def test_end_of_text_follows_every_document(stages: tuple[Path, dict[str, Artifa
     for text in documents(9, 1):
         expected += [*backbone.encode(text), END_OF_TEXT_ID]
     assert backbone.require_tokenizer().eos_token_id == END_OF_TEXT_ID
-    assert np.load(artifacts["tokenize"].path / "valid.npy").tolist() == expected
+    assert tokens(artifacts["tokenize"], "valid")[:].tolist() == expected
 
 
 def test_the_artifact_is_a_transformers_directory_in_bfloat16(
@@ -195,8 +197,8 @@ def test_two_ranks_train_like_one(stages: tuple[Path, dict[str, Artifact]], tmp_
         name: LanguageModelJob(
             architecture=SHAPES["llama"],
             tokenizer=str(artifacts["tokenizer"].path / "tokenizer"),
-            train=str(artifacts["tokenize"].path / "train.npy"),
-            valid=str(artifacts["tokenize"].path / "valid.npy"),
+            train=str(artifacts["tokenize"].path / "train"),
+            valid=str(artifacts["tokenize"].path / "valid"),
             seed=0,
             config=CONFIG.model_dump(),
             strategy="ddp" if name == "one" else name,

@@ -9,6 +9,7 @@ import pytest
 
 from tasks.cluster import Cluster, ray_cluster
 from tasks.counting import count_distributed
+from tasks.counting_tables import Corpus
 from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts, count_ngrams
 
 EMPTY = np.zeros(0, dtype=np.int64)
@@ -45,11 +46,12 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
     excluded = np.array([MAX_TOKEN_ID - 2], dtype=np.int64)
     want = count_ngrams(ids, offsets, 3, excluded.tolist())
     assert all(len(want.keys[n]) > 1 for n in ORDERS)
-    assert_equal(count_distributed(ids, offsets, 3, excluded, block_tokens), want)
+    corpus = Corpus(ids, offsets, tuple(excluded.tolist()))
+    assert_equal(count_distributed(corpus, 3, block_tokens=block_tokens), want)
 
 
 @pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
 def test_a_corpus_without_ngrams_has_no_counts(cluster: Cluster, offsets: list[int]) -> None:
     ids = np.full(offsets[-1], 7, dtype=np.int32)
-    got = count_distributed(ids, np.array(offsets, dtype=np.int64), 1, EMPTY)
+    got = count_distributed(Corpus(ids, np.array(offsets, dtype=np.int64)), 1)
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))

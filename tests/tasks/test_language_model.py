@@ -17,6 +17,7 @@ from tasks.train_loop import TrainResult, train
 from tasks.train_state import Progress
 from tiny_language_models import CONFIG, LENGTH, SHAPES
 from umim_core.errors import CorpusError
+from umim_core.text.shards import TokenShards
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VOCAB = 40
@@ -31,8 +32,8 @@ def stream(tokens: int, seed: int) -> np.ndarray:
 def objective(shape: str = "llama", *, bf16: bool = False) -> LanguageModelObjective:
     return LanguageModelObjective(
         fresh_model(SHAPES[shape], VOCAB, 0, seed=0),
-        stream(500, 1),
-        stream(200, 2),
+        TokenShards.of_array(stream(500, 1)),
+        TokenShards.of_array(stream(200, 2)),
         length=LENGTH,
         bf16=bf16,
         batch_size=3,
@@ -75,8 +76,8 @@ def test_validation_text_shorter_than_a_row_is_refused() -> None:
     with pytest.raises(CorpusError, match=f"at least one row of {LENGTH + 1} tokens; got {LENGTH}"):
         LanguageModelObjective(
             fresh_model(SHAPES["llama"], VOCAB, 0, seed=0),
-            stream(500, 1),
-            stream(LENGTH, 2),
+            TokenShards.of_array(stream(500, 1)),
+            TokenShards.of_array(stream(LENGTH, 2)),
             length=LENGTH,
             bf16=False,
             batch_size=3,
@@ -86,8 +87,8 @@ def test_validation_text_shorter_than_a_row_is_refused() -> None:
 def test_training_text_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
     short = LanguageModelObjective(
         fresh_model(SHAPES["llama"], VOCAB, 0, seed=0),
-        stream(LENGTH, 1),
-        stream(200, 2),
+        TokenShards.of_array(stream(LENGTH, 1)),
+        TokenShards.of_array(stream(200, 2)),
         length=LENGTH,
         bf16=False,
         batch_size=3,

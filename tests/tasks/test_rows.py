@@ -13,6 +13,7 @@ from tasks.rows import TokenRows, load_array
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import ShardWriter, TokenShards
 
 ROWS = TokenRows.of_rows([[1, 2, 1, 2], [], [1, 2]], [3, 0, 2])
 
@@ -27,9 +28,43 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
 
 
 def test_segments_are_open_to_merging_as_a_whole() -> None:
-    rows = TokenRows.of_segments(np.arange(11, dtype=np.uint16), 4)
+    rows = TokenRows.of_segments(TokenShards.of_array(np.arange(11, dtype=np.uint16)), 4)
     assert [rows.row(i).tolist() for i in range(len(rows))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert rows.merge_until.tolist() == [4, 4]
+
+
+def shards(directory: Path, ids: np.ndarray, shard_tokens: int) -> TokenShards:
+    writer = ShardWriter(directory, shard_tokens)
+    writer.add(ids)
+    writer.close()
+    return TokenShards.open(directory)
+
+
+def test_segments_of_shards_are_read_from_the_shards_and_never_copied(tmp_path: Path) -> None:
+    corpus = shards(tmp_path / "corpus", np.arange(23), 6)
+    TokenRows.of_segments(corpus, 4).take(4).save(tmp_path / "rows")
+    back = TokenRows.load(tmp_path / "rows")
+    assert not (tmp_path / "rows" / "ids.npy").exists()
+    assert [back.row(i).tolist() for i in range(len(back))] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+    ]
+
+
+def test_segments_in_memory_survive_the_disk(tmp_path: Path) -> None:
+    corpus = TokenShards.of_array(np.arange(11))
+    TokenRows.of_segments(corpus, 4).save(tmp_path / "rows")
+    assert TokenRows.load(tmp_path / "rows").row(1).tolist() == [4, 5, 6, 7]
+    assert np.load(tmp_path / "rows" / "ids.npy").tolist() == list(range(8))
+
+
+def test_rows_whose_shards_are_gone_are_refused(tmp_path: Path) -> None:
+    TokenRows.of_segments(shards(tmp_path / "corpus", np.arange(9), 6), 4).save(tmp_path / "rows")
+    (tmp_path / "corpus").rename(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match=r"index\.json must exist"):
+        TokenRows.load(tmp_path / "rows")
 
 
 @pytest.mark.parametrize(("count", "kept"), [(0, 0), (2, 2), (9, 3)])

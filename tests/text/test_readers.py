@@ -47,11 +47,11 @@ def test_one_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
     assert read_text(path) == [text]
 
 
-def test_files_come_in_the_order_given_and_patterns_sorted(tmp_path: Path) -> None:
+def test_files_come_sorted_by_path_whatever_the_order_of_the_names(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "deep/c.txt", "z.md"):
         write(tmp_path / name, name)
     found = read_text(str(tmp_path / "z.md"), str(tmp_path / "**" / "*.txt"))
-    assert found == ["z.md", "a.txt", "b.txt", "deep/c.txt"]
+    assert found == ["a.txt", "b.txt", "deep/c.txt", "z.md"]
 
 
 def test_a_name_with_brackets_that_exists_is_no_pattern(tmp_path: Path) -> None:
@@ -168,6 +168,52 @@ def test_one_bad_line_too_many_names_the_first_and_the_last(tmp_path: Path) -> N
     path = write(tmp_path / "a.jsonl", '{"text": "good"}\n{\n{"text": 1}\n[]\n')
     with pytest.raises(CorpusError, match=r"at most 2 rows may be bad, first .*:2: .*; .*:4: "):
         read_json(path, max_bad=2)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("keep", [0.3, 0.9])
+def test_truncated_json_lines_are_an_error_even_where_bad_rows_are_allowed(
+    tmp_path: Path, suffix: str, keep: float
+) -> None:
+    lines = "".join(f'{{"text": "{i * 7919 % 10007}"}}\n' for i in range(30_000))
+    packed = PACKERS[suffix](lines.encode())
+    path = write(tmp_path / f"a.jsonl{suffix}", packed[: int(len(packed) * keep)])
+    with pytest.raises(CorpusError, match=rf"a\.jsonl\{suffix}: the file must be readable and"):
+        read_json(path, max_bad=10)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize(("data", "at"), [(b"abc\xff", 3), (b"\xef\xbb\xbfab\0", 5)])
+def test_bytes_in_archives_are_located_as_unpacked(
+    tmp_path: Path, suffix: str, data: bytes, at: int
+) -> None:
+    with pytest.raises(CorpusError, match=f"at byte {at}"):
+        read_text(write(tmp_path / f"a.txt{suffix}", PACKERS[suffix](data)))
+
+
+def test_bad_rows_are_counted_over_all_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.jsonl", '{"text": "good"}\r\n{\r\n')
+    source = JsonLines(paths=(f"{tmp_path}/*.jsonl",), max_bad=2)
+    bad = BadRows()
+    assert list(iter_documents(source, bad)) == ["good", "good"]
+    assert bad.count == 2
+    assert [m.partition(": ")[0] for m in bad.first] == [
+        f"{tmp_path}/a.jsonl:2",
+        f"{tmp_path}/b.jsonl:2",
+    ]
+    with pytest.raises(CorpusError, match=r"at most 1 rows may be bad, first .*a\.jsonl:2: .*b"):
+        list(iter_documents(source.model_copy(update={"max_bad": 1})))
+
+
+@pytest.mark.full
+def test_a_line_without_an_end_is_refused_before_memory_is_full(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as stream:
+        stream.write(b'{"text": "good"}\n')
+        for _ in range(1025):
+            stream.write(b" " * (1 << 20))
+    with pytest.raises(CorpusError, match=r"gz:2: a line must be at most 1073741824 bytes"):
+        read_json(str(tmp_path / "a.jsonl.gz"))
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))))

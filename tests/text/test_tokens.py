@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from umim_core.embedded.tokenizer import train_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text import iter_documents, segments, tokenize_documents
+from umim_core.text.pieces import cut_pieces
 from umim_core.text.sources import TextFiles
-from umim_core.text.tokens import _pieces
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -122,7 +122,7 @@ def test_a_long_document_gives_the_ids_of_the_whole(
 def test_pieces_give_the_ids_of_the_whole(
     byte_level: PreTrainedTokenizerBase, text: str, size: int
 ) -> None:
-    pieces = list(_pieces(text, byte_level, size))
+    pieces = list(cut_pieces([(text, True)], byte_level, size))
     assert "".join(piece for piece, _ in pieces) == text
     assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
     ids = chain.from_iterable(whole(piece, byte_level) for piece, _ in pieces)
@@ -132,9 +132,9 @@ def test_pieces_give_the_ids_of_the_whole(
 def test_long_prose_is_cut_and_text_without_borders_is_not(
     byte_level: PreTrainedTokenizerBase,
 ) -> None:
-    assert len(list(_pieces(PROSE, byte_level, 500))) > 3
-    assert len(list(_pieces("0123456789" * 1000, byte_level, 500))) == 1
-    assert len(list(_pieces(PROSE, sentencepiece_like(), 500))) == 1
+    assert len(list(cut_pieces([(PROSE, True)], byte_level, 500))) > 3
+    assert len(list(cut_pieces([("0123456789" * 1000, True)], byte_level, 500))) == 1
+    assert len(list(cut_pieces([(PROSE, True)], sentencepiece_like(), 500))) == 1
 
 
 def test_a_batch_size_below_one_is_refused(byte_level: PreTrainedTokenizerBase) -> None:

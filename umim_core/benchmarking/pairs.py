@@ -10,8 +10,27 @@ from numpy.typing import NDArray
 
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.suffix import Advance, SuffixMatcher
+from umim_core.rules.trie import LONGEST
 
 Ints = NDArray[np.int64]
+
+
+class PairSuffixes(SuffixMatcher):
+    """Follow rows whose every two tokens become one unit."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(np.zeros(1, dtype=np.uint64), rows)
+        self._single = np.full(rows, -1, dtype=np.int64)  # an id that waits for its partner
+
+    def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
+        """Pair each running row's token with the one before, unless that is in a pair already."""
+        pairs = running & (self._single >= 0)
+        spans = np.zeros((len(tokens), LONGEST), dtype=np.int64)
+        spans[running, 0] = tokens[running]
+        spans[pairs, 0], spans[pairs, 1] = self._single[pairs], tokens[pairs]
+        self._single = np.where(pairs, -1, np.where(running, tokens, self._single))
+        return Advance(pairs.astype(np.int64), spans, running.astype(np.int64) + pairs)
 
 
 class FixedPairs(Matcher):
@@ -29,8 +48,10 @@ class FixedPairs(Matcher):
         starts = np.arange(0, len(ids), 2, dtype=np.int64)
         return starts, np.minimum(2, len(ids) - starts)
 
-    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
-        """Cut many sequences; no pair crosses a border."""
+    def segment_many(
+        self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
+    ) -> tuple[Ints, Ints, Ints]:
+        """Cut many sequences in this thread; no pair crosses a border."""
         sizes = np.diff(offsets)
         parts = [self.segment(ids[a:b]) for a, b in pairwise(offsets.tolist())]
         empty = np.zeros(0, dtype=np.int64)
@@ -42,3 +63,7 @@ class FixedPairs(Matcher):
     def contains(self, span: Sequence[int]) -> bool:
         """Return whether the span is a pair."""
         return len(span) == 2
+
+    def suffixes(self, rows: int) -> PairSuffixes:
+        """Return what merges every second generated token with the one before it."""
+        return PairSuffixes(rows)

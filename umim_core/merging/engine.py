@@ -38,10 +38,11 @@ from umim_core.merging.compress import (
     surrogates,
     unit_embeddings,
 )
-from umim_core.merging.generated import GeneratedUnits, Step
+from umim_core.merging.generated import GeneratedUnits
 from umim_core.merging.outputs import EngineOutput, Forward, Observer, RowOutput, Spans
 from umim_core.merging.sampling import Stopper, StopReason, TokenChooser, check_generation_config
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.suffix import Advance
 
 
 @dataclass
@@ -50,7 +51,6 @@ class _Row:
 
     raw: list[int]  # prompt and generated ids
     prompt_length: int
-    units: GeneratedUnits
     cache_lengths: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
 
@@ -122,8 +122,8 @@ class Engine:
         # The last token chosen is never fed.
         limit = int(packed.unit_counts.max()) + config.max_new_tokens - 1
         self._check_length(limit, config.max_new_tokens)
-        matcher = self.matcher if merge_decode else None
-        rows = [_Row(ids.tolist(), len(ids), GeneratedUnits(matcher)) for ids in rows_of_ids]
+        rows = [_Row(ids.tolist(), len(ids)) for ids in rows_of_ids]
+        units = GeneratedUnits(self.matcher if merge_decode else None, len(rows))
         chooser = TokenChooser(config, len(rows), seed)
         stopper = Stopper(config, self.backbone.tokenizer)
         layers = self.backbone.model.config.num_hidden_layers
@@ -136,12 +136,14 @@ class Engine:
                     row.cache_lengths.append(length)
             if observer is not None:
                 observer(_snapshot(logits, cache, rows))
-            steps = self._choose(rows, chooser, stopper, logits)
-            if all(step is None for step in steps):
+            tokens = self._choose(rows, chooser, stopper, logits)
+            running = np.array([row.stop_reason is None for row in rows])
+            if not running.any():
                 break
-            logits = self._feed(steps, cache)
+            logits = self._feed(units.push(tokens, running), cache)
+        prompt_spans = _spans(packed)
         return EngineOutput(
-            tuple(_row_output(row, spans) for row, spans in zip(rows, _spans(packed), strict=True))
+            tuple(_row_output(row, prompt_spans[b], units.spans(b)) for b, row in enumerate(rows))
         )
 
     def _checked(self, b: int, ids: NDArray[np.integer] | Sequence[int]) -> NDArray[np.int64]:
@@ -201,37 +203,33 @@ class Engine:
 
     def _choose(
         self, rows: Sequence[_Row], chooser: TokenChooser, stopper: Stopper, logits: Tensor
-    ) -> list[Step | None]:
-        """Give every running row its next token; return what to feed, None for ended rows."""
+    ) -> NDArray[np.int64]:
+        """Give every running row its next token and return the choice of all rows [B]."""
         tokens = chooser.choose(logits, [row.raw for row in rows])
-        steps: list[Step | None] = []
         for row, token in zip(rows, tokens, strict=True):
             if row.stop_reason is None:
                 row.raw.append(token)
                 row.stop_reason = stopper.reason(row.raw, row.prompt_length)
-            steps.append(row.units.push(token) if row.stop_reason is None else None)
-        return steps
+        return np.array(tokens, dtype=np.int64)
 
-    def _feed(self, steps: Sequence[Step | None], cache: RowCache) -> Tensor:
+    def _feed(self, step: Advance, cache: RowCache) -> Tensor:
         """Roll back, feed one unit per row, return the next logits [B, V]."""
-        cache.rollback(torch.tensor([step.rollback if step else 0 for step in steps]))
-        hidden = self._forward(self._step_embeddings(steps), cache)
-        cache.commit(torch.tensor([step is not None for step in steps]))
+        cache.rollback(torch.from_numpy(step.rollback))
+        hidden = self._forward(self._step_embeddings(step), cache)
+        cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
 
-    def _step_embeddings(self, steps: Sequence[Step | None]) -> Tensor:
+    def _step_embeddings(self, step: Advance) -> Tensor:
         """Embed the unit of each row [B, 1, d]; an ended row is fed id 0."""
         device = self.backbone.device
-        newest = [step.span[-1] if step else 0 for step in steps]
-        embeddings = self.backbone.embed(torch.tensor(newest, device=device)[:, None])
-        merged = [b for b, step in enumerate(steps) if step and len(step.span) > 1]
-        if merged and self.module is not None:
-            spans = [step.span for step in steps if step and len(step.span) > 1]
-            width = max(map(len, spans))
-            padded = [[*span, *[0] * (width - len(span))] for span in spans]
-            embeddings[merged, 0] = surrogates(
-                torch.tensor(padded, device=device),
-                torch.tensor([len(span) for span in spans], device=device),
+        embeddings = self.backbone.embed(torch.from_numpy(step.spans[:, :1]).to(device))
+        merged = np.flatnonzero(step.lengths > 1)
+        if merged.size and self.module is not None:
+            lengths = step.lengths[merged]
+            spans = step.spans[merged, : lengths.max()]
+            embeddings[torch.from_numpy(merged).to(device), 0] = surrogates(
+                torch.from_numpy(spans).to(device),
+                torch.from_numpy(lengths).to(device),
                 self.backbone,
                 self.module,
             )
@@ -255,13 +253,13 @@ def _spans(packed: PackedUnits) -> list[Spans]:
     ]
 
 
-def _row_output(row: _Row, prompt_spans: Spans) -> RowOutput:
+def _row_output(row: _Row, prompt_spans: Spans, generated_spans: Spans) -> RowOutput:
     assert row.stop_reason is not None  # noqa: S101  generate ends when all rows have
     return RowOutput(
         ids=row.ids,
         prompt_length=row.prompt_length,
         prompt_spans=prompt_spans,
-        generated_spans=row.units.spans,
+        generated_spans=generated_spans,
         cache_lengths=tuple(row.cache_lengths),
         stop_reason=row.stop_reason,
     )

@@ -1,83 +1,67 @@
-"""The units of one row's generated side, and the rule that merges the token just chosen.
+"""How the generated side of every row is cut into units, token by token.
 
-With the rule (b, c) and the tokens a b c chosen one after the other::
-
-    chosen   units held before    rolled back    unit fed     units held after
-    a        -                    0              a            a
-    b        a                    0              b            a b
-    c        a b                  1              z(b, c)      a z
-
-The leftmost unit boundary from which a rule ends exactly at the new token wins. Longest-first,
-left-to-right matching of the generated ids alone would cut the same units: growing a text by one
-token changes its segmentation only from the first boundary on whose longest rule now ends there.
+The rules see generated tokens only: the prompt is out of sight, and the end-of-sequence token that
+ends a row is never fed. What merges is decided by ``rules.suffix``; here it is written down.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final
 
-from umim_core.rules.counting import ORDERS
+import numpy as np
+from numpy.typing import NDArray
+
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.suffix import Advance, SuffixMatcher
+from umim_core.rules.trie import Ints
 
-_REACH: Final = ORDERS[-1]  # tokens of the longest rule
-
-
-@dataclass(frozen=True)
-class Step:
-    """What to do with the token just chosen.
-
-    Attributes:
-        rollback: Units to take out of the cache first (0 .. 3).
-        span: Raw ids of the one unit to feed: the token alone, or a rule that ends with it.
-    """
-
-    rollback: int
-    span: tuple[int, ...]
+_FIRST_CAPACITY: Final = 64
+_NO_RULES: Final = np.zeros(1, dtype=np.uint64)
 
 
-@dataclass
 class GeneratedUnits:
-    """Generated raw ids and how they are cut into units; the prompt is out of sight.
+    """The units of B rows of generated tokens, all of them empty at first.
 
     Args:
         matcher: Its rules decide the merges; None keeps every token.
+        rows: B.
     """
 
-    matcher: Matcher | None
-    _ids: list[int] = field(default_factory=list)
-    _starts: list[int] = field(default_factory=list)  # first position of each unit
+    def __init__(self, matcher: Matcher | None, rows: int) -> None:
+        self._suffixes = (
+            SuffixMatcher(_NO_RULES, rows) if matcher is None else matcher.suffixes(rows)
+        )
+        self._rows = np.arange(rows)
+        self._pushed = 0
+        self._counts = np.zeros(rows, dtype=np.int64)
+        self._lengths = np.zeros((rows, _FIRST_CAPACITY), dtype=np.int8)
 
-    def push(self, token: int) -> Step:
-        """Add a token that will be fed to the model.
+    def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
+        """Add the tokens that will be fed to the model.
 
         Args:
-            token: The id just chosen; an end-of-sequence token is never pushed.
+            tokens: The id just chosen for each row [B]; those of rows that have ended are ignored.
+            running: Rows that are fed [B].
 
         Returns:
-            How many units to roll back and which span to feed.
+            How many units each row rolls back and which span it is fed.
         """
-        self._ids.append(token)
-        end = len(self._ids)
-        # Candidate boundaries are the starts of the last three units that lie within reach.
-        candidates = [start for start in self._starts[1 - _REACH :] if end - start <= _REACH]
-        for back, start in zip(range(len(candidates), 0, -1), candidates, strict=True):
-            span = tuple(self._ids[start:])
-            if self.matcher is not None and self.matcher.contains(span):
-                del self._starts[-back:]
-                self._starts.append(start)
-                return Step(back, span)
-        self._starts.append(end - 1)
-        return Step(0, (token,))
+        step = self._suffixes.advance(tokens, running)
+        if self._pushed == self._lengths.shape[1]:
+            self._lengths = np.concatenate([self._lengths, np.zeros_like(self._lengths)], axis=1)
+        self._pushed += 1
+        self._counts -= step.rollback
+        self._lengths[self._rows, self._counts] = step.lengths  # 0 behind the end of an ended row
+        self._counts += running
+        return step
 
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """Merged units as (start, length) in generated tokens, in order."""
-        borders = [*self._starts, len(self._ids)]
-        return tuple((start, end - start) for start, end in pairwise(borders) if end - start > 1)
+    def spans(self, row: int) -> tuple[tuple[int, int], ...]:
+        """Return a row's merged units as (start, length) in generated tokens, in order."""
+        lengths = self._lengths[row, : self._counts[row]].astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        merged = lengths > 1
+        return tuple(zip(starts[merged].tolist(), lengths[merged].tolist(), strict=True))
 
-    @property
-    def units(self) -> int:
-        """Number of units held."""
-        return len(self._starts)
+    def units(self, row: int) -> int:
+        """Return how many units a row holds."""
+        return int(self._counts[row])

@@ -23,6 +23,7 @@ from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.merging.outputs import EngineOutput, Observer, Spans
 from umim_core.merging.sampling import eos_ids
+from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -267,7 +268,12 @@ class UMIM:
         self.checkpoint.save(directory)
 
     def push_to_hub(
-        self, repo_id: str, *, private: bool = False, commit_message: str = "Upload checkpoint"
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        commit_message: str = "Upload checkpoint",
+        leaks: LeakPolicy = "refuse",
     ) -> str:
         """Upload module, rules and the backbone's name to a hub repository.
 
@@ -275,13 +281,16 @@ class UMIM:
             repo_id: ``owner/name``; made if it does not exist.
             private: Whether a new repository is private.
             commit_message: Message of the commit.
+            leaks: ``refuse`` publishes no rules that spell out addresses or keys.
 
         Returns:
             The address of the commit.
 
         Raises:
+            LeakError: If the rules leak and ``leaks`` is ``refuse``.
             CheckpointError: If the hub refuses or cannot be reached.
         """
+        check_export(self.rules, self.backbone.require_tokenizer(), leaks)
         with TemporaryDirectory() as parent:
             directory = Path(parent) / "checkpoint"
             self.save_pretrained(directory)

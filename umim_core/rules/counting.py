@@ -34,7 +34,7 @@ from umim_core.rules.grams import (
     cut_segments,
     read_ids,
 )
-from umim_core.rules.hashing import PartitionedCounts, rank_index
+from umim_core.rules.hashing import NO_INDEX, PartitionedCounts, rank_indexes
 from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
 from umim_core.rules.numpy_kernel import add_counts, local_counts
 
@@ -102,7 +102,8 @@ def count_ngrams(
             enough = support >= tau
             counts.keys[order], counts.support[order] = keys[enough], support[enough]
         else:
-            counter = OrderCounter(order, counts.keys, dropped, threads=threads)
+            indexes = rank_indexes(counts.keys, order)
+            counter = OrderCounter(order, indexes, dropped, threads=threads)
             counter.add(ids, offsets)
             counts.keys[order], counts.support[order] = counter.table.frequent(tau)
     return counts
@@ -123,7 +124,8 @@ class OrderCounter:
 
     Args:
         order: n, 2 to 4.
-        lower_keys: The frequent packed keys of the orders 2 .. n-1 of the whole corpus.
+        indexes: Indexes of the frequent keys of the orders 2 .. n-1 of the whole corpus, see
+            ``hashing.rank_indexes``.
         excluded: Whether an id takes part in no gram [2^18].
         threads: Threads; None takes one per core.
         chunk_tokens: Tokens per thread and chunk, about.
@@ -132,7 +134,7 @@ class OrderCounter:
     def __init__(
         self,
         order: int,
-        lower_keys: Mapping[int, Ints],
+        indexes: Mapping[int, Ints],
         excluded: NDArray[np.bool_],
         *,
         threads: int | None = None,
@@ -145,20 +147,18 @@ class OrderCounter:
         self.table = PartitionedCounts()
         self._order = order
         self._excluded = excluded
-        self._pairs, self._triples = (
-            rank_index(lower_keys[n] if n < order else NO_KEYS) for n in (2, 3)
-        )
+        self._pairs, self._triples = (indexes.get(n, NO_INDEX) for n in (2, 3))
         self._threads = threads or len(os.sched_getaffinity(0))
         self._chunk_tokens = chunk_tokens
 
-    def add(self, ids: Tokens, offsets: Offsets) -> None:
-        """Count all segments of ``ids``; may be called again with further ones.
+    def add(self, ids: Tokens, offsets: Offsets, low: int = 0, high: int | None = None) -> None:
+        """Count the segments ``low`` .. ``high - 1`` of ``ids``; may be called for further ones.
 
         Raises:
             CorpusError: If an id is out of range or a count passes 2^63 - 1.
         """
         buffers = [_Buffers(self._chunk_tokens) for _ in range(self._threads)]
-        chunks = _chunks(ids, offsets, self._chunk_tokens)
+        chunks = _chunks(ids, offsets, self._chunk_tokens, low, high)
         with ThreadPoolExecutor(self._threads) as pool:
             while group := list(islice(chunks, self._threads)):
                 used = buffers[: len(group)]
@@ -193,22 +193,33 @@ class _Buffers:
             self.ranks, self.keys = np.empty(size, np.int64), np.empty(size, np.int64)
 
 
-def _chunks(ids: Tokens, offsets: Offsets, size: int) -> Iterator[tuple[Ids, Ints]]:
+def _chunks(
+    ids: Tokens, offsets: Offsets, size: int, first: int = 0, last: int | None = None
+) -> Iterator[tuple[Ids, Ints]]:
     """Yield the ids and borders of runs of whole segments, about ``size`` tokens each."""
-    for low, high in segment_ranges(offsets, size):
+    for low, high in segment_ranges(offsets, size, first, last):
         borders = np.asarray(offsets[low : high + 1])
         yield read_ids(ids, int(borders[0]), int(borders[-1])), borders - borders[0]
 
 
-def segment_ranges(offsets: Offsets, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [low, high) of whole segments that hold about ``size`` tokens each."""
-    low, last = 0, len(offsets) - 1
-    while low < last:
+def segment_ranges(
+    offsets: Offsets, size: int, first: int = 0, last: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges [low, high) of whole segments that hold about ``size`` tokens each.
+
+    Args:
+        offsets: Segment borders [num_segments + 1].
+        size: Tokens per range, about; a range holds at least one segment.
+        first: First segment.
+        last: End of the segments; None for all.
+    """
+    low, end = first, len(offsets) - 1 if last is None else last
+    while low < end:
         target = int(offsets[low]) + size
         if isinstance(offsets, UniformOffsets):
             high = offsets.find(target)
         else:
             high = int(np.searchsorted(offsets, target))
-        high = min(max(high, low + 1), last)
+        high = min(max(high, low + 1), end)
         yield low, high
         low = high

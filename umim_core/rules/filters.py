@@ -8,18 +8,20 @@ Example (2-grams)::
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.errors import RuleSetError
 from umim_core.rules.counting import ORDERS, TOKEN_BITS, NgramCounts
 
 Overlap = Literal["greedy", "none"]
 Containment = Literal["drop", "keep"]
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
+_LEAST_PROGRESS: Final = 16  # a round pays when it decides this fraction of what is undecided
 
 
 def pack_spans(ids: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -30,31 +32,111 @@ def pack_spans(ids: NDArray[np.integer]) -> NDArray[np.int64]:
     return keys
 
 
-@numba.njit(cache=True)
-def _greedy(
-    order: NDArray[np.int64],
-    prefix: NDArray[np.int64],
-    suffix: NDArray[np.int64],
-    num_parts: int,
-) -> NDArray[np.bool_]:
-    kept = np.zeros(order.size, dtype=np.bool_)
+@numba.njit(cache=True, nogil=True)
+def _greedy_rounds(
+    prefix: NDArray[np.int32], suffix: NDArray[np.int32], num_parts: int
+) -> tuple[NDArray[np.bool_], int]:
+    """Keep the best rules in rounds; rules [R] come by rank, the best one first.
+
+    Returns:
+        Mask [R] and the number of rounds.
+    """
+    size = prefix.size
+    kept = np.zeros(size, dtype=np.bool_)
     has_prefix = np.zeros(num_parts, dtype=np.bool_)  # some kept rule starts with this part
     has_suffix = np.zeros(num_parts, dtype=np.bool_)
-    for rule in order:
-        if has_prefix[suffix[rule]] or has_suffix[prefix[rule]]:
-            continue
-        kept[rule] = True
-        has_prefix[prefix[rule]] = True
-        has_suffix[suffix[rule]] = True
-    return kept
+    best_by_prefix = np.empty(num_parts, dtype=np.int32)  # least rank of its undecided rules
+    best_by_suffix = np.empty(num_parts, dtype=np.int32)
+    undecided = np.arange(size, dtype=np.int32)
+    left, rounds, paying = size, 0, True
+    while left and paying:
+        rounds += 1
+        for k in range(left):
+            rule = undecided[k]
+            best_by_prefix[suffix[rule]] = size
+            best_by_suffix[prefix[rule]] = size
+        for k in range(left - 1, -1, -1):
+            rule = undecided[k]
+            best_by_prefix[prefix[rule]] = rule
+            best_by_suffix[suffix[rule]] = rule
+        for k in range(left):
+            rule = undecided[k]  # one like (a, a) is its own best, hence >= and not >
+            if best_by_suffix[prefix[rule]] >= rule and best_by_prefix[suffix[rule]] >= rule:
+                kept[rule] = True
+                has_prefix[prefix[rule]] = True
+                has_suffix[suffix[rule]] = True
+        before, left = left, 0
+        for k in range(before):
+            rule = undecided[k]
+            if not (kept[rule] or has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
+                undecided[left] = rule
+                left += 1
+        paying = before - left >= before // _LEAST_PROGRESS
+    # In a chain each rule waits for the one before, a round per rule. What is left when rounds stop
+    # paying is decided from the best to the worst: the same rules, in linear time.
+    for k in range(left):
+        rule = undecided[k]
+        if not (has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
+            kept[rule] = True
+            has_prefix[prefix[rule]] = True
+            has_suffix[suffix[rule]] = True
+    return kept, rounds + (1 if left else 0)
+
+
+def _by_rank(support: Counts) -> NDArray[np.int64]:
+    """Return rows [R] by descending count, ties in the order in which they are."""
+    bits = int(support.size).bit_length()
+    falling = int(support.max()) - support
+    if int(falling.max()).bit_length() + bits > 63:
+        return np.argsort(falling, kind="stable")
+    # One sort of plain integers, several times faster than sorting indices.
+    ranked = np.sort((falling << bits) | np.arange(support.size, dtype=np.int64))
+    return ranked & ((1 << bits) - 1)
+
+
+def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
+    """Apply the greedy overlap filter in rounds.
+
+    A round keeps every undecided rule that is better (larger count, ties: smaller ids) than all
+    undecided rules it competes with, then drops the competitors of those. The result is the one of
+    a walk through the rules from the best to the worst, whatever the order of the input.
+
+    Args:
+        ids: Rules [R, n], all different.
+        support: Counts [R].
+
+    Returns:
+        Mask [R], and the number of rounds.
+    """
+    if not len(ids):
+        return np.ones(0, dtype=np.bool_), 0
+    prefix, last = pack_spans(ids[:, :-1]), ids[:, -1]
+    new_prefix = prefix[1:] != prefix[:-1]
+    if not np.where(new_prefix, prefix[1:] > prefix[:-1], last[1:] >= last[:-1]).all():
+        order = np.lexsort(ids.T[::-1])
+        mask = np.empty(len(ids), dtype=np.bool_)
+        mask[order], rounds = greedy_overlap(ids[order], support[order])
+        return mask, rounds
+    first, suffix = np.concatenate([[True], new_prefix]), pack_spans(ids[:, 1:])
+    parts = prefix[first]
+    # A suffix that no rule starts with competes with nothing: all such share the last index.
+    found = np.searchsorted(parts, suffix)
+    known = parts[np.minimum(found, parts.size - 1)] == suffix
+    suffix_part = np.where(known, found, parts.size).astype(np.int32)
+    prefix_part = (np.cumsum(first) - 1).astype(np.int32)
+    ranking = _by_rank(support)
+    kept, rounds = _greedy_rounds(prefix_part[ranking], suffix_part[ranking], parts.size + 1)
+    mask = np.empty(len(ids), dtype=np.bool_)
+    mask[ranking] = kept
+    return mask, int(rounds)
 
 
 def overlap_mask(ids: Ids, support: Counts, policy: Overlap) -> NDArray[np.bool_]:
     """Return which rules of one order survive the overlap filter.
 
     Two rules compete when the (n-1)-suffix of one is the (n-1)-prefix of the other; a rule never
-    competes with itself. ``greedy`` walks through the rules by descending count, ties by ascending
-    ids, and keeps a rule unless it competes with a kept one.
+    competes with itself. ``greedy`` goes by descending count, ties by ascending ids, and keeps a
+    rule unless it competes with a kept one (see :func:`greedy_overlap`).
 
     Args:
         ids: Rules [R, n], all different.
@@ -64,13 +146,9 @@ def overlap_mask(ids: Ids, support: Counts, policy: Overlap) -> NDArray[np.bool_
     Returns:
         Mask [R].
     """
-    if policy == "none" or not len(ids):
+    if policy == "none":
         return np.ones(len(ids), dtype=np.bool_)
-    prefix, suffix = pack_spans(ids[:, :-1]), pack_spans(ids[:, 1:])
-    parts, inverse = np.unique(np.concatenate([prefix, suffix]), return_inverse=True)
-    ranking = np.lexsort((*ids.T[::-1], -support)).astype(np.int64)
-    mask: NDArray[np.bool_] = _greedy(ranking, inverse[: len(ids)], inverse[len(ids) :], len(parts))
-    return mask
+    return greedy_overlap(ids, support)[0]
 
 
 def containment_mask(ids: Ids, longer: list[Ids], policy: Containment) -> NDArray[np.bool_]:
@@ -139,3 +217,59 @@ def step_counts(
         ids, support = counts.ids(n)[enough], counts.support[n][enough]
         raw[n], passed[n] = len(ids), int(overlap_mask(ids, support, overlap).sum())
     return raw, passed
+
+
+def tau_for_budget(
+    counts: NgramCounts, budget: int, overlap: Overlap, containment: Containment
+) -> int:
+    """Return the smallest threshold whose filtered rules fit a budget.
+
+    Dropping longer rules lets contained ones back in, so the number of rules may rise with tau
+    under ``containment = drop``. Yet every rule lives in one interval of thresholds: up to its own
+    count, and above the largest count of a longer rule around it. The sizes of all thresholds
+    follow from the ends of these intervals, so the answer is exact: every smaller tau from
+    ``counts.tau`` on gives more rules than the budget. It gives none at all where too many rules
+    share one count.
+
+    Args:
+        counts: Frequent n-grams.
+        budget: Most rules.
+        overlap: Overlap policy.
+        containment: Containment policy.
+
+    Returns:
+        tau, at least ``counts.tau``.
+
+    Raises:
+        RuleSetError: If the budget is below 1.
+    """
+    if budget < 1:
+        raise RuleSetError("a rule budget must be at least 1", budget, "Raise it, or give a tau.")
+    firsts, lasts = [], []
+    longer: list[tuple[Ids, Counts]] = []
+    for n in reversed(ORDERS):
+        # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
+        kept = overlap_mask(counts.ids(n), counts.support[n], overlap)
+        ids, support = counts.ids(n)[kept], counts.support[n][kept]
+        hidden = np.full(len(ids), counts.tau - 1, dtype=np.int64)
+        if containment == "drop" and len(ids):
+            _raise_to_containers(ids, longer, hidden)
+        lives = hidden < support
+        firsts.append(hidden[lives] + 1)
+        lasts.append(support[lives])
+        longer.append((ids, support))
+    first, last = np.sort(np.concatenate(firsts)), np.sort(np.concatenate(lasts))
+    taus = np.unique(np.append(last + 1, counts.tau))
+    sizes = np.searchsorted(first, taus, "right") - np.searchsorted(last, taus, "left")
+    return int(taus[np.argmax(sizes <= budget)])
+
+
+def _raise_to_containers(ids: Ids, longer: list[tuple[Ids, Counts]], hidden: Counts) -> None:
+    """Raise ``hidden`` [R] to the largest count of a longer rule that contains the rule [R, n]."""
+    width, keys = ids.shape[1], pack_spans(ids)
+    for rules, support in longer:
+        for start in range(rules.shape[1] - width + 1):
+            inside = pack_spans(rules[:, start : start + width])
+            found = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
+            match = keys[found] == inside
+            np.maximum.at(hidden, found[match], support[match])

@@ -36,11 +36,17 @@ class NgramCounts:
             the prefix rank counts in ``keys[n - 1]`` (for n = 2 it is the first token itself).
         support: Per order n, occurrences [R_n] (int64), aligned with ``keys``.
         tau: The least count of a kept gram.
+        documents: Per order n, documents [R_n] (int64) in which the gram occurs, or None where
+            they were not counted.
     """
 
     keys: dict[int, Ints]
     support: dict[int, Ints]
     tau: int
+    documents: dict[int, Ints] | None = None
+
+    def __len__(self) -> int:
+        return sum(len(keys) for keys in self.keys.values())
 
     def ids(self, order: int) -> NDArray[np.int32]:
         """Return the token ids [R_n, n] (int32) of one order, rows ascending."""
@@ -52,6 +58,48 @@ class NgramCounts:
             prefix = packed >> TOKEN_BITS
         columns.append(prefix)
         return np.stack(columns[::-1], axis=1).astype(np.int32)
+
+
+def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts:
+    """Return the grams that occur often enough, with their keys packed anew.
+
+    The prefix of a gram occurs wherever the gram does, and in the same documents (those of the
+    first token), so every prefix that is needed is kept.
+
+    Args:
+        counts: Frequent grams.
+        tau: Least count.
+        min_documents: Least number of documents.
+
+    Raises:
+        RuleSetError: If ``tau`` is below the threshold of the counts, ``min_documents`` is below
+            1, or above 1 where documents were not counted.
+    """
+    if tau < counts.tau:
+        raise RuleSetError(
+            f"tau must be at least {counts.tau}, the threshold of the counts",
+            tau,
+            "Count again with a smaller tau.",
+        )
+    if min_documents < 1 or (min_documents > 1 and counts.documents is None):
+        raise RuleSetError(
+            "min_documents must be 1, or above where documents were counted",
+            min_documents,
+            "Count documents too.",
+        )
+    keys, support, documents = {}, {}, {}
+    ranks: Ints | None = None  # new rank of every gram of the order below
+    for n in ORDERS:
+        keep = counts.support[n] >= tau
+        if counts.documents is not None:
+            keep &= counts.documents[n] >= min_documents
+            documents[n] = counts.documents[n][keep]
+        kept = counts.keys[n][keep]
+        if ranks is not None:
+            kept = (ranks[kept >> TOKEN_BITS] << TOKEN_BITS) | (kept & _TOKEN_MASK)
+        keys[n], support[n] = kept, counts.support[n][keep]
+        ranks = np.cumsum(keep, dtype=np.int64) - 1
+    return NgramCounts(keys, support, tau, documents or None)
 
 
 class Tokens(Protocol):
@@ -106,10 +154,12 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def read_ids(ids: Tokens, low: int, high: int) -> Ids:
-    """Return ``ids[low:high]`` as a plain int32 array after checking its range."""
+    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range."""
     chunk = np.asarray(ids[low:high])
     check_range(chunk)
-    return np.ascontiguousarray(chunk, dtype=np.int32)
+    view = np.ascontiguousarray(chunk, dtype=np.int32).view()
+    view.flags.writeable = False  # so that the compiled loops have one signature
+    return view
 
 
 def check_flat(ids: Tokens) -> None:
@@ -142,12 +192,17 @@ def check_range(ids: NDArray[np.integer]) -> None:
 def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
     """Return borders if they cut ``size`` tokens into consecutive segments.
 
+    Uniform segments may leave a remainder, which is dropped.
+
     Raises:
         CorpusError: If they do not begin with 0, fall, or do not end with ``size``.
     """
-    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == size
-    falling = isinstance(offsets, np.ndarray) and (offsets[1:] < offsets[:-1]).any()
-    if not whole or falling:
+    if isinstance(offsets, UniformOffsets):
+        whole = offsets.length > 0 and 0 <= offsets[-1] <= size
+    else:
+        whole = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
+        whole = whole and not (offsets[1:] < offsets[:-1]).any()
+    if not whole:
         raise CorpusError(
             f"segment borders must rise from 0 to {size}, the number of tokens",
             f"{len(offsets)} borders, {offsets[0] if len(offsets) else None} to "

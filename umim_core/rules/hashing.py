@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from umim_core.errors import CorpusError
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.kernel import EMPTY, PARTITIONS, Ints, build_index, insert, rehash
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
@@ -14,7 +16,7 @@ _FIRST_CAPACITY: Final = 512
 _MAX_LOAD: Final = 0.8
 _GROWTH: Final = 1.6
 _INDEX_LOAD: Final = 0.5
-BYTES_PER_SLOT: Final = 16
+BYTES_PER_PAIR: Final = 16
 
 
 class PartitionedCounts:
@@ -87,7 +89,12 @@ def table_bytes(distinct: float) -> float:
     share, capacity = distinct / PARTITIONS, _FIRST_CAPACITY
     while _limit(capacity) < share:
         capacity = _grown(capacity)
-    return float(BYTES_PER_SLOT * capacity * PARTITIONS)
+    return float(BYTES_PER_PAIR * capacity * PARTITIONS)
+
+
+def index_bytes(keys: float) -> float:
+    """Return the size in bytes of :func:`rank_index` for so many keys."""
+    return BYTES_PER_PAIR * max(16.0, keys / _INDEX_LOAD)
 
 
 def rank_index(keys: Ints) -> Ints:
@@ -97,11 +104,17 @@ def rank_index(keys: Ints) -> Ints:
         keys: Packed keys [R], all different; a key's rank is its position.
 
     Returns:
-        (key, rank) pairs [2 * capacity]; may be memory-mapped and shared.
+        (key, rank) pairs [2 * capacity], read-only.
     """
     index = _empty_pairs(max(16, int(len(keys) / _INDEX_LOAD)))
     build_index(keys, index)
+    index.flags.writeable = False
     return index
+
+
+def rank_indexes(keys: Mapping[int, Ints], order: int) -> dict[int, Ints]:
+    """Return the indexes that the keys of ``order`` are made with: those of the orders below."""
+    return {n: rank_index(keys[n]) for n in ORDERS if n < order}
 
 
 def _empty_pairs(capacity: int) -> Ints:
@@ -114,3 +127,7 @@ def _limit(capacity: int) -> int:
 
 def _grown(capacity: int) -> int:
     return int(capacity * _GROWTH)
+
+
+NO_INDEX: Final = _empty_pairs(1)
+NO_INDEX.flags.writeable = False

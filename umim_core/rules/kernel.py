@@ -139,7 +139,7 @@ def _first_ranks(ids: Ids, excluded: NDArray[np.bool_], ranks: Ints) -> None:
 
 
 @_njit
-def _next_ranks(ids: Ids, offsets: Ints, order: int, index: Ints, ranks: Ints) -> None:
+def next_ranks(ids: Ids, offsets: Ints, order: int, index: Ints, ranks: Ints) -> None:
     """Turn ranks of (order - 1)-grams into ranks of ``order``-grams, in place.
 
     ``ranks[i]`` is the rank of the gram that starts at position i, or -1.
@@ -185,9 +185,9 @@ def gram_ranks(
     """
     _first_ranks(ids, excluded, ranks)
     if order > 1:
-        _next_ranks(ids, offsets, 2, pairs, ranks)
+        next_ranks(ids, offsets, 2, pairs, ranks)
     if order > 2:
-        _next_ranks(ids, offsets, 3, triples, ranks)
+        next_ranks(ids, offsets, 3, triples, ranks)
 
 
 @_njit

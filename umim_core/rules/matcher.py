@@ -1,131 +1,25 @@
 """Longest-first, left-to-right matching of a rule set over token ids.
 
-The rules form a trie. The first level is a table over tokens; the deeper ones share a single
-open-addressing hash table whose key is (node << 18 | token). A position costs at most four probes.
+The rules form a trie in one hash table (see ``trie``). A position costs one look into a bit set
+that fits the cache, and at most three lookups where a rule may begin.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, TOKEN_BITS, check_ids, check_offsets
+from umim_core.errors import ConfigError
+from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, check_offsets, read_ids
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.suffix import SuffixMatcher
+from umim_core.rules.trie import is_rule, segment
 
 Ints = NDArray[np.int64]
-_LOAD: Final = 0.5
-_MIX: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio (Fibonacci hashing)
-_EMPTY: Final = np.int64(-1)
-_njit = numba.njit(cache=True)
-
-
-@_njit
-def _slot(key: np.int64, shift: np.uint64) -> np.int64:
-    return np.int64((np.uint64(key) * _MIX) >> shift)
-
-
-@_njit
-def _child(
-    keys: Ints, children: NDArray[np.int32], shift: np.uint64, node: int, token: int
-) -> np.int32:
-    key = (np.int64(node) << TOKEN_BITS) | np.int64(token)
-    slot = _slot(key, shift)
-    while keys[slot] != _EMPTY:
-        if keys[slot] == key:
-            child: np.int32 = children[slot]
-            return child
-        slot = (slot + 1) % keys.size
-    return np.int32(-1)
-
-
-@_njit
-def _insert(
-    ids: NDArray[np.int32],
-    first: NDArray[np.int32],
-    keys: Ints,
-    children: NDArray[np.int32],
-    terminal: NDArray[np.bool_],
-    shift: np.uint64,
-    used: int,
-) -> int:
-    for row in range(ids.shape[0]):
-        node = first[ids[row, 0]]
-        if node < 0:
-            node = np.int32(used)
-            first[ids[row, 0]] = node
-            used += 1
-        for column in range(1, ids.shape[1]):
-            token = ids[row, column]
-            child = _child(keys, children, shift, node, token)
-            if child < 0:
-                key = (np.int64(node) << TOKEN_BITS) | np.int64(token)
-                slot = _slot(key, shift)
-                while keys[slot] != _EMPTY:
-                    slot = (slot + 1) % keys.size
-                keys[slot] = key
-                child = np.int32(used)
-                children[slot] = child
-                used += 1
-            node = child
-        terminal[node] = True
-    return used
-
-
-@_njit
-def _longest(
-    ids: Ints,
-    position: int,
-    end: int,
-    first: NDArray[np.int32],
-    keys: Ints,
-    children: NDArray[np.int32],
-    terminal: NDArray[np.bool_],
-    shift: np.uint64,
-) -> int:
-    """Return the length of the longest rule at ``position`` that ends by ``end``, or 1."""
-    best = 1
-    if ids[position] >= first.size:
-        return best
-    node = first[ids[position]]
-    length = 1
-    while node >= 0:
-        if terminal[node]:
-            best = length
-        if position + length >= end:
-            break
-        node = _child(keys, children, shift, node, ids[position + length])
-        length += 1
-    return best
-
-
-@_njit
-def _segment(
-    ids: Ints,
-    offsets: Ints,
-    first: NDArray[np.int32],
-    keys: Ints,
-    children: NDArray[np.int32],
-    terminal: NDArray[np.bool_],
-    shift: np.uint64,
-) -> tuple[Ints, Ints, Ints]:
-    starts = np.empty(ids.size, dtype=np.int64)
-    lengths = np.empty(ids.size, dtype=np.int64)
-    unit_offsets = np.zeros(offsets.size, dtype=np.int64)
-    units = 0
-    for row in range(offsets.size - 1):
-        position = offsets[row]
-        while position < offsets[row + 1]:
-            step = _longest(ids, position, offsets[row + 1], first, keys, children, terminal, shift)
-            starts[units] = position
-            lengths[units] = step
-            units += 1
-            position += step
-        unit_offsets[row + 1] = units
-    return starts[:units], lengths[:units], unit_offsets
 
 
 class Matcher:
@@ -143,25 +37,7 @@ class Matcher:
 
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
-        top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
-        edges = sum((n - 1) * rules.counts_by_order[n] for n in ORDERS)
-        bits = max(4, int(np.ceil(np.log2(max(1, edges) / _LOAD))))
-        self._first = np.full(top + 1, -1, dtype=np.int32)
-        self._keys = np.full(1 << bits, _EMPTY, dtype=np.int64)
-        self._children = np.full(1 << bits, -1, dtype=np.int32)
-        self._terminal = np.zeros(edges + top + 2, dtype=np.bool_)
-        self._shift = np.uint64(64 - bits)
-        used = 0
-        for n in ORDERS:
-            used = _insert(
-                rules.ids_by_order[n],
-                self._first,
-                self._keys,
-                self._children,
-                self._terminal,
-                self._shift,
-                used,
-            )
+        self._tables = rules.tables
 
     def segment(self, ids: NDArray[np.integer]) -> tuple[Ints, Ints]:
         """Cut one sequence into units.
@@ -192,27 +68,50 @@ class Matcher:
         raw = np.arange(mergeable, len(ids), dtype=np.int64)
         return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
 
-    def segment_many(self, ids: NDArray[np.integer], offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    def segment_many(
+        self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
+    ) -> tuple[Ints, Ints, Ints]:
         """Cut many sequences at once; no unit crosses a border.
 
         Args:
             ids: Token ids of all sequences, flat [T].
             offsets: Borders [B + 1] (int64), first 0, last T, never falling.
+            threads: Threads to share the sequences; the result is the same.
 
         Returns:
             Starts [S] (positions in the flat array), lengths [S], and unit borders [B + 1].
 
         Raises:
             CorpusError: If the ids are out of range or the borders do not cover them.
+            ConfigError: If ``threads`` is below 1.
         """
-        result: tuple[Ints, Ints, Ints] = _segment(
-            check_ids(ids),
-            check_offsets(offsets, len(ids)),
-            self._first,
-            self._keys,
-            self._children,
-            self._terminal,
-            self._shift,
+        if threads < 1:
+            raise ConfigError("threads must be at least 1", threads, "Use 1 for this thread alone.")
+        tokens = read_ids(ids, 0, len(ids))
+        borders = np.array(check_offsets(offsets, len(ids)), dtype=np.int64)
+        goals = np.linspace(0, len(tokens), threads + 1)[1:-1]
+        cuts = np.unique([0, *np.searchsorted(borders, goals), len(borders) - 1]).tolist()
+        if len(cuts) <= 2:
+            return self._cut(tokens, borders)
+        with ThreadPoolExecutor(len(cuts) - 1) as pool:
+            parts = list(pool.map(lambda part: self._part(tokens, borders, *part), pairwise(cuts)))
+        starts, lengths, counts = zip(*parts, strict=True)
+        unit_borders = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        return np.concatenate(starts), np.concatenate(lengths), unit_borders.astype(np.int64)
+
+    def _part(
+        self, tokens: NDArray[np.int32], borders: Ints, low: int, high: int
+    ) -> tuple[Ints, Ints, Ints]:
+        """Cut the sequences ``low`` .. ``high``; return starts, lengths and units per sequence."""
+        first, last = borders[low], borders[high]
+        own = borders[low : high + 1] - first
+        starts, lengths, unit_borders = self._cut(tokens[first:last], own)
+        starts += first
+        return starts, lengths, np.diff(unit_borders)
+
+    def _cut(self, tokens: NDArray[np.int32], borders: Ints) -> tuple[Ints, Ints, Ints]:
+        result: tuple[Ints, Ints, Ints] = segment(
+            tokens, borders, self._tables.slots, self._tables.pairs
         )
         return result
 
@@ -220,12 +119,8 @@ class Matcher:
         """Return whether these 2 to 4 ids are exactly one rule."""
         if not 2 <= len(span) <= ORDERS[-1] or not 0 <= min(span) <= max(span) <= MAX_TOKEN_ID:
             return False
-        ids = np.array(span, dtype=np.int64)
-        if ids[0] >= self._first.size:
-            return False
-        node = int(self._first[ids[0]])
-        for token in ids[1:]:
-            if node < 0:
-                return False
-            node = int(_child(self._keys, self._children, self._shift, node, token))
-        return node >= 0 and bool(self._terminal[node])
+        return bool(is_rule(np.array(span, np.int32), 0, len(span), self._tables.slots))
+
+    def suffixes(self, rows: int) -> SuffixMatcher:
+        """Return what merges the end of ``rows`` texts that grow token by token."""
+        return SuffixMatcher(self._tables.slots, rows)

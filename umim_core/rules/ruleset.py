@@ -1,7 +1,8 @@
 """The rule set: spans of 2 to 4 token ids with their counts, and its directory on disk.
 
 A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
-sorted by (n, ids)) and ``manifest.json``.
+sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory) and
+``manifest.json``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,10 +24,13 @@ from umim_core.artifacts import (
 )
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts
-from umim_core.rules.filters import Containment, Overlap, containment_mask, filter_rules
+from umim_core.rules.filters import Containment, Overlap, filter_rules
 from umim_core.rules.table import Counts, Ids, check_order, read_table, write_table
+from umim_core.rules.tables import MatcherTables
 
 RULES_SCHEMA: Final = 1
+RuleSource = Literal["frequency", "confidence", "explicit"]
+_TABLES: Final = "matcher/tables.npy"
 
 
 class _Origin(BaseModel):
@@ -40,6 +44,8 @@ class _Origin(BaseModel):
     segment_length: int | None
     tokenizer_fingerprint: str | None
     corpus_digest: str | None
+    source: RuleSource = "frequency"
+    min_documents: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class RuleSet:
         segment_length: Tokens per segment when counting, or None (ragged segments).
         tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
         corpus_digest: SHA-256 of the token ids counted, or None.
+        source: What made them rules: counts, a language model's confidence, or a list of spans.
+        min_documents: Least number of documents that a rule occurs in, or None (not asked for).
     """
 
     ids_by_order: dict[int, Ids]
@@ -65,7 +73,11 @@ class RuleSet:
     segment_length: int | None = None
     tokenizer_fingerprint: str | None = None
     corpus_digest: str | None = None
-    _infix_free: list[bool] = field(default_factory=list, repr=False, compare=False)
+    source: RuleSource = "frequency"
+    min_documents: int | None = None
+    _tables: list[MatcherTables] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for n in ORDERS:
@@ -82,6 +94,8 @@ class RuleSet:
         segment_length: int | None = None,
         tokenizer_fingerprint: str | None = None,
         corpus_digest: str | None = None,
+        source: RuleSource = "frequency",
+        min_documents: int | None = None,
     ) -> RuleSet:
         """Filter n-gram counts into rules.
 
@@ -93,6 +107,8 @@ class RuleSet:
             segment_length: Tokens per segment, recorded.
             tokenizer_fingerprint: Recorded.
             corpus_digest: Recorded.
+            source: Recorded.
+            min_documents: Recorded; the counts are taken as they are.
 
         Raises:
             RuleSetError: If ``tau`` is below the threshold of the counts.
@@ -119,6 +135,8 @@ class RuleSet:
             segment_length,
             tokenizer_fingerprint,
             corpus_digest,
+            source,
+            min_documents,
         )
 
     @classmethod
@@ -142,6 +160,7 @@ class RuleSet:
             overlap="none",
             containment="keep",
             tokenizer_fingerprint=tokenizer_fingerprint,
+            source="explicit",
         )
 
     @property
@@ -155,14 +174,14 @@ class RuleSet:
     @property
     def infix_free(self) -> bool:
         """Whether no rule lies inside another: at most one rule starts or ends at a position."""
-        if not self._infix_free:
-            longer: list[Ids] = []
-            free = True
-            for n in reversed(ORDERS):
-                free = free and bool(containment_mask(self.ids_by_order[n], longer, "drop").all())
-                longer.append(self.ids_by_order[n])
-            self._infix_free.append(free)
-        return self._infix_free[0]
+        return self.tables.infix_free
+
+    @property
+    def tables(self) -> MatcherTables:
+        """What the matcher reads: mapped from the rule directory, else built at the first call."""
+        if not self._tables:
+            self._tables.append(MatcherTables.build(self.ids_by_order))
+        return self._tables[0]
 
     @property
     def digest(self) -> str:
@@ -174,7 +193,13 @@ class RuleSet:
         return sha256_bytes("\n".join(parts).encode())
 
     def _description(self) -> dict[str, object]:
+        unusual: dict[str, object] = {}  # what is usual is left out: digests outlive new fields
+        if self.source != "frequency":
+            unusual["source"] = self.source
+        if self.min_documents is not None:
+            unusual["min_documents"] = self.min_documents
         return {
+            **unusual,
             "tau": self.tau,
             "overlap": self.overlap,
             "containment": self.containment,
@@ -200,6 +225,8 @@ class RuleSet:
     def write(self, directory: Path) -> None:
         """Write the rule files into an existing, empty directory."""
         write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
+        (directory / _TABLES).parent.mkdir()
+        self.tables.write(directory / _TABLES, self.digest)
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=self._description())
 
     def save(self, directory: str | Path) -> None:
@@ -214,12 +241,16 @@ class RuleSet:
     def load(cls, directory: str | Path, *, tokenizer_fingerprint: str | None = None) -> RuleSet:
         """Read a rule directory.
 
+        Every byte is checked against the manifest's SHA-256 and every row against the format. The
+        matcher's tables are mapped, not read into memory, and must carry the digest of these rules.
+
         Args:
             directory: What :meth:`save` wrote.
             tokenizer_fingerprint: If given, rules of another tokenizer are refused.
 
         Raises:
-            ArtifactError: If the directory is missing, torn, altered or of an unknown schema.
+            ArtifactError: If the directory is missing, torn, altered or of an unknown schema, or
+                if its tables are of other rules.
             RuleSetError: If its content breaks the format.
             TokenizerMismatchError: If it belongs to another tokenizer.
         """
@@ -243,7 +274,12 @@ class RuleSet:
             origin.segment_length,
             origin.tokenizer_fingerprint,
             origin.corpus_digest,
+            origin.source,
+            origin.min_documents,
         )
+        if (path / _TABLES).exists():
+            tables = MatcherTables.read(path / _TABLES, rules.digest, len(rules))
+            rules._tables.append(tables)
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules

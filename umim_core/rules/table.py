@@ -64,7 +64,7 @@ def read_table(path: Path) -> tuple[dict[int, Ids], dict[int, Counts]]:
                 )
             table = file.read()
             table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # a name that is no UTF-8, too
         raise RuleSetError(f"{path} must be a Parquet file", str(error), "Mine again.") from error
     lists = table["ids"].combine_chunks()
     if any(column.null_count for column in table.columns) or lists.values.null_count:

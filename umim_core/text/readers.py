@@ -1,39 +1,36 @@
 """Documents from text files, JSON lines, parquet and Hugging Face data sets.
 
-Everything streams: at most one document, one parquet batch or one line is in memory. Rows are
-``(place, value)`` pairs until `_usable` has checked them; `place` is what an error message names.
-A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF too).
+Everything streams: at most one row, one parquet batch or one MiB of a text file is in memory. Rows
+are ``(place, value)`` pairs until `_usable` has checked them; `place` is what an error message
+names. A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF too).
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umim_core.errors import CorpusError
+from umim_core.text.files import CorpusFile, expand, typed_errors
+from umim_core.text.plain import Part, text_parts
 from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
     JsonLines,
     ParquetFiles,
+    Source,
     TextFiles,
-    expand,
 )
 
 _BOM: Final = b"\xef\xbb\xbf"
+_MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
 _REMEDY_ROW: Final = "Mend the row, or allow bad rows with max_bad."
-_REMEDY_FILE: Final = "Mend the file or leave it out."
 
 
 @dataclass
@@ -72,29 +69,63 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
             unusable (text files: any); or there is no text at all. The message names file and line,
             row or byte.
     """
+    parts: list[str] = []
+    for text, last in iter_parts(source, bad):
+        parts.append(text)
+        if last:
+            yield "".join(parts)
+            parts = []
+
+
+def iter_parts(source: DocumentSource, bad: BadRows | None = None) -> Iterator[Part]:
+    """Yield the documents of a source in parts, so that none need fit in memory.
+
+    Args:
+        source: What to read.
+        bad: Receives the count of skipped rows while the parts are consumed.
+
+    Yields:
+        (text, whether it ends its document), in order; no part is empty. A text file comes in parts
+        of up to 1 MiB, a row in one part.
+
+    Raises:
+        CorpusError: As `iter_documents`.
+    """
     found = False
-    for text in _documents(source, bad if bad is not None else BadRows()):
-        if text:
-            found = True
-            yield text
+    for part in iter_file_parts(source, bad if bad is not None else BadRows()):
+        found = True
+        yield part
     if not found:
-        raise CorpusError(
-            "a corpus must hold at least one non-empty document",
-            source.model_dump(),
-            "Check the paths and the field name.",
-        )
+        raise no_text(source)
 
 
-def _documents(source: DocumentSource, bad: BadRows) -> Iterator[str]:
+def no_text(source: Source) -> CorpusError:
+    """Return the error for a source without any text."""
+    return CorpusError(
+        "a corpus must hold at least one non-empty document",
+        source.model_dump(mode="json"),
+        "Check the paths and the field name.",
+    )
+
+
+def iter_file_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
+    """Yield what `iter_parts` yields; a source without text gives nothing.
+
+    For the files of a corpus one by one, some of which may be empty.
+    """
     if isinstance(source, TextFiles):
-        return (_read_text(path) for path in expand(source.paths))
+        for file in expand(source.paths):
+            yield from text_parts(file)
+        return
     if isinstance(source, JsonLines):
         rows = _json_rows(expand(source.paths), source.field)
     elif isinstance(source, ParquetFiles):
         rows = _parquet_rows(expand(source.paths), source.field)
     else:
         rows = _dataset_rows(source)
-    return _usable(rows, source.max_bad, bad)
+    for text in _usable(rows, source.max_bad, bad):
+        if text:
+            yield text, True
 
 
 def _usable(rows: Iterator[tuple[str, object]], max_bad: int, bad: BadRows) -> Iterator[str]:
@@ -132,46 +163,26 @@ def _problem(value: object) -> _Unreadable | None:
     return None
 
 
-def _read_text(path: Path) -> str:
-    """Return the whole file as one document."""
-    with _open(path) as stream, _typed_errors(path):
-        data = stream.read()
-    start = len(_BOM) if data.startswith(_BOM) else 0
-    if (position := data.find(b"\0")) >= 0:
-        raise CorpusError(
-            f"{path}: text must not hold NUL", f"NUL at byte {position}", _utf8_remedy(data)
-        )
-    try:
-        # A view: stripping the mark must not copy a file of 1 GB.
-        return str(memoryview(data)[start:], "utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path}: text must be UTF-8",
-            f"{error.reason} at byte {start + error.start}",
-            _utf8_remedy(data),
-        ) from error
-
-
-def _utf8_remedy(data: bytes) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "The file looks like UTF-16: convert it to UTF-8."
-    return "Convert the file to UTF-8, or leave it out."
-
-
-def _json_rows(paths: list[Path], name: str) -> Iterator[tuple[str, object]]:
-    for path in paths:
-        with _open(path) as stream:
+def _json_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, object]]:
+    for file in files:
+        with file.open_unpacked() as stream:
             number = 0
             while True:
-                with _typed_errors(path):
-                    line = stream.readline()
+                with typed_errors(file):
+                    line = stream.readline(_MAX_LINE_BYTES + 1)
                 if not line:
                     break
                 number += 1
+                if len(line) > _MAX_LINE_BYTES:
+                    raise CorpusError(
+                        f"{file}:{number}: a line must be at most {_MAX_LINE_BYTES} bytes",
+                        "more",
+                        "Check that the file is JSON Lines, or store its text as text files.",
+                    )
                 if number == 1:
                     line = line.removeprefix(_BOM)
                 if line.strip():
-                    yield f"{path}:{number}", _json_value(line, name)
+                    yield f"{file}:{number}", _json_value(line, name)
 
 
 def _json_value(line: bytes, name: str) -> object:
@@ -188,21 +199,21 @@ def _json_value(line: bytes, name: str) -> object:
     return row[name]
 
 
-def _parquet_rows(paths: list[Path], name: str) -> Iterator[tuple[str, object]]:
-    for path in paths:
-        with _typed_errors(path), pq.ParquetFile(path) as file:
-            _require_string_column(path, file.schema_arrow, name)
+def _parquet_rows(files: Sequence[CorpusFile], name: str) -> Iterator[tuple[str, object]]:
+    for file in files:
+        with file.open_random() as stream, typed_errors(file), pq.ParquetFile(stream) as table:
+            _require_string_column(file, table.schema_arrow, name)
             row = 0
-            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[name]):
+            for batch in table.iter_batches(batch_size=_PARQUET_BATCH_ROWS, columns=[name]):
                 for value in batch.column(0):
-                    yield f"{path}: row {row}", _arrow_value(value)
+                    yield f"{file}: row {row}", _arrow_value(value)
                     row += 1
 
 
-def _require_string_column(path: Path, schema: pa.Schema, name: str) -> None:
+def _require_string_column(file: CorpusFile, schema: pa.Schema, name: str) -> None:
     if name not in schema.names:
         raise CorpusError(
-            f"{path}: there must be a column {name!r}", f"columns {schema.names}", "Name another."
+            f"{file}: there must be a column {name!r}", f"columns {schema.names}", "Name another."
         )
     kind = schema.field(name).type
     value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -212,7 +223,7 @@ def _require_string_column(path: Path, schema: pa.Schema, name: str) -> None:
         or pa.types.is_string_view(value_kind)
     ):
         raise CorpusError(
-            f"{path}: column {name!r} must hold strings", str(kind), "Name another column."
+            f"{file}: column {name!r} must hold strings", str(kind), "Name another column."
         )
 
 
@@ -247,32 +258,3 @@ def _dataset_rows(source: HubDataset) -> Iterator[tuple[str, object]]:
         )
     for row, values in enumerate(dataset.select_columns([source.field])):
         yield f"{place}: row {row}", values[source.field]
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading bytes, unpacked when the name ends in ``.gz`` or ``.zst``."""
-    with _typed_errors(path):
-        raw = path.open("rb")
-    with raw:
-        if path.suffix == ".gz":
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-        elif path.suffix == ".zst":
-            # pyarrow brings zstd; Python has it from 3.14 only.
-            stream = pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
-            yield cast(BinaryIO, io.BufferedReader(stream))
-        else:
-            yield raw
-
-
-@contextmanager
-def _typed_errors(path: Path) -> Iterator[None]:
-    """Turn what the codecs and the file system raise into a `CorpusError` that names the file."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise CorpusError(
-            f"{path}: the file must be readable and whole",
-            f"{type(error).__name__}: {error}",
-            _REMEDY_FILE,
-        ) from error

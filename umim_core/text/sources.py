@@ -5,14 +5,24 @@ from __future__ import annotations
 import glob
 import os
 import re
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.text.files import expand, redacted, without_options
 
-Paths = Annotated[tuple[str, ...], Field(min_length=1, description="Paths or glob patterns")]
+
+def _shown(names: tuple[str, ...]) -> list[str]:
+    return [redacted(name) for name in names]
+
+
+# Dumped as JSON, for records and messages, addresses go without their credentials.
+Paths = Annotated[
+    tuple[str, ...],
+    Field(min_length=1, description="Paths, addresses like s3://bucket/key, or glob patterns"),
+    PlainSerializer(_shown, return_type=list[str], when_used="json"),
+]
 FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text")]
 MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before giving up")]
 
@@ -71,31 +81,6 @@ Source = Annotated[
 ]
 
 
-def expand(paths: tuple[str, ...]) -> list[Path]:
-    """Return the files that the paths and patterns name, patterns in sorted order.
-
-    A path that exists is taken literally, brackets and all.
-
-    Raises:
-        CorpusError: A path does not exist, is a folder, or a pattern matches no file.
-    """
-    files: list[Path] = []
-    for name in paths:
-        if os.path.isfile(name):  # unlike Path.is_file, False for names no file can have
-            files.append(Path(name))
-        elif os.path.isdir(name):
-            raise CorpusError(
-                "a corpus path must be a file", name, f"Name its files: {name.rstrip('/')}/*.txt"
-            )
-        elif matches := sorted(filter(Path.is_file, map(Path, glob.glob(name, recursive=True)))):
-            files.extend(matches)
-        elif glob.has_magic(name):
-            raise CorpusError("a pattern must match a file", name, "Check the folder and quoting.")
-        else:
-            raise CorpusError("a corpus file must exist", name, "Check the path.")
-    return files
-
-
 def source_of(
     names: tuple[str, ...],
     *,
@@ -132,11 +117,11 @@ def _source(
             "Mine them in separate runs.",
         )
     kind = kinds.pop()
-    found = tuple(map(str, expand(names))) if kind == "ids" else names
+    found = tuple(file.location for file in expand(names)) if kind == "ids" else names
     if kind in ("ids", "dataset") and len(found) != 1:
         raise CorpusError(
             f"a source of kind {kind} must be one name",
-            ", ".join(found),
+            ", ".join(map(redacted, found)),
             "Check the paths: a name that is no file is taken for a data set.",
         )
     if kind == "ids":
@@ -151,7 +136,7 @@ def _source(
 
 
 def _kind(name: str) -> str:
-    plain = name.removesuffix(".gz").removesuffix(".zst")
+    plain = without_options(name).removesuffix(".gz").removesuffix(".zst")
     for ending, kind in _ENDINGS.items():
         if plain.endswith(ending):
             return kind

@@ -6,7 +6,6 @@ document 1   document 2    length 4
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,43 +15,44 @@ import numpy.typing as npt
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.counting import MAX_TOKEN_ID, cut_segments
-from umim_core.text.sources import TokenIds
+from umim_core.text.files import is_address, redacted, without_options
+from umim_core.text.pieces import cut_pieces
+from umim_core.text.plain import Part
+from umim_core.text.readers import BadRows, iter_file_parts, no_text
+from umim_core.text.sources import Source, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CHUNK_IDS: Final = 1 << 20
-_BATCH_CHARS: Final = 4_000_000  # about 0.5 GB inside the tokenizer
-_PIECE_CHARS: Final = 1 << 17
-_WINDOW_CHARS: Final = 200
-_BORDER: Final = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")  # letter | space letter
-_BORDERS_TRIED: Final = 16
+_BATCH_CHARS: Final = 1 << 20  # about 150 MB inside the tokenizer
+
+TokenPiece = tuple[npt.NDArray[np.int32], bool]  # ids, and whether they end their document
 
 
-def tokenize_documents(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
-) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the ids of each document, without special tokens.
+def tokenize_parts(
+    parts: Iterable[Part], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+) -> Iterator[TokenPiece]:
+    """Yield the ids of documents that come in parts, without special tokens.
 
     Long documents go through the tokenizer in pieces, so that memory is bounded and all cores work;
-    the ids are those of the whole document (see `_pieces`).
+    the ids, one piece after the other, are those of the whole document (see `cut_pieces`).
 
     Args:
-        documents: Texts.
+        parts: (text, whether it ends its document), as `iter_parts` gives them.
         tokenizer: The backbone's tokenizer.
-        batch_size: Documents, or pieces of long ones, per tokenizer call.
+        batch_size: Pieces per tokenizer call.
 
     Yields:
-        int32 array [number of tokens], one per document, in order; empty for an empty document.
+        (int32 array [number of tokens], whether it ends its document); an array may be empty.
 
     Raises:
         ConfigError: `batch_size` is below 1.
-        CorpusError: The tokenizer gives an id above 2^18 - 1.
+        CorpusError: The tokenizer gives an id above 2^18 - 1, or a document cannot be cut.
     """
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size)
-    parts: list[npt.NDArray[np.int32]] = []
-    for batch in _batches(documents, tokenizer, batch_size):
+    for batch in _batches(cut_pieces(parts, tokenizer), batch_size):
         encoded = tokenizer(
             [text for text, _ in batch],
             add_special_tokens=False,
@@ -63,10 +63,64 @@ def tokenize_documents(
             verbose=False,  # no warning about documents longer than the model
         )["input_ids"]
         for ids, (_, last) in zip(encoded, batch, strict=True):
-            parts.append(_as_ids(np.asarray(ids, dtype=np.int64), "tokenizer"))
-            if last:
-                yield parts[0] if len(parts) == 1 else np.concatenate(parts)
-                parts = []
+            yield _as_ids(np.asarray(ids, dtype=np.int64), "tokenizer"), last
+
+
+def tokenize_documents(
+    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, batch_size: int = 256
+) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the ids of each document as one array; otherwise as `tokenize_parts`.
+
+    Yields:
+        int32 array [number of tokens], one per document, in order; empty for an empty document.
+    """
+    arrays: list[npt.NDArray[np.int32]] = []
+    whole = ((document, True) for document in documents)
+    for ids, last in tokenize_parts(whole, tokenizer, batch_size):
+        arrays.append(ids)
+        if last:
+            yield arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            arrays = []
+
+
+def iter_token_pieces(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, bad: BadRows | None = None
+) -> Iterator[TokenPiece]:
+    """Yield a corpus as ids in bounded memory, however long its documents are.
+
+    Args:
+        source: Text, or ready ids (one document; the tokenizer is not used).
+        tokenizer: The backbone's tokenizer.
+        bad: Receives the count of skipped rows while the pieces are consumed.
+
+    Yields:
+        (int32 array, whether it ends its document), in order.
+
+    Raises:
+        ConfigError: Text is given without a tokenizer.
+        CorpusError: The source is unusable or holds no text.
+    """
+    found = False
+    for piece in iter_file_token_pieces(source, tokenizer, bad if bad is not None else BadRows()):
+        found = True
+        yield piece
+    if not found:
+        raise no_text(source)
+
+
+def iter_file_token_pieces(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, bad: BadRows
+) -> Iterator[TokenPiece]:
+    """Yield what `iter_token_pieces` yields; a source without text gives nothing."""
+    if isinstance(source, TokenIds):
+        yield from ((ids, False) for ids in iter_token_ids(source))
+        yield np.zeros(0, np.int32), True
+        return
+    if tokenizer is None:
+        raise ConfigError(
+            "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
+        )
+    yield from tokenize_parts(iter_file_parts(source, bad), tokenizer)
 
 
 def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
@@ -79,6 +133,12 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
         CorpusError: The file is missing, torn, no plain ``.npy``, not 1-D, not of an unsigned
             integer type, empty, or holds an id above 2^18 - 1 (the message names its position).
     """
+    if is_address(source.path):
+        raise CorpusError(
+            f"{redacted(without_options(source.path))}: token ids must be a local file",
+            "an address",
+            "Copy it: ids are memory-mapped.",
+        )
     path = Path(source.path)
     try:
         # Unlike np.load this opens .npy files only and can never reach the unpickler.
@@ -142,56 +202,15 @@ def _as_ids(ids: npt.NDArray[np.integer], where: str, start: int = 0) -> npt.NDA
     return ids.astype(np.int32)
 
 
-def _batches(
-    documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, batch_size: int
-) -> Iterator[list[tuple[str, bool]]]:
-    """Yield batches of (piece, whether it ends its document)."""
-    batch: list[tuple[str, bool]] = []
+def _batches(pieces: Iterable[Part], batch_size: int) -> Iterator[list[Part]]:
+    """Yield batches of pieces, few enough for the tokenizer's memory."""
+    batch: list[Part] = []
     chars = 0
-    for document in documents:
-        for piece in _pieces(document, tokenizer):
-            if batch and (len(batch) == batch_size or chars + len(piece[0]) > _BATCH_CHARS):
-                yield batch
-                batch, chars = [], 0
-            batch.append(piece)
-            chars += len(piece[0])
+    for piece in pieces:
+        if batch and (len(batch) == batch_size or chars + len(piece[0]) > _BATCH_CHARS):
+            yield batch
+            batch, chars = [], 0
+        batch.append(piece)
+        chars += len(piece[0])
     if batch:
         yield batch
-
-
-def _pieces(
-    text: str, tokenizer: PreTrainedTokenizerBase, piece_chars: int = _PIECE_CHARS
-) -> Iterator[tuple[str, bool]]:
-    """Cut a long document where the tokenizer cuts it anyway.
-
-    Candidates lie between a letter and a space with a letter after it, where no pre-tokenizer in
-    use joins, and each one is tried: the 400 characters around it must give the same ids in one
-    part and in two. A tokenizer that treats the start of a text specially fails that, and a text
-    without such borders has no candidates; then the document stays whole.
-
-    Yields:
-        (piece, whether it is the last one).
-    """
-    start = 0
-    while len(text) - start > 2 * piece_chars:
-        border = _border(text, tokenizer, start + piece_chars, start + 2 * piece_chars)
-        if border is None:
-            break
-        yield text[start:border], False
-        start = border
-    yield text[start:], True
-
-
-def _border(text: str, tokenizer: PreTrainedTokenizerBase, begin: int, end: int) -> int | None:
-    """Return the first position in [begin, end) at which the text can be cut, or None."""
-    for tried, match in enumerate(_BORDER.finditer(text, begin, end)):
-        if tried == _BORDERS_TRIED:
-            break
-        at = match.start()
-        left, right = text[at - _WINDOW_CHARS : at], text[at : at + _WINDOW_CHARS]
-        whole, *parts = tokenizer(
-            [left + right, left, right], add_special_tokens=False, verbose=False
-        )["input_ids"]
-        if list(whole) == [*parts[0], *parts[1]]:
-            return at
-    return None

@@ -1,0 +1,104 @@
+"""The token ids that the benchmarks read: a file of ids, text, or the docstring corpus."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import fresh
+from umim_core.artifacts import sha256_file
+from umim_core.embedded.corpus import build_corpus
+from umim_core.embedded.documents import read_documents
+
+EMBEDDED: Final = "umim-docs-llama"
+CACHE: Final = Path(".umim/benchmarks")
+Ids = NDArray[np.integer]
+
+
+def add_corpus_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what is read."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--ids", type=Path, help="one flat array of token ids (.npy)")
+    source.add_argument("--text", type=Path, help="UTF-8 text, one document")
+    parser.add_argument("--tokenizer", default=EMBEDDED, help="of the text or the ids")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for what is built")
+    parser.add_argument("--tokens", type=int, help="read only the first so many")
+
+
+def ids_file(options: argparse.Namespace) -> Path:
+    """Return the file of ids, building it where text or nothing was given.
+
+    Building needs the tokenizer, hence a process of its own: nothing of it stays in memory.
+    """
+    if options.ids is not None:
+        return Path(options.ids).resolve()
+    folder = Path(options.cache).resolve()
+    if options.text is None:
+        target = folder / "docstrings.npy"
+    else:
+        target = folder / f"text-{sha256_file(options.text)[:16]}.npy"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        text = None if options.text is None else Path(options.text).resolve()
+        fresh("corpus", target=target, text=text, tokenizer=options.tokenizer)
+    return target
+
+
+def open_ids(path: Path, tokens: int | None = None) -> Ids:
+    """Map the first ``tokens`` ids of a file into memory.
+
+    Raises:
+        SystemExit: If the file holds no flat array of integers.
+    """
+    ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise SystemExit(f"{path.name} must hold one flat array of integers")
+    return ids[:tokens]
+
+
+def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
+    """Tokenize one text, or the training split of the docstring corpus, into a file of ids.
+
+    Args:
+        target: The file.
+        text: UTF-8 text; None for the docstrings of the installed packages.
+        tokenizer_name: Name or folder of the tokenizer.
+
+    Returns:
+        Number of ids.
+    """
+    from umim_core.backbone import load_tokenizer
+    from umim_core.text import tokenize_documents
+
+    tokenizer = load_tokenizer(tokenizer_name)
+    with tempfile.TemporaryDirectory(prefix="umim-corpus-") as folder:
+        if text is None:
+            build_corpus(Path(folder), workers=2)
+            documents = [found.text for found in read_documents(Path(folder) / "train.jsonl")]
+        else:
+            documents = [text.read_text(encoding="utf-8")]
+    ids = np.concatenate(list(tokenize_documents(documents, tokenizer))).astype(np.int32)
+    partial = target.with_suffix(".partial.npy")
+    np.save(partial, ids, allow_pickle=False)
+    partial.replace(target)
+    return len(ids)
+
+
+def main() -> int:
+    """Build a file of ids; the other benchmarks start this."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--tokenizer", default=EMBEDDED)
+    options = parser.parse_args()
+    print(build_ids(options.target, options.text, options.tokenizer))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,228 @@
+"""Mining against DuckDB, Polars and Python's Counter: a table, then one JSON line.
+
+    python benchmarks/mining.py --out docs/results/mining.json
+    python benchmarks/mining.py --ids tokens.npy --ray more_tokens.npy
+
+All sides find the same grams (orders 2 to 4, counts, segments of 512 tokens), checked in the run.
+Gates (PERFORMANCE, P1): equal to Counter; 2.5 times DuckDB, both with two threads; 5 times Counter
+on one core; two threads 1.6 times one; memory at most 1.2 times the prediction; the Ray path 0.6 of
+the bare kernel (``--ray``, from 1e8 tokens on). DuckDB and Counter run in two formulations each;
+the gates hold against the faster one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from benchmarks.common import (
+    THREADS,
+    Gate,
+    Report,
+    Spread,
+    add_report_options,
+    alternate,
+    at_least,
+    at_most,
+    close,
+    facts,
+    fix_threads,
+    fresh,
+    ratio,
+)
+from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.mining_process import LENGTH, whole_segments
+from benchmarks.pages import mining_page
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import UniformOffsets
+
+if TYPE_CHECKING:
+    from benchmarks.mining_peers import Grams
+
+OURS, OURS_1, NUMPY = "numba, 2 threads", "numba, 1 thread", "numpy kernel"
+DUCKDB, DUCKDB_APRIORI, POLARS = "DuckDB", "DuckDB, Apriori", "Polars"
+COUNTER, COUNTER_PACKED = "Counter, tuples", "Counter, packed ids"
+PREFIX = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
+BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token, PERFORMANCE P1
+RAY_TOKENS: Final = 10**8
+LIBRARIES: Final = ("duckdb", "numba", "numpy", "polars", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to find the grams.
+
+    Attributes:
+        run: Counts, and returns the result in its own form.
+        read: Brings that form into the common one.
+        tokens: Tokens read.
+        cores: Cores used.
+    """
+
+    run: Callable[[], Any]
+    read: Callable[[Any], Grams]
+    tokens: int
+    cores: int = 1
+
+
+def make_sides(ids: Ids, tau: int, counter_tokens: int) -> dict[str, Side]:
+    """Return all sides.
+
+    Args:
+        ids: Token ids in whole segments [T].
+        tau: Least count.
+        counter_tokens: Most tokens that Counter reads.
+    """
+    from benchmarks import mining_peers as peers  # Polars reads its threads at import
+
+    rows = np.array(ids, dtype=np.int32).reshape(-1, LENGTH)
+    few = rows[: max(1, counter_tokens // LENGTH)]
+    bits = peers.id_bits(int(rows.max()))
+
+    def ours(part: Ids, **how: Any) -> Side:
+        offsets = UniformOffsets(LENGTH, len(part))
+        run = partial(count_ngrams, part.reshape(-1), offsets, tau, **how)
+        return Side(run, peers.grams_of_counts, part.size, how.get("threads", 1))
+
+    def packed(count: Callable[[Ids, int, int], Any]) -> Side:
+        read = partial(peers.grams_of_packed, bits=bits)
+        return Side(partial(count, rows, bits, tau), read, rows.size, THREADS)
+
+    tuples = Side(partial(peers.counter_tuples, few, tau), peers.grams_of_tuples, few.size)
+    integers = Side(
+        partial(peers.counter_packed, few, bits, tau),
+        partial(peers.grams_of_integers, bits=bits),
+        few.size,
+    )
+    sides = {
+        OURS: ours(rows, threads=THREADS),
+        OURS_1: ours(rows, threads=1),
+        NUMPY: ours(rows, kernel="numpy"),
+        DUCKDB: packed(peers.duckdb_plain),
+        DUCKDB_APRIORI: packed(peers.duckdb_apriori),
+        POLARS: packed(peers.polars_groups),
+        COUNTER: tuples,
+        COUNTER_PACKED: integers,
+    }
+    return sides | ({PREFIX: ours(few, threads=1)} if len(few) < len(rows) else {})
+
+
+def compare(sides: dict[str, Side], rounds: int) -> Report:
+    """Run all sides in alternation and check that those that read the same find the same."""
+    from benchmarks.mining_peers import same
+
+    firsts: dict[int, Grams] = {}  # by tokens read
+    equal: dict[str, bool] = {}
+
+    def warmed(name: str, result: Any) -> None:
+        grams = sides[name].read(result)
+        equal[name] = same(grams, firsts.setdefault(sides[name].tokens, grams))
+
+    seconds = alternate({name: side.run for name, side in sides.items()}, rounds, warmed)
+    whole = firsts[sides[OURS].tokens]
+    return {
+        "corpus": {"tokens": sides[OURS].tokens, "segment_length": LENGTH},
+        "rules": {str(n): len(counts) for n, (_, counts) in whole.items()},
+        "same": equal,
+        "sides": {
+            name: {
+                "cores": side.cores,
+                "tokens": side.tokens,
+                "seconds": Spread.of(seconds[name]).as_dict(),
+                "tokens_per_s": side.tokens / Spread.of(seconds[name]).median,
+            }
+            for name, side in sides.items()
+        },
+        "ratios": ratios(seconds),
+    }
+
+
+def ratios(seconds: dict[str, list[float]]) -> Report:
+    """Return how many times as long each peer takes as ours, on as many cores."""
+    one_core = PREFIX if PREFIX in seconds else OURS_1
+    base = {DUCKDB: OURS, DUCKDB_APRIORI: OURS, POLARS: OURS, NUMPY: OURS_1, OURS_1: OURS}
+    base |= dict.fromkeys((COUNTER, COUNTER_PACKED), one_core)
+    return {
+        name: {"against": ours, **ratio(seconds, name, ours).as_dict()}
+        for name, ours in base.items()
+    }
+
+
+def memory(file: Path, options: argparse.Namespace) -> Report:
+    """Compare the peak of a process that only counts with a prediction made by another one."""
+    common = {"ids": file, "tokens": options.tokens, "tau": options.tau}
+    prediction = fresh("mining_process", what="predict", **common)
+    counted = fresh("mining_process", what="count", **common)
+    return {"predicted_bytes": prediction["memory_bytes"], "peak_bytes": counted["peak_bytes"]}
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate that applies."""
+    by_name = report["ratios"]
+
+    def faster(*names: str) -> float:
+        return float(min(by_name[name]["median"] for name in names))
+
+    per_core = max(
+        report["sides"][name]["tokens_per_s"] / report["sides"][name]["cores"]
+        for name in (OURS, OURS_1)
+    )
+    measured, same = report["memory"], report["same"]
+    counted_same = same[COUNTER] and same.get(PREFIX, True)
+    found = {
+        "equal_to_counter": at_least(float(counted_same), 1.0),
+        "times_duckdb": at_least(faster(DUCKDB, DUCKDB_APRIORI), 2.5),
+        "times_counter_per_core": at_least(faster(COUNTER, COUNTER_PACKED), 5.0),
+        "two_threads_times_one": at_least(faster(OURS_1), 1.6),
+        "memory_of_prediction": at_most(measured["peak_bytes"] / measured["predicted_bytes"], 1.2),
+        "tokens_per_s_and_core_below_bound": at_most(per_core, BOUND_TOKENS_PER_CORE),
+    }
+    ray = report["ray"]
+    if ray is not None and ray["tokens"] >= RAY_TOKENS:
+        found["ray_of_kernel"] = at_least(ray["share"]["median"], 0.6)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a gate is missed or a result differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_corpus_options(parser)
+    parser.add_argument("--tau", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10, help="of sides that take below 10 s")
+    parser.add_argument("--counter-tokens", type=int, default=1 << 24, help="that Counter reads")
+    parser.add_argument("--ray", type=Path, help="ids (.npy) for the Ray path, at least 1e8")
+    parser.add_argument("--ray-tokens", type=int, help="read only the first so many of them")
+    parser.add_argument("--ray-rounds", type=int, default=3)
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    fix_threads()
+
+    file = ids_file(options)
+    ids, _ = whole_segments(open_ids(file, options.tokens))
+    report = {"benchmark": "mining", "tau": options.tau, "facts": facts(LIBRARIES, options.commit)}
+    report |= compare(make_sides(ids, options.tau, options.counter_tokens), options.rounds)
+    report["memory"] = memory(file, options)
+    report["ray"] = options.ray and fresh(
+        "mining_process",
+        what="ray",
+        ids=options.ray.resolve(),
+        tokens=options.ray_tokens,
+        tau=options.tau,
+        rounds=options.ray_rounds,
+    )
+    report["equal"] = all(report["same"].values()) and (
+        options.ray is None or report["ray"]["equal"]
+    )
+    report["gates"] = gates(report)
+    return close(report, options.out, mining_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""How many bytes the tasks of a cluster have read so far, shown on the driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ray
+
+Progress = Callable[[int, int, str], None]
+_POLL_SECONDS = 0.5
+
+
+class ByteMeter:
+    """Add up bytes from any worker; a meter that nobody watches costs nothing."""
+
+    def __init__(self, actor: ray.actor.ActorHandle | None) -> None:
+        self._actor = actor
+
+    def add(self, count: int) -> None:
+        """Report ``count`` bytes more, without waiting."""
+        if self._actor is not None:
+            self._actor.add.remote(count)
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        self.total += count
+
+    def read(self) -> int:
+        return self.total
+
+
+@contextmanager
+def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMeter]:
+    """Give a meter to hand to tasks, and report it every half second while the block runs.
+
+    Args:
+        total: Bytes there are to read.
+        text: What is being read.
+        progress: Receives bytes read (at most ``total``: a restarted task reads again), ``total``
+            and ``text``; None for no reports.
+
+    Yields:
+        The meter.
+    """
+    if progress is None:
+        yield ByteMeter(None)
+        return
+    actor = ray.remote(num_cpus=0)(_Sum).remote()
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.wait(_POLL_SECONDS):
+            progress(min(ray.get(actor.read.remote()), total), total, text)
+
+    watcher = threading.Thread(target=follow, daemon=True)
+    watcher.start()
+    try:
+        yield ByteMeter(actor)
+    finally:
+        done.set()
+        watcher.join()
+        ray.kill(actor)
+    progress(total, total, text)

@@ -1,0 +1,131 @@
+"""Exact counts of given n-grams on Ray Data, and the one who counts for :mod:`tasks.mine`.
+
+A map task counts its own range of tokens into vectors; they are added up on the driver. Nothing is
+shuffled. There are two tasks per core, so the vectors that move do not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from tasks.counting import Finished, Known, count_distributed, ignore, nothing_known
+from tasks.counting_tables import (
+    BLOCKS_PER_CPU,
+    TOKEN_BYTES,
+    Corpus,
+    cluster_cpus,
+    packed_row,
+    prepare_ray_data,
+    result_tables,
+    unpacked,
+)
+from tasks.meter import Progress, metered
+from umim_core.errors import ClusterError
+from umim_core.rules.counting import NO_KEYS
+from umim_core.rules.finding import recount_ranges
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.recount import NO_DOCUMENTS, Recount
+
+
+def recount_distributed(
+    corpus: Corpus,
+    keys: dict[int, np.ndarray],
+    document_ends: np.ndarray | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Count given n-grams exactly, and the documents they occur in, in one pass without a shuffle.
+
+    Args:
+        corpus: What is counted.
+        keys: Sorted packed keys [R_n] per order.
+        document_ends: End positions of all documents [D] to count documents; else None.
+        progress: As for :func:`count_distributed`.
+
+    Returns:
+        Support and documents [R_n] per order; documents are empty where they are not counted.
+
+    Raises:
+        ClusterError: If workers were lost more often than Ray restarts them.
+    """
+    prepare_ray_data()
+    total = int(corpus.offsets[-1])
+    parts = cluster_cpus() * BLOCKS_PER_CPU
+    ranges = recount_ranges(total, document_ends, parts)
+    reference, tables = ray.put(corpus), ray.put((keys, document_ends))
+    with metered(total * TOKEN_BYTES, "candidates", progress) as meter:
+
+        def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+            opened = ray.get(reference)
+            wanted, ends = ray.get(tables)
+            for low, high in zip(batch["low"], batch["high"], strict=True):
+                recount = Recount(wanted, count_documents=ends is not None)
+                ends_or_none = NO_DOCUMENTS if ends is None else ends
+                recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
+                meter.add(int(high - low) * TOKEN_BYTES)
+                for order in ORDERS:
+                    yield packed_row(
+                        order, NO_KEYS, recount.support[order], recount.documents[order]
+                    )
+
+        dataset = ray.data.from_items(
+            [{"low": low, "high": high} for low, high in ranges],
+            override_num_blocks=max(1, len(ranges)),
+        ).map_batches(local, batch_size=None)
+        support = {n: np.zeros(len(keys[n]), np.int64) for n in ORDERS}
+        sizes = {n: len(keys[n]) if document_ends is not None else 0 for n in ORDERS}
+        documents = {n: np.zeros(sizes[n], np.int64) for n in ORDERS}
+        rows_seen = 0
+        for rows in result_tables(dataset):
+            for row in range(rows.num_rows):
+                order = rows["partition"][row].as_py()
+                support[order] += unpacked(rows, "keys", row)
+                documents[order] += unpacked(rows, "counts", row)
+                rows_seen += 1
+    if rows_seen != len(ranges) * len(ORDERS):
+        raise ClusterError(
+            f"{len(ranges) * len(ORDERS)} partial counts must come back",
+            rows_seen,
+            "Run the same command again.",
+        )
+    return support, documents
+
+
+@dataclass(frozen=True)
+class ClusterCounter:
+    """Count on the running cluster; see :func:`count_distributed` for the fields.
+
+    Attributes:
+        corpus: What is counted.
+        block_tokens: Tokens that one task counts.
+        known: Gives the orders that an earlier run has finished.
+        finished: Receives those that this run finishes.
+        progress: Receives the bytes read.
+    """
+
+    corpus: Corpus
+    block_tokens: int | None = None
+    known: Known = nothing_known
+    finished: Finished = ignore
+    progress: Progress | None = None
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times."""
+        return count_distributed(
+            self.corpus,
+            tau,
+            block_tokens=self.block_tokens,
+            known=self.known,
+            finished=self.finished,
+            progress=self.progress,
+        )
+
+    def recount(
+        self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None
+    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """Count given n-grams, and their documents where ends are given."""
+        return recount_distributed(self.corpus, keys, document_ends, self.progress)

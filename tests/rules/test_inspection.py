@@ -1,0 +1,186 @@
+"""What is told about a rule set, against plain Python over the same rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.errors import CorpusError, TokenizerMismatchError
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.inspection import (
+    Rule,
+    check_vocabulary,
+    collision_examples,
+    coverage,
+    coverage_curve,
+    decode_rule,
+    rules_from,
+    thresholds,
+    token_reduction,
+    top_rules,
+    visible,
+)
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+Span = tuple[int, ...]
+SPANS = st.lists(st.integers(0, 3), min_size=2, max_size=4).map(tuple)
+COUNTED = st.dictionaries(SPANS, st.integers(1, 9), max_size=12)
+ROWS = st.lists(st.lists(st.integers(0, 3), max_size=9), min_size=1, max_size=4).filter(any)
+
+
+def ruleset(counted: dict[Span, int]) -> RuleSet:
+    rows = {n: sorted(span for span in counted if len(span) == n) for n in (2, 3, 4)}
+    return RuleSet(
+        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
+        {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
+        overlap="none",
+        containment="keep",
+    )
+
+
+def spans_of(rules: RuleSet) -> dict[Span, int]:
+    return {rule.ids: rule.count for rule in top_rules(rules, len(rules))}
+
+
+def unit_lengths(row: list[int], spans: Iterable[Span]) -> list[int]:
+    """The longest rule at each position, from left to right."""
+    lengths, at = [], 0
+    while at < len(row):
+        fitting = [n for n in (2, 3, 4) if at + n <= len(row) and tuple(row[at : at + n]) in spans]
+        lengths.append(max(fitting, default=1))
+        at += lengths[-1]
+    return lengths
+
+
+def flat(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array([token for row in rows for token in row], np.int32)
+    return ids, np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+
+def reduction(rows: list[list[int]], spans: Iterable[Span]) -> float:
+    tokens = sum(map(len, rows))
+    return (tokens - sum(len(unit_lengths(row, spans)) for row in rows)) / tokens
+
+
+@given(COUNTED, ROWS)
+def test_coverage_counts_tokens_segments_and_spans_of_each_order(
+    counted: dict[Span, int], rows: list[list[int]]
+) -> None:
+    found = coverage(*flat(rows), Matcher(ruleset(counted)))
+    lengths = [length for row in rows for length in unit_lengths(row, counted)]
+    assert (found.tokens, found.segments) == (sum(map(len, rows)), len(rows))
+    assert found.spans == {n: lengths.count(n) for n in (2, 3, 4)}
+    assert found.token_reduction == reduction(rows, counted)
+    assert sum(found.shares.values()) == pytest.approx(float(any(found.spans.values())))
+
+
+def test_token_reduction_of_a_worked_example() -> None:
+    rules = ruleset({(1, 2): 1, (1, 2, 3): 1})  # [1 2 3] [1 2] 4 | 3 [1 2]
+    ids, offsets = flat([[1, 2, 3, 1, 2, 4], [3, 1, 2]])
+    assert token_reduction(ids, offsets, Matcher(rules)) == 4 / 9
+
+
+def test_no_held_out_token_is_an_error() -> None:
+    with pytest.raises(CorpusError, match="at least one token; got 0"):
+        token_reduction(*flat([[]]), Matcher(ruleset({(1, 2): 1})))
+
+
+@given(COUNTED, ROWS, st.integers(1, 6))
+def test_each_point_of_the_curve_is_the_reduction_by_the_rules_that_reach_it(
+    counted: dict[Span, int], rows: list[list[int]], points: int
+) -> None:
+    curve = coverage_curve(ruleset(counted), *flat(rows), points)
+    for point in curve:
+        part = {span for span, count in counted.items() if count >= point.tau}
+        assert (point.rules, point.token_reduction) == (len(part), reduction(rows, part))
+    assert [point.tau for point in curve] == thresholds(ruleset(counted), points)
+
+
+@given(COUNTED, st.integers(1, 12))
+def test_thresholds_are_counts_of_the_set_from_the_least_upwards(
+    counted: dict[Span, int], points: int
+) -> None:
+    found = thresholds(ruleset(counted), points)
+    assert found[:1] == sorted(counted.values())[:1]
+    assert found == sorted({*found} & {*counted.values()})
+    assert len(found) <= points
+    if points > 1 and counted:
+        assert found[-1] == max(counted.values())
+
+
+def test_thresholds_are_log_spaced() -> None:
+    spans = {(i, i + 1): i + 1 for i in range(1000)}
+    assert thresholds(ruleset(spans), 4) == [1, 10, 100, 1000]
+
+
+def test_thresholds_reach_the_largest_count() -> None:
+    largest = 2**63 - 1
+    assert thresholds(ruleset({(1, 2): 1, (2, 3): largest}), 5) == [1, largest]
+
+
+def test_rules_from_a_higher_count_are_not_those_of_mining_again() -> None:
+    stream = np.array([1, 2, 3, 4, 9] * 5 + [1, 2, 9] * 4, np.int32)
+    counts = count_ngrams(stream, np.array([0, len(stream)]), 5, excluded=[9])
+    mined = RuleSet.from_counts(counts, overlap="none", containment="drop")
+    assert spans_of(mined) == {(1, 2, 3, 4): 5}
+    assert spans_of(rules_from(mined, 9)) == {}
+    again = RuleSet.from_counts(counts, tau=9, overlap="none", containment="drop")
+    assert spans_of(again) == {(1, 2): 9}
+
+
+def test_rules_from_keeps_where_the_rules_come_from() -> None:
+    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64)
+    part = rules_from(rules, 1)
+    assert (part.tokenizer_fingerprint, part.overlap, part.containment) == (
+        "f" * 64,
+        "none",
+        "keep",
+    )
+    assert part.tau == 1
+
+
+@given(COUNTED, st.integers(0, 14))
+def test_top_rules_come_by_count_then_order_then_ids(counted: dict[Span, int], most: int) -> None:
+    expected = sorted(counted, key=lambda span: (-counted[span], len(span), span))
+    assert top_rules(ruleset(counted), most) == [Rule(s, counted[s]) for s in expected[:most]]
+
+
+def test_collision_examples_are_groups_by_their_summed_count() -> None:
+    rules = ruleset({(1, 2): 5, (2, 1): 6, (1, 1, 2, 2): 1, (3, 4): 20, (4, 3): 1, (5, 6): 99})
+    few, many = [Rule((3, 4), 20), Rule((4, 3), 1)], [(1, 2), (2, 1), (1, 1, 2, 2)]
+    assert collision_examples(rules, 1) == [few]
+    assert [[rule.ids for rule in group] for group in collision_examples(rules, 9)][1] == many
+
+
+def test_a_tokenizer_of_too_few_entries_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    check_vocabulary(ruleset({(1, 31): 1}), tiny_tokenizer)
+    with pytest.raises(TokenizerMismatchError, match=r"0\.\.31, the tokenizer's .*; got 32"):
+        check_vocabulary(ruleset({(1, 32): 1}), tiny_tokenizer)
+
+
+def test_a_rule_is_decoded_as_it_stands(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = word_tokenizer(["<eos>", "don", "'t", ","])
+    assert decode_rule(tokenizer, (1, 2, 3)) == "don 't ,"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (" of the", "·of·the"),
+        ("\n\n\tx", "↵↵⇥x"),
+        ("é漢", "é漢"),
+        ("\x1b[31m", r"\x1b[31m"),
+        ("\u202e\r", r"\u202e\r"),
+        ("", ""),
+    ],
+)
+def test_visible_text_is_one_line_of_printable_characters(text: str, shown: str) -> None:
+    assert visible(text) == shown

@@ -1,0 +1,189 @@
+"""What published rules must not spell out, and that ordinary rules pass (RELIABILITY 48)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from umim_core import UMIM
+from umim_core.backbone import load_tokenizer, wrap_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.embedded.assets import embedded_path
+from umim_core.errors import CheckpointError, LeakError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.leaks import check_export, leak_kind, scan_rules
+from umim_core.rules.ruleset import RuleSet
+
+TOKEN = "16C7e42F292c6912E7"
+SECRETS = {
+    "e-mail address": [
+        "write to jane.doe@acme-corp.com today",
+        "b.miller@uni-bonn.de",
+        "e@acme.co.uk",
+    ],
+    "API key": [
+        f"ghp_{TOKEN}",
+        f"key='github_pat_{TOKEN}'",
+        "sk-proj-T3BlbkFJ9xQ2mZ7v",
+        "AKIA3Q7YB2ZK5WXN8D4T",
+        "xoxb-17653672481-19874698323",
+        "hf_QdXcKpTzLmNvBwRsYg",
+        "Bearer eyJhbGciOiJIUzI1NiIsInR5cCI6",
+    ],
+    "private key": ["-----BEGIN RSA PRIVATE KEY-----", "BEGIN PRIVATE", " PRIVATE KEY-----"],
+    "URL with password": ["postgres://admin:hunter2@db.acme", "//bob:s3cr@host"],
+    "long number": [
+        "call +49 170 5551234",
+        "tel (415) 555-2671.",
+        "tel: 415-555-2671",
+        "tel 4155552671",
+        "card 4539 1488 0343 6467",
+        "card 4539148803436467",
+    ],
+}
+ORDINARY = [
+    "@dataclass",
+    "    @torch.compile",
+    "@app.route",
+    " A @ B.T",
+    "x@y",
+    "user@example.com",
+    "git@github.com",
+    "<foo@bar.com>",
+    "sk-learn",
+    "scikit-learn",
+    "disk-based2",
+    "sk-xxx",
+    "hf_hub_download",
+    "hf_ModelOutput",
+    "AKIA",
+    "ghp_",
+    "gh_token",
+    "pypi-server",
+    "the private key",
+    "http://localhost:8080",
+    "user:password@localhost",
+    "scott:tiger@localhost",
+    "http://<user>:<key>@host",
+    "a:b",
+    "2024-03-15 12:30",
+    "('06-04-2020')",
+    " 100000000",
+    " 2147483647",
+    " 18446744073709551615",
+    " 1577836800",
+    "0.1415926535897",
+    "/val2017/000000039769",
+    "id_123456789",
+    " 1234567890",
+    " 12345678-1234-5678",
+    "11 12 13 14 15",
+    "1999 2000 2001 2002",
+    "ISBN 978-3-16-148410",
+    "+1.5, -2.5",
+    "3,141,592,653",
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in SECRETS.items() for text in texts]
+)
+def test_a_secret_is_recognised(kind: str, text: str) -> None:
+    assert leak_kind(text) == kind
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_text_is_no_leak(text: str) -> None:
+    assert leak_kind(text) is None
+
+
+@pytest.mark.parametrize("text", [text for texts in SECRETS.values() for text in texts[:1]])
+def test_a_secret_cut_into_4_grams_is_put_together_again(text: str) -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    ids = np.array(tokenizer(f"a {text} b", add_special_tokens=False)["input_ids"], dtype=np.int64)
+    counts = count_ngrams(ids, np.array([0, len(ids)], dtype=np.int64), 1)
+    rules = RuleSet.from_counts(counts, overlap="none", containment="keep")
+    leaks = scan_rules(rules, tokenizer)
+    assert leaks
+    assert all(tokenizer.decode(leak.span) in leak.text for leak in leaks)
+    assert all(leak.text in f"a {text} b" for leak in leaks)
+
+
+PIECES = ["<eos>", "ja", "ne", "@", "ac", "me", ".", "org", " hi", " you", "[UNK]"]
+
+
+@pytest.fixture
+def pieces() -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel({p: i for i, p in enumerate(PIECES)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Split("|", "removed")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", eos_token="<eos>")
+
+
+# "jane@acme.org" in the 4-grams that a greedy filter may leave: each shares two tokens.
+LEAKING = [(1, 2, 3, 4), (3, 4, 5, 6), (5, 6, 7, 8), (8, 9)]
+
+
+def test_rules_that_share_two_tokens_are_joined(pieces: PreTrainedTokenizerFast) -> None:
+    [leak] = scan_rules(RuleSet.from_spans(LEAKING), pieces)
+    assert (leak.span, leak.kind, leak.count) == ((1, 2, 3, 4), "e-mail address", 1)
+    assert leak.text == "jane@acme.org hi"
+
+
+def test_rules_with_a_choice_of_followers_are_not_joined(pieces: PreTrainedTokenizerFast) -> None:
+    assert scan_rules(RuleSet.from_spans([*LEAKING, (3, 4, 8, 9)]), pieces) == []
+
+
+def test_rules_that_follow_each_other_in_a_circle_are_read_once_round(
+    pieces: PreTrainedTokenizerFast,
+) -> None:
+    circle = RuleSet.from_spans([(8, 9, 8, 9), (9, 8, 9, 8)])
+    assert scan_rules(circle, pieces) == []
+
+
+def test_an_export_is_refused_without_printing_the_secret(pieces: PreTrainedTokenizerFast) -> None:
+    rules = RuleSet.from_spans(LEAKING)
+    with pytest.raises(LeakError, match=r"1 of 4.*e-mail.*\(1, 2, 3, 4\).*min_documents") as error:
+        check_export(rules, pieces)
+    assert "acme" not in str(error.value)
+    assert len(check_export(rules, pieces, "allow")) == 1
+
+
+def test_an_export_without_leaks_passes(pieces: PreTrainedTokenizerFast) -> None:
+    assert check_export(RuleSet.from_spans([(8, 9)]), pieces) == []
+    assert check_export(RuleSet.from_spans([]), pieces) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "message"),
+    [("refuse", LeakError, "e-mail"), ("allow", CheckpointError, "must name its backbone")],
+)
+def test_the_hub_gets_leaking_rules_only_when_told_so(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    pieces: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: str,
+    error: type[Exception],
+    message: str,
+) -> None:
+    here = str(tmp_path_factory.mktemp("backbone"))  # a path is refused last, offline
+    backbone = wrap_backbone(tiny_model("llama", 0), pieces, name=here)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    umim = UMIM(backbone, Checkpoint.of(module, RuleSet.from_spans(LEAKING), backbone))
+    with pytest.raises(error, match=message):
+        umim.push_to_hub("owner/name", leaks=policy)
+
+
+def test_the_embedded_rules_leak_nothing() -> None:
+    directory = embedded_path("umim-docs-llama", "checkpoint")
+    assert directory is not None
+    rules = RuleSet.load(directory / "rules")
+    assert len(rules) > 100_000
+    assert scan_rules(rules, load_tokenizer("umim-docs-llama")) == []

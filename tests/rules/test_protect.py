@@ -1,0 +1,82 @@
+"""Ids that no rule may contain: special tokens always, others by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.backbone import load_tokenizer
+from umim_core.errors import ConfigError
+from umim_core.rules.counting import ORDERS, count_ngrams
+from umim_core.rules.protect import NAMED_PATTERNS, protected_ids
+
+Words = Callable[[list[str]], PreTrainedTokenizerFast]
+VOCABULARY = ["<eos>", "a1", "2", "Bob", "bob", "x"]
+
+
+@pytest.fixture
+def tokenizer(word_tokenizer: Words) -> PreTrainedTokenizerFast:
+    return word_tokenizer(VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        ([], []),
+        (["digits"], ["a1", "2"]),
+        (["capitals"], ["Bob"]),
+        ([r"^\d$"], ["2"]),
+        ([r"(?i)^bob$", r"^x$"], ["Bob", "bob", "x"]),
+        (["newlines", "nothing like this"], []),
+    ],
+)
+def test_patterns_protect_the_tokens_they_match_and_the_special_ones(
+    tokenizer: PreTrainedTokenizerFast, patterns: list[str], words: list[str]
+) -> None:
+    ids = protected_ids(tokenizer, patterns)
+    assert ids.dtype == np.int64
+    assert [VOCABULARY[i] for i in ids] == ["<eos>", *words]
+
+
+def test_a_special_token_is_protected_without_being_searched(word_tokenizer: Words) -> None:
+    tokenizer = word_tokenizer(["a", "<eos>"])
+    assert protected_ids(tokenizer, ["eos"]).tolist() == [1]
+
+
+def test_a_bad_expression_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ConfigError, match=r"regular expression or one of .*digits.*got '\(a'"):
+        protected_ids(tokenizer, ["digits", "(a"])
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "a?"])
+def test_a_pattern_that_leaves_no_token_is_refused(
+    tokenizer: PreTrainedTokenizerFast, pattern: str
+) -> None:
+    with pytest.raises(ConfigError, match="matches all 5"):
+        protected_ids(tokenizer, [pattern])
+
+
+@pytest.mark.parametrize("name", NAMED_PATTERNS)
+def test_named_patterns_protect_part_of_a_real_vocabulary(name: str) -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    ids = protected_ids(tokenizer, [name])
+    assert 10 < len(ids) < len(tokenizer) / 2
+    assert set(tokenizer.all_special_ids) < set(ids.tolist())
+
+
+def test_rules_counted_without_protected_ids_print_no_digit() -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    text = "In 2024 it cost 3.14, in 2023 it cost 2.71. " * 4
+    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    offsets = np.array([0, len(ids)], dtype=np.int64)
+    found = {}
+    for patterns in ((), ("digits",)):
+        counts = count_ngrams(ids, offsets, 2, protected_ids(tokenizer, patterns).tolist())
+        texts = tokenizer.batch_decode([row for n in ORDERS for row in counts.ids(n).tolist()])
+        found[patterns] = [any(c.isdigit() for c in text) for text in texts]
+    assert any(found[()])
+    assert found["digits",]
+    assert not any(found["digits",])

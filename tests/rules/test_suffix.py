@@ -1,0 +1,150 @@
+"""Following the end of growing texts: worked examples, barriers, and the segmentation law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.suffix import SuffixMatcher
+
+Spans = set[tuple[int, ...]]
+Step = tuple[int, tuple[int, ...]]  # units taken back, ids of the new unit
+
+
+def oracle(ids: list[int], rules: Spans) -> list[tuple[int, int]]:
+    """Longest-first, left-to-right matching, spelled out: all units as (start, length)."""
+    units, start = [], 0
+    while start < len(ids):
+        found = [
+            n for n in (4, 3, 2) if start + n <= len(ids) and tuple(ids[start : start + n]) in rules
+        ]
+        length = found[0] if found else 1
+        units.append((start, length))
+        start += length
+    return units
+
+
+def step(suffixes: SuffixMatcher, tokens: list[int | None]) -> list[Step | None]:
+    """Add one token per row; None for a row that gets none."""
+    running = np.array([token is not None for token in tokens])
+    made = suffixes.advance(np.array([token or 0 for token in tokens], dtype=np.int64), running)
+    steps: list[Step | None] = []
+    for row, length in enumerate(made.lengths.tolist()):
+        assert not made.spans[row, length:].any()
+        span = tuple(made.spans[row, :length].tolist())
+        steps.append((int(made.rollback[row]), span) if length else None)
+        assert length or not made.rollback[row]
+    return steps
+
+
+def followed(rules: Spans, tokens: list[int]) -> list[Step | None]:
+    suffixes = Matcher(RuleSet.from_spans(rules)).suffixes(1)
+    return [step(suffixes, [token])[0] for token in tokens]
+
+
+def test_worked_example_of_the_docstring() -> None:
+    a, b, c = 0, 1, 2
+    assert followed({(b, c)}, [a, b, c]) == [(0, (a,)), (0, (b,)), (1, (b, c))]
+
+
+def test_the_leftmost_boundary_wins_over_a_shorter_rule() -> None:
+    assert followed({(1, 2), (0, 1, 2)}, [0, 1, 2])[-1] == (2, (0, 1, 2))
+
+
+def test_a_merged_unit_is_absorbed_by_a_longer_rule_from_its_start() -> None:
+    steps = followed({(0, 1), (0, 1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])
+    assert steps == [(0, (0,)), (1, (0, 1)), (1, (0, 1, 2)), (1, (0, 1, 2, 3))]
+
+
+def test_no_rule_starts_inside_a_merged_unit() -> None:
+    assert followed({(0, 1), (1, 2)}, [0, 1, 2])[-1] == (0, (2,))
+
+
+def test_a_merge_takes_back_units_and_not_tokens() -> None:
+    steps = followed({(1, 2), (0, 1, 2, 3)}, [0, 1, 2, 3])
+    assert steps[-2:] == [(1, (1, 2)), (2, (0, 1, 2, 3))]
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_a_span_may_cover_everything_there_is(order: int) -> None:
+    span = tuple(range(order))
+    assert followed({span}, list(span))[-1] == (order - 1, span)
+
+
+def test_token_zero_before_the_beginning_is_no_token() -> None:
+    assert followed({(0, 0), (0, 0, 0), (0, 0, 0, 0)}, [0]) == [(0, (0,))]
+
+
+def test_a_token_that_ends_a_row_merges_nothing() -> None:
+    suffixes = Matcher(RuleSet.from_spans([(3, 4)])).suffixes(2)
+    assert step(suffixes, [3, 3]) == [(0, (3,)), (0, (3,))]
+    assert step(suffixes, [None, 4]) == [None, (1, (3, 4))]  # row 0 chose 4 and ended
+
+
+def test_a_row_that_rests_goes_on_where_it_was() -> None:
+    suffixes = Matcher(RuleSet.from_spans([(3, 4, 5)])).suffixes(2)
+    for tokens in ([3, 3], [None, 4], [4, None]):
+        step(suffixes, tokens)
+    assert step(suffixes, [5, 5]) == [(2, (3, 4, 5)), (2, (3, 4, 5))]
+
+
+@pytest.mark.parametrize("odd", [MAX_TOKEN_ID + 1, (1 << 18) + 2, 1 << 40, -1])
+def test_a_token_that_cannot_be_in_a_rule_is_a_barrier(odd: int) -> None:
+    # 0 << 18 | (1 << 18 | 2) would be the key of (1, 2)
+    steps = followed({(0, 1), (1, 2), (0, 2), (2, 2), (0, 0)}, [0, odd, 2, 2])
+    assert steps == [(0, (0,)), (0, (odd,)), (0, (2,)), (1, (2, 2))]
+
+
+@st.composite
+def rules_and_rows(draw: st.DrawFn) -> tuple[Spans, list[list[int]]]:
+    size = draw(st.integers(2, 5))
+    low = draw(st.sampled_from([0, MAX_TOKEN_ID - size + 1]))
+    token = st.integers(low, low + size - 1)
+    span = st.one_of(*(st.tuples(*[token] * n) for n in (2, 3, 4)))
+    row = st.lists(token, max_size=24)
+    return draw(st.sets(span, max_size=20)), draw(st.lists(row, min_size=1, max_size=4))
+
+
+def check_law(rules: Spans, rows: list[list[int]]) -> None:
+    """After every token the units are those of the ids so far, cut alone."""
+    suffixes = Matcher(RuleSet.from_spans(rules)).suffixes(len(rows))
+    units: list[list[tuple[int, int]]] = [[] for _ in rows]
+    for at in range(max(map(len, rows))):
+        steps = step(suffixes, [row[at] if at < len(row) else None for row in rows])
+        for row, held, made in zip(rows, units, steps, strict=True):
+            if made is not None:
+                rollback, span = made
+                del held[len(held) - rollback :]
+                held.append((at + 1 - len(span), len(span)))
+                assert span == tuple(row[at + 1 - len(span) : at + 1])
+            assert held == oracle(row[: at + 1], rules)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=rules_and_rows())
+def test_units_are_the_segmentation_of_the_ids_whatever_the_rules(
+    case: tuple[Spans, list[list[int]]],
+) -> None:
+    check_law(*case)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=rules_and_rows())
+def test_units_are_the_segmentation_of_the_ids_for_infix_free_rules(
+    case: tuple[Spans, list[list[int]]],
+) -> None:
+    rules, rows = case
+    free = {s for s in rules if not any(s in parts(other) for other in rules)}
+    assert RuleSet.from_spans(free).infix_free
+    check_law(free, rows)
+
+
+def parts(span: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """All shorter spans inside a span."""
+    size = len(span)
+    return {span[i:j] for i in range(size) for j in range(i + 2, size + 1) if j - i < size}

@@ -1,0 +1,118 @@
+"""Task rules against a Counter over the same questions, made, cut and counted independently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from umim_core.adaptation.choices import Part, Question, read_questions
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.rules.counting import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.task_rules import mine_task_rules
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+TAUS = (2000, 200, 50, 5, 1)
+LENGTH = 128
+END_OF_TEXT = 50256
+TASKS = ("hellaswag_dev1000", "arc_easy_train", "arc_challenge_train")
+Bigrams = dict[tuple[int, ...], int]
+
+
+def characters(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def pairs(text: str) -> tuple[int, ...]:
+    return tuple(characters(text))
+
+
+def rules_of(rules: RuleSet) -> Bigrams:
+    assert [rules.counts_by_order[n] for n in ORDERS if n != 2] == [0, 0]
+    ids = [tuple(row) for row in rules.ids_by_order[2].tolist()]
+    return dict(zip(ids, rules.support_by_order[2].tolist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def encode() -> Callable[[str], list[int]]:
+    file = DATA / "tokenizers" / "gpt2" / "tokenizer.json"
+    if not file.is_file():
+        pytest.skip(f"the GPT-2 tokenizer is not at {file}")
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def questions_of(task: str) -> list[Question]:
+    file = DATA / "mc" / f"{task}.jsonl"
+    if not file.is_file():
+        pytest.skip(f"the questions are not at {file}")
+    return read_questions(file)
+
+
+@pytest.mark.parametrize("part", ["sequence", "context"])
+@pytest.mark.parametrize("task", TASKS)
+def test_every_threshold_gives_the_bigrams_of_a_counter(
+    task: str, part: Part, encode: Callable[[str], list[int]]
+) -> None:
+    questions = questions_of(task)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for question in questions:
+        context = question.context.rstrip()
+        blanks = question.context[len(context) :]
+        whole = encode(f"{context}{blanks} {question.choices[question.gold]}")
+        alone = encode(context)
+        row = alone if part == "context" else alone + whole[len(alone) :]
+        counts.update(pairwise(row[:LENGTH]))
+    mined = mine_task_rules(questions, encode, TAUS, part=part, excluded=[END_OF_TEXT])
+    assert list(mined) == list(TAUS)
+    for tau, rules in mined.items():
+        assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
+        assert (rules.tau, rules.overlap, rules.containment) == (tau, "none", "keep")
+    sizes = [len(rules) for rules in mined.values()]
+    assert 0 < sizes[1] < sizes[2] < sizes[3] < sizes[4]
+
+
+def test_the_worked_example_of_the_module_docstring() -> None:
+    question = Question("ab", ("ab", "x"), gold=0)
+    whole = mine_task_rules([question], characters, [1])[1]
+    context = mine_task_rules([question], characters, [1], part="context")[1]
+    assert rules_of(whole) == {pairs("ab"): 2, pairs("b "): 1, pairs(" a"): 1}
+    assert rules_of(context) == {pairs("ab"): 1}
+
+
+def test_no_bigram_joins_two_questions_or_follows_the_cut() -> None:
+    questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
+    rules = mine_task_rules(questions, characters, [1], max_length=3)[1]
+    assert set(rules_of(rules)) == {pairs("ab"), pairs("b "), pairs("cd"), pairs("d ")}
+
+
+def test_excluded_ids_take_part_in_no_bigram() -> None:
+    rules = mine_task_rules([Question("abc", ("x", "y"), 0)], characters, [1], excluded=pairs("b "))
+    assert rules_of(rules[1]) == {}
+
+
+def test_the_overlap_filter_is_an_option() -> None:
+    question = Question("abc", ("x", "y"), 0)
+    mined = mine_task_rules([question], characters, [1], part="context", overlap="greedy")[1]
+    assert set(rules_of(mined)) == {pairs("ab")}
+
+
+def test_the_corpus_digest_tells_what_was_counted() -> None:
+    question = Question("abc", ("x", "y"), 0)
+    digests = {
+        mine_task_rules([question], characters, [1, 2], part=part)[tau].corpus_digest
+        for part in ("sequence", "context")
+        for tau in (1, 2)
+    }
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(("taus", "error"), [([], ConfigError), ([5, 0], RuleSetError)])
+def test_bad_thresholds_are_refused(taus: list[int], error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"at least (one|1)"):
+        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, taus)

@@ -1,0 +1,241 @@
+"""Corpus files: canonical order, and remote files through a store that speaks S3's protocol."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import traceback
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from object_store import ObjectStore, object_store
+
+from umim_core.errors import CorpusError, UmimError
+from umim_core.text import (
+    BadRows,
+    JsonLines,
+    ParquetFiles,
+    Source,
+    TextFiles,
+    TokenIds,
+    iter_documents,
+    iter_token_ids,
+    source_of,
+)
+from umim_core.text.files import CorpusFile, expand, redacted
+
+USER, SECRET = "AKIDEXAMPLE", "sEcReT/wOrD"
+CREDENTIALS = f"{USER}:sEcReT%2FwOrD@"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    table = io.BytesIO()
+    pq.write_table(pa.table({"text": [f"row {i}" for i in range(600)], "n": range(600)}), table)
+    lines = [json.dumps({"text": text}) for text in ("one", "zwölf")]
+    with object_store() as found:
+        found.objects |= {
+            "data/books/a.txt": b"\xef\xbb\xbffirst\r\n",
+            "data/books/b c.txt": "zweites Büch".encode(),
+            "data/books/deep/d.txt": b"fourth",
+            "data/books/e.md": b"no text file",
+            "data/rows.jsonl.gz": gzip.compress("\n".join(lines).encode()),
+            "data/bad.jsonl.gz": gzip.compress(b'{"text": "good"}\n{'),
+            "data/torn.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 9000)[:-9],
+            "data/table.parquet": table.getvalue(),
+            "data/torn.parquet": table.getvalue()[:-9],
+        }
+        yield found
+
+
+def uri(store: ObjectStore, path: str) -> str:
+    return store.uri(path, CREDENTIALS)
+
+
+def shown(error: BaseException) -> str:
+    """All that a traceback would print."""
+    return "".join(traceback.format_exception(error))
+
+
+def assert_no_secret(text: str) -> None:
+    assert USER not in text
+    assert SECRET not in text
+    assert "sEcReT" not in text
+
+
+# Order
+
+
+def test_any_order_of_the_names_gives_one_order_of_the_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    names = [str(tmp_path / name) for name in ("b.txt", "a.txt", "c/*.txt")]
+    found = {tuple(iter_documents(TextFiles(paths=tuple(order)))) for order in permutations(names)}
+    assert found == {("a.txt", "b.txt", "c/d.txt")}
+
+
+@pytest.mark.parametrize("second", ["a.txt", "*.txt", "x/../a.txt", "link.txt", "file://"])
+def test_a_file_named_twice_is_refused(tmp_path: Path, second: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    other = f"{tmp_path}/{second}" if second != "file://" else f"file://{tmp_path}/a.txt"
+    with pytest.raises(CorpusError, match=r"must be named once; got .*a\.txt and .*would count"):
+        expand((str(tmp_path / "a.txt"), other))
+
+
+def test_relative_and_absolute_names_have_one_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    assert [str(f) for f in expand((str(tmp_path / "b.txt"), "a.txt"))] == [
+        "a.txt",
+        str(tmp_path / "b.txt"),
+    ]
+
+
+# Remote files
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("data/books/a.txt", ["first\r\n"]),
+        ("data/books/*.txt", ["first\r\n", "zweites Büch"]),
+        ("data/books/**/*.txt", ["first\r\n", "zweites Büch", "fourth"]),
+        ("data/b*/deep/*", ["fourth"]),
+    ],
+)
+def test_remote_text_files_and_patterns(store: ObjectStore, pattern: str, texts: list[str]) -> None:
+    assert list(iter_documents(TextFiles(paths=(uri(store, pattern),)))) == texts
+
+
+def test_remote_json_lines_are_unpacked(store: ObjectStore) -> None:
+    source = source_of((uri(store, "data/rows.jsonl.gz"),))
+    assert isinstance(source, JsonLines)
+    assert list(iter_documents(source)) == ["one", "zwölf"]
+
+
+def test_remote_parquet_is_read(store: ObjectStore) -> None:
+    source = source_of((uri(store, "data/table.parquet"),))
+    assert isinstance(source, ParquetFiles)
+    store.requests.clear()
+    assert list(iter_documents(source)) == [f"row {i}" for i in range(600)]
+    assert any(request.startswith("GET data/table.parquet bytes=") for request in store.requests)
+
+
+def test_a_remote_text_file_is_read_in_large_ranges(store: ObjectStore) -> None:
+    store.objects["data/long.txt"] = b"some words " * 1_000_000
+    store.requests.clear()
+    found = list(iter_documents(TextFiles(paths=(uri(store, "data/long.txt"),))))
+    assert found == ["some words " * 1_000_000]
+    assert 1 < sum(request.startswith("GET") for request in store.requests) < 6
+
+
+def test_size_and_digest_are_those_of_the_stored_bytes(store: ObjectStore) -> None:
+    (file,) = expand((uri(store, "data/rows.jsonl.gz"),))
+    data = store.objects["data/rows.jsonl.gz"]
+    assert file.size == len(data)
+    assert file.sha256() == hashlib.sha256(data).hexdigest()
+    assert file.suffix == ".gz"
+
+
+def test_size_and_digest_of_a_local_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"12345")
+    (file,) = expand((str(tmp_path / "a.txt"),))
+    assert file.size == 5
+    assert file.sha256() == hashlib.sha256(b"12345").hexdigest()
+
+
+REMOTE_FAULTS: dict[str, tuple[type[Source], str, str]] = {
+    "missing": (TextFiles, "data/none.txt", r"a corpus file must exist; got s3://\*\*\*@data/none"),
+    "folder": (TextFiles, "data/books", r"must be a file; .* s3://\*\*\*@data/books/\*\.txt"),
+    "pattern": (TextFiles, "data/*.none", "a pattern must match a file"),
+    "bucket": (TextFiles, "none/*.txt", "a pattern must match a file"),
+    "bad row": (JsonLines, "data/bad.jsonl.gz", r"@data/bad\.jsonl\.gz:2: a line must be JSON"),
+    "torn gz": (JsonLines, "data/torn.jsonl.gz", r"torn\.jsonl\.gz: the file must be readable and"),
+    "torn table": (ParquetFiles, "data/torn.parquet", "torn.parquet: the file must be readable"),
+    "odd address": (TextFiles, "data/a b.txt", "the address must be one that Arrow's file systems"),
+}
+
+
+@pytest.mark.parametrize("case", REMOTE_FAULTS)
+def test_remote_faults_name_the_file_and_no_secret(store: ObjectStore, case: str) -> None:
+    kind, path, message = REMOTE_FAULTS[case]
+    with pytest.raises(CorpusError, match=message) as caught:
+        list(iter_documents(kind(paths=(uri(store, path),))))
+    assert_no_secret(shown(caught.value))
+
+
+def test_a_store_that_does_not_answer_is_named_without_secrets() -> None:
+    with object_store() as gone:
+        address = uri(gone, "data/a.txt")
+    with pytest.raises(
+        CorpusError, match=r"s3://\*\*\*@data/a\.txt: the file must be rea"
+    ) as found:
+        expand((address,))
+    assert_no_secret(shown(found.value))
+
+
+def test_a_remote_file_named_twice_is_refused(store: ObjectStore) -> None:
+    names = (uri(store, "data/books/a.txt"), uri(store, "data/books/*.txt"))
+    with pytest.raises(CorpusError, match="must be named once") as caught:
+        expand(names)
+    assert_no_secret(shown(caught.value))
+
+
+def test_skipped_rows_and_empty_sources_show_no_secret(store: ObjectStore) -> None:
+    bad = BadRows()
+    source = JsonLines(paths=(uri(store, "data/bad.jsonl.gz"),), max_bad=1)
+    assert list(iter_documents(source, bad)) == ["good"]
+    assert_no_secret(bad.first[0])
+    store.objects["data/empty.txt"] = b""
+    with pytest.raises(CorpusError, match="at least one non-empty document") as caught:
+        list(iter_documents(TextFiles(paths=(uri(store, "data/empty.txt"),))))
+    assert_no_secret(shown(caught.value))
+
+
+def test_ready_ids_are_read_from_local_files_alone(store: ObjectStore) -> None:
+    store.objects["data/ids.npy"] = b"x"
+    with pytest.raises(CorpusError, match=r"ids\.npy: token ids must be a local file") as caught:
+        list(iter_token_ids(TokenIds(path=uri(store, "data/ids.npy"))))
+    assert_no_secret(shown(caught.value))
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("s3://bucket/key", "s3://bucket/key"),
+        ("s3://AK:SK@bucket/key?region=x", "s3://***@bucket/key?region=x"),
+        ("s3://AK:S/K+@bucket/k@y", "s3://***@y"),
+        ("hdfs://host:9000/a@b", "hdfs://host:9000/a@b"),
+        ("s3://b/k?region=x&session_token=abc&y=1", "s3://b/k?region=x&session_token=***&y=1"),
+        ("a:b@c/d", "a:b@c/d"),
+    ],
+)
+def test_addresses_are_shown_without_credentials(name: str, safe: str) -> None:
+    assert redacted(name) == safe
+    assert "SK" not in repr(CorpusFile(name))
+
+
+def test_sources_dumped_as_json_hold_no_credentials() -> None:
+    source = TextFiles(paths=("s3://AK:SK@bucket/key?region=x", "local.txt"))
+    assert source.model_dump(mode="json")["paths"] == ["s3://***@bucket/key?region=x", "local.txt"]
+    assert source.model_dump()["paths"] == source.paths
+
+
+def test_errors_of_this_package_alone_leave_it(store: ObjectStore) -> None:
+    with pytest.raises(UmimError, match="Unrecognized filesystem type"):
+        expand(("gopher://bucket/key",))

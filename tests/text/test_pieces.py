@@ -1,0 +1,244 @@
+"""Long documents in pieces: the ids of the whole, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from umim_core.backbone import load_tokenizer
+from umim_core.errors import CorpusError
+from umim_core.text import TextFiles, TokenIds, iter_parts, iter_token_pieces
+from umim_core.text.pieces import cut_pieces
+
+CHECKOUT = Path(__file__).parents[2]
+TOKENIZERS = CHECKOUT.parent / "shared" / "data" / "tokenizers"
+WORDS = [
+    *("the", " sum", " axis", "'s", " 12", "3", ".", ",", " (", "\n", "\r\n", "\n\n", "  ", "\t"),
+    *("ü", "世界", "你好", "。", "，", "！", "🙂", "\u2028", "\u00a0", "e\u0301", "A", " B"),
+]
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=250).map("".join) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=200
+)
+
+
+@pytest.fixture(scope="module", params=["umim-docs-llama", "gpt2", "neox"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    if request.param.startswith("umim"):
+        return load_tokenizer(request.param)
+    folder = TOKENIZERS / request.param
+    if not folder.is_dir():
+        pytest.skip(f"no tokenizer at {folder}")
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> PreTrainedTokenizerBase:
+    return load_tokenizer("umim-docs-llama")
+
+
+def ids_of(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+
+def in_parts(text: str, size: int) -> Iterator[tuple[str, bool]]:
+    for start in range(0, max(1, len(text)), size):
+        yield text[start : start + size], start + size >= len(text)
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS, piece=st.integers(1, 50), size=st.integers(1, 90))
+def test_pieces_of_any_text_give_the_ids_of_the_whole(
+    tokenizer: PreTrainedTokenizerBase, text: str, piece: int, size: int
+) -> None:
+    pieces = list(cut_pieces(in_parts(text, size), tokenizer, piece))
+    assert "".join(part for part, _ in pieces) == text
+    assert [last for _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+    ids = chain.from_iterable(ids_of(part, tokenizer) for part, _ in pieces)
+    assert list(ids) == ids_of(text, tokenizer)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10**6])
+def test_the_parts_a_document_comes_in_do_not_move_its_borders(
+    embedded: PreTrainedTokenizerBase, size: int
+) -> None:
+    text = "Return the sum of the elements, 3 of 4.\n世界。你好！" * 60
+    whole = list(cut_pieces([(text, True)], embedded, 90))
+    assert len(whole) > 10
+    assert list(cut_pieces(in_parts(text, size), embedded, 90)) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("word and word, " * 200, 20),
+        ("1,2.5,3\n4,5,6.25\n" * 200, 20),
+        ("a,b;c\r\n" * 400, 20),
+        ("12 7 1234 " * 300, 20),
+        ("你好世界。天地玄黄，" * 300, 20),
+    ],
+    ids=["prose", "table", "windows lines", "numbers", "chinese"],
+)
+def test_text_of_many_kinds_has_borders(
+    tokenizer: PreTrainedTokenizerBase, text: str, least: int
+) -> None:
+    pieces = [part for part, _ in cut_pieces([(text, True)], tokenizer, 100)]
+    assert len(pieces) >= least
+    assert list(chain.from_iterable(ids_of(p, tokenizer) for p in pieces)) == ids_of(
+        text, tokenizer
+    )
+
+
+def test_a_border_far_away_is_found(embedded: PreTrainedTokenizerBase) -> None:
+    text = "0" * 5000 + "a b" + "0" * 5000
+    assert [len(part) for part, _ in cut_pieces(in_parts(text, 999), embedded, 100)] == [5001, 5002]
+
+
+def test_a_document_without_a_border_in_reach_is_refused(
+    embedded: PreTrainedTokenizerBase,
+) -> None:
+    assert len(list(cut_pieces([("0" * 1000, True)], embedded, 100, 1000))) == 1
+    with pytest.raises(CorpusError, match=r"a place to cut it every 1000 characters; .*'a b00"):
+        list(cut_pieces(in_parts("a b" + "0" * 2000, 64), embedded, 100, 1000))
+
+
+def test_several_documents_keep_their_ends(embedded: PreTrainedTokenizerBase) -> None:
+    parts = [("ab", False), ("c", True), ("", True), ("word and word " * 9, True)]
+    pieces = list(cut_pieces(parts, embedded, 30))
+    assert pieces[:2] == [("abc", True), ("", True)]
+    assert sum(last for _, last in pieces) == 3
+
+
+# From files
+
+
+def test_a_text_file_comes_in_parts_of_a_mebibyte(tmp_path: Path) -> None:
+    text = "größe 世界🙂 " * 200_000  # characters of 1 to 4 bytes across the borders of the chunks
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    parts = list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+    assert len(parts) > 3
+    assert "".join(part for part, _ in parts) == text
+    assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
+    assert max(len(part.encode()) for part, _ in parts) <= (1 << 20) + 3
+
+
+@pytest.mark.parametrize("at", [0, (1 << 20) - 2, 1 << 20, (3 << 20) + 5])
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [(b"\xff", "invalid start byte"), (b"\xe4\xb8a", "invalid continuation"), (b"\0", "NUL")],
+)
+def test_bad_bytes_are_located_anywhere(tmp_path: Path, at: int, bad: bytes, message: str) -> None:
+    data = b"x" * at + bad + b"y" * (1 << 20)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + data)
+    with pytest.raises(CorpusError, match=f"{message}.* at byte {at + 3}"):
+        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+
+
+def test_a_character_cut_off_at_the_end_is_located(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * (1 << 20) + "世".encode()[:2])
+    with pytest.raises(CorpusError, match="unexpected end of data at byte 1048576"):
+        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+
+
+def test_token_pieces_are_the_documents(tmp_path: Path, embedded: PreTrainedTokenizerBase) -> None:
+    texts = ["Return the sum. " * 40_000, "short"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    found: list[list[int]] = [[]]
+    for ids, last in iter_token_pieces(TextFiles(paths=(f"{tmp_path}/*.txt",)), embedded):
+        found[-1] += ids.tolist()
+        if last:
+            found.append([])
+    assert found == [*(ids_of(text, embedded) for text in texts), []]
+
+
+def test_token_pieces_of_ready_ids_are_one_document(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(5, dtype=np.uint16))
+    pieces = list(iter_token_pieces(TokenIds(path=str(tmp_path / "a.npy")), None))
+    assert np.concatenate([ids for ids, _ in pieces]).tolist() == [0, 1, 2, 3, 4]
+    assert [last for _, last in pieces][-1]
+
+
+def test_a_source_without_text_has_no_token_pieces(
+    tmp_path: Path, embedded: PreTrainedTokenizerBase
+) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(CorpusError, match="at least one non-empty document"):
+        list(iter_token_pieces(TextFiles(paths=(str(tmp_path / "a.txt"),)), embedded))
+
+
+# Memory
+
+GROWTH = """
+import json, resource, sys
+from pathlib import Path
+from umim_core.backbone import load_tokenizer
+from umim_core.text import iter_token_pieces, source_of
+from umim_core.text.shards import ShardWriter
+
+def peak():  # MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+tokenizer = load_tokenizer("umim-docs-llama")
+tokenizer(["warm up"])
+writer, before = ShardWriter(Path(sys.argv[2])), peak()
+for ids, last in iter_token_pieces(source_of((sys.argv[1],)), tokenizer):
+    writer.add(ids)
+    if last:
+        writer.end_document()
+writer.close()
+print(json.dumps(peak() - before))
+"""
+LINE = "Return the größe of the array, or 42 if the axis is not given.\n"
+
+
+def growth(path: Path) -> float:
+    """MiB that a process grows by while it tokenises a file into shards."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(path), str(path.parent / "shards")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=CHECKOUT,
+    )
+    return float(json.loads(done.stdout))
+
+
+def write_text(path: Path, mebibytes: int) -> None:
+    block = (LINE * (-(-(1 << 20) // len(LINE.encode()))))[: 1 << 20]
+    with path.open("w", encoding="utf-8") as stream:
+        for _ in range(mebibytes):
+            stream.write(block)
+
+
+# At once, 8 MiB of text take the tokenizer some 1 GiB. The buffer of shards is 64 MiB.
+
+
+def test_a_document_of_8_mib_takes_less_than_300_mib(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", 8)
+    assert growth(tmp_path / "a.txt") < 300
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mebibytes", [64, 1024])
+def test_a_document_of_any_size_takes_less_than_300_mib(tmp_path: Path, mebibytes: int) -> None:
+    write_text(tmp_path / "a.txt", mebibytes)
+    assert growth(tmp_path / "a.txt") < 300
+
+
+@pytest.mark.full
+def test_a_json_line_of_50_mib_takes_less_than_600_mib(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", 50)
+    text = (tmp_path / "a.txt").read_text(encoding="utf-8")
+    row = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / "a.jsonl").write_text(row + "\n", encoding="utf-8")
+    assert growth(tmp_path / "a.jsonl") < 600

@@ -1,0 +1,197 @@
+"""Token shards: round trips, document borders, slices, and everything that can be torn."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.text.shard_files import INDEX, first_tokens, read_index, write_index
+from umim_core.text.shards import ShardWriter, TokenShards
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 2**18 - 1), max_size=9), max_size=9)
+
+
+def write(
+    directory: Path, documents: list[list[int]], shard_tokens: int = 4, piece: int = 3
+) -> TokenShards:
+    writer = ShardWriter(directory, shard_tokens)
+    for document in documents:
+        for start in range(0, len(document), piece):
+            writer.add(np.array(document[start : start + piece], np.int64))
+        writer.end_document()
+    writer.close()
+    return TokenShards.open(directory)
+
+
+def sums(directory: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
+
+
+@settings(max_examples=40)
+@given(documents=DOCUMENTS, shard_tokens=st.integers(1, 12), piece=st.integers(1, 5))
+def test_documents_survive_the_disk(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    shard_tokens: int,
+    piece: int,
+) -> None:
+    shards = write(tmp_path_factory.mktemp("shards"), documents, shard_tokens, piece)
+    flat = [token for document in documents for token in document]
+    assert len(shards) == len(flat)
+    assert shards[:].tolist() == flat
+    assert shards[:].dtype == np.int32
+    assert shards.num_documents == len(documents)
+    ends = np.cumsum([len(document) for document in documents], dtype=np.int64)
+    assert shards.document_ends().tolist() == ends.tolist()
+    assert shards.document_ends().dtype == np.int64
+    assert shards.max_id == max(flat, default=-1)
+
+
+@settings(max_examples=40)
+@given(
+    shard_tokens=st.integers(1, 30),
+    start=st.none() | st.integers(-30, 30),
+    stop=st.none() | st.integers(-30, 30),
+)
+def test_slices_are_those_of_the_array(
+    tmp_path_factory: pytest.TempPathFactory,
+    shard_tokens: int,
+    start: int | None,
+    stop: int | None,
+) -> None:
+    ids = np.arange(23)
+    shards = write(tmp_path_factory.mktemp("shards"), [ids.tolist()], shard_tokens)
+    assert shards[start:stop].tolist() == ids[start:stop].tolist()
+    assert TokenShards.of_array(ids)[start:stop].tolist() == ids[start:stop].tolist()
+
+
+def test_a_slice_inside_one_shard_is_a_view_of_the_file(tmp_path: Path) -> None:
+    shards = write(tmp_path, [list(range(10))])
+    assert isinstance(shards[4:8], np.memmap)
+    assert not isinstance(shards[3:5], np.memmap)
+
+
+def test_a_slice_with_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="without a step; got 2"):
+        write(tmp_path, [[1, 2, 3]])[::2]
+
+
+def test_more_shards_than_maps_are_kept_read_the_same(tmp_path: Path) -> None:
+    shards = write(tmp_path, [list(range(50))], shard_tokens=1)
+    for _ in range(2):
+        assert [shards[i : i + 1].item() for i in range(50)] == list(range(50))
+
+
+def test_the_same_tokens_give_the_same_bytes_in_any_pieces(tmp_path: Path) -> None:
+    documents = [[1, 2, 3, 4, 5, 6, 7], [], [8]]
+    for piece in (1, 2, 7):
+        write(tmp_path / str(piece), documents, piece=piece)
+    assert sums(tmp_path / "1") == sums(tmp_path / "2") == sums(tmp_path / "7")
+    assert sorted(sums(tmp_path / "1")) == [
+        "00000-00000.documents.npy",
+        "00000-00000.tokens.npy",
+        "00000-00001.documents.npy",
+        "00000-00001.tokens.npy",
+        INDEX,
+    ]
+
+
+def test_parts_follow_one_another(tmp_path: Path) -> None:
+    shards = []
+    for part in (0, 1, 2):
+        writer = ShardWriter(tmp_path, 4, part)
+        writer.add(np.arange(part * 10, part * 10 + 5))
+        shards += writer.finish()
+    write_index(tmp_path, shards)
+    found = TokenShards.open(tmp_path)
+    assert found[:].tolist() == [*range(5), *range(10, 15), *range(20, 25)]
+    assert found.document_ends().tolist() == [5, 10, 15]
+
+
+@settings(max_examples=40)
+@given(documents=DOCUMENTS, shard_tokens=st.integers(1, 12), data=st.data())
+def test_the_first_tokens_are_what_a_writer_that_stops_there_leaves(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[int]],
+    shard_tokens: int,
+    data: st.DataObject,
+) -> None:
+    flat = list(chain.from_iterable(documents))
+    if not flat:
+        return
+    base = tmp_path_factory.mktemp("shards")
+    count = data.draw(st.integers(1, len(flat)))
+    write(base / "cut", documents, shard_tokens)
+    kept = first_tokens(base / "cut", read_index(base / "cut"), count)
+    names = {name for shard in kept for name in shard.files}
+    writer, total = ShardWriter(base / "stopped", shard_tokens), 0
+    for document in documents:
+        if total == count:
+            break
+        writer.add(np.array(document[: count - total], np.int64))
+        writer.end_document()
+        total += len(document[: count - total])
+    writer.close()
+    assert {n: d for n, d in sums(base / "cut").items() if n in names} == {
+        n: d for n, d in sums(base / "stopped").items() if n != INDEX
+    }
+
+
+def test_an_open_document_ends_with_the_writer(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path)
+    writer.add(np.array([1, 2]))
+    writer.close()
+    assert TokenShards.open(tmp_path).document_ends().tolist() == [2]
+
+
+@pytest.mark.parametrize("bad", [-1, 2**18])
+def test_ids_out_of_range_are_not_written(tmp_path: Path, bad: int) -> None:
+    with pytest.raises(CorpusError, match=r"in 0\.\.262143; got ids from"):
+        ShardWriter(tmp_path).add(np.array([1, bad]))
+    with pytest.raises(CorpusError, match=r"in 0\.\.262143; got ids from"):
+        TokenShards.of_array(np.array([1, bad]))
+
+
+def test_a_shard_of_no_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shard_tokens must be at least 1; got 0"):
+        ShardWriter(tmp_path, 0)
+
+
+# In memory
+
+
+def test_an_array_has_the_same_interface() -> None:
+    shards = TokenShards.of_array(np.array([5, 6, 7], np.uint16), np.array([1, 1, 3]))
+    assert (len(shards), shards.num_documents, shards.max_id) == (3, 3, 7)
+    assert shards.document_ends().tolist() == [1, 1, 3]
+    assert shards.directory is None
+
+
+def test_an_array_without_ends_is_one_document() -> None:
+    assert TokenShards.of_array(np.array([5, 6])).document_ends().tolist() == [2]
+    assert TokenShards.of_array(np.zeros(0, np.int32)).num_documents == 0
+
+
+@pytest.mark.parametrize("ends", [[2, 1, 3], [1, 2], [4], []])
+def test_ends_that_do_not_divide_the_array_are_refused(ends: list[int]) -> None:
+    with pytest.raises(CorpusError, match="document ends must rise to 3"):
+        TokenShards.of_array(np.array([5, 6, 7]), np.array(ends, np.int64))
+
+
+def test_opening_reads_no_tokens(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, 1 << 20)
+    for _ in range(16):
+        writer.add(np.zeros(1 << 20, np.int32))
+    writer.close()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    shards = TokenShards.open(tmp_path)
+    assert len(shards) == 1 << 24
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 4096, "64 MiB not touched"

@@ -1,0 +1,196 @@
+"""``umim mine``: mine merge rules from a corpus."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from umim_core.cli_output import JsonFlag, emit
+from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from umim_core.rules.mining import MiningOptions, MiningReport
+    from umim_core.rules.prediction import Prediction
+    from umim_core.text import Source
+
+_GIB = 2.0**30
+_NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
+
+
+def mine(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text files, .jsonl, .parquet or .npy files (globs and s3:// allowed), or one "
+            "Hugging Face data set name."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Rule directory to write; must not exist.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Embedded name, directory or hub id; optional for .npy ids.")
+    ] = None,
+    tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
+    segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
+    overlap: Annotated[Literal["greedy", "none"], typer.Option(help="Overlap filter.")] = "greedy",
+    containment: Annotated[
+        Literal["drop", "keep"], typer.Option(help="Containment filter.")
+    ] = "drop",
+    rule_budget: Annotated[
+        int | None, typer.Option(help="Most rules; tau is raised until they fit.")
+    ] = None,
+    min_documents: Annotated[
+        int, typer.Option(help="Least number of documents that a rule occurs in.")
+    ] = 1,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(help="Regular expression of tokens that no rule may contain, or 'digits'."),
+    ] = None,
+    sample_tokens: Annotated[
+        int | None,
+        typer.Option(help="Candidate mode: choose n-grams on so many tokens, count only those."),
+    ] = None,
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    max_bad: Annotated[
+        int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
+    ] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
+    kernel: Annotated[
+        Literal["numba", "numpy"], typer.Option(help="Counting loops; equal results.")
+    ] = "numba",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Predict memory, disk and time from a sample; stop.")
+    ] = False,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of the corpus, where the files do not tell them.")
+    ] = None,
+    max_memory_gib: Annotated[
+        float | None, typer.Option(help="Refuse if more memory is predicted.")
+    ] = None,
+    max_disk_gib: Annotated[
+        float | None, typer.Option(help="Refuse if more disk is predicted.")
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Refuse if more time is predicted.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Mine merge rules from a corpus and write a rule directory."""
+    from umim_core.rules.mining import MiningOptions, mine_rules
+    from umim_core.rules.prediction import Limits
+    from umim_core.text import source_of
+
+    if out is None and not dry_run:
+        raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
+    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
+    options = MiningOptions(
+        tau=tau,
+        segment_length=segment_length,
+        overlap=overlap,
+        containment=containment,
+        rule_budget=rule_budget,
+        min_documents=min_documents,
+        protect=tuple(protect or ()),
+        sample_tokens=sample_tokens,
+        threads=threads,
+        kernel=kernel,
+    )
+    limits = Limits(
+        _scaled(max_memory_gib, _GIB), _scaled(max_disk_gib, _GIB), _scaled(max_hours, 3600)
+    )
+    prediction = None
+    if dry_run or limits != Limits():
+        prediction = _predict(source, tokenizer, options, tokens)
+        if dry_run:
+            emit({"prediction": prediction.as_dict()}, _predicted(prediction), as_json)
+        limits.check(prediction)
+    if dry_run or out is None:
+        return
+    began = time.perf_counter()
+    report = mine_rules(source, out, tokenizer=tokenizer, options=options)
+    taken = time.perf_counter() - began
+    errors = {} if prediction is None else _errors(prediction, taken)
+    emit(_document(report, out, errors), _lines(report, out, errors), as_json)
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit
+
+
+def _predict(
+    source: Source, tokenizer: str | None, options: MiningOptions, tokens: int | None
+) -> Prediction:
+    from umim_core.rules.forecast import predict_mining
+
+    return predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
+
+
+def _predicted(prediction: Prediction) -> list[str]:
+    times = prediction.seconds
+    rows = [
+        ("tokens", f"{prediction.tokens:,}"),
+        ("memory", f"{prediction.memory_bytes / _GIB:.2f} GiB"),
+        ("disk", f"{prediction.disk_bytes / _GIB:.2f} GiB"),
+        *((f"time, {name.replace('_', ' ')}", f"{value:,.1f} s") for name, value in times.items()),
+        ("time, all", f"{sum(times.values()):,.1f} s"),
+        *((f"frequent {_NAMES[n]}", f"{count:,.0f}") for n, count in prediction.frequent.items()),
+    ]
+    return ["Predicted from a sample; nothing was written.", ""] + [
+        f"  {name:20}{value:>18}" for name, value in rows
+    ]
+
+
+def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:
+    from umim_core.rules.forecast import peak_memory_bytes
+
+    pairs = {
+        "memory_bytes": (prediction.memory_bytes, peak_memory_bytes()),
+        "seconds": (sum(prediction.seconds.values()), seconds),
+    }
+    return {
+        name: {"predicted": told, "measured": found, "error": told / found - 1}
+        for name, (told, found) in pairs.items()
+    }
+
+
+def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]]) -> list[str]:
+    lines = [
+        f"{report.tokens:,} tokens in {report.segments:,} segments, "
+        f"{report.documents:,} documents; tau {report.tau}",
+        "",
+        f"{'':10}{'frequent':>12}{'overlap':>12}{'rules':>12}",
+    ]
+    lines += [
+        f"{_NAMES[n]:10}{report.raw[n]:>12,}{report.overlap[n]:>12,}{report.rules[n]:>12,}"
+        for n in _NAMES
+    ]
+    if (found := report.candidates) is not None:
+        lines += [
+            "",
+            f"{found.candidates:,} candidates from {found.fraction:.1%} of the tokens, counted "
+            f"exactly; an n-gram at tau is missed with probability {found.miss_probability:.2g}",
+        ]
+    for name, error in errors.items():
+        unit, divisor = ("GiB", _GIB) if name == "memory_bytes" else ("s", 1.0)
+        lines += [
+            f"predicted {error['predicted'] / divisor:.2f} {unit}, took "
+            f"{error['measured'] / divisor:.2f} {unit} ({error['error']:+.0%})"
+        ]
+    return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
+
+
+def _document(
+    report: MiningReport, out: Path, errors: dict[str, dict[str, float]]
+) -> dict[str, object]:
+    document: dict[str, object] = {"out": str(out)}
+    for name, value in asdict(report).items():
+        per_order = name in ("raw", "overlap", "rules")
+        document[name] = {str(n): count for n, count in value.items()} if per_order else value
+    return document | ({"prediction": errors} if errors else {})

@@ -1,0 +1,24 @@
+"""What the commands of ``umim`` share: how they print."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
+    """Print a result. No terminal encoding refuses it: JSON is ASCII, text is escaped as needed.
+
+    Args:
+        document: The result for programs.
+        lines: The result for people.
+        as_json: Whether the document is wanted.
+    """
+    text = json.dumps(document, allow_nan=False) if as_json else "\n".join(lines)
+    encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))

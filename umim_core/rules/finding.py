@@ -1,0 +1,170 @@
+"""Find the frequent n-grams of a corpus: exactly, or exactly among candidates from a sample.
+
+Who counts is handed in (:class:`Counter`): one process (:class:`LocalCounter`), or a cluster in
+``tasks.counting``.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+import numpy as np
+
+from umim_core.errors import RuleSetError
+from umim_core.rules.candidates import (
+    SAMPLE_TAU,
+    CandidateReport,
+    choose_candidates,
+    miss_probability,
+    sample_segments,
+)
+from umim_core.rules.counting import Kernel, check_tau, count_ngrams
+from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, select
+from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
+
+MAX_CANDIDATES: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is looked for.
+
+    Attributes:
+        tau: Least count of an n-gram.
+        count_documents: Count the documents too in which each n-gram occurs.
+        sample_tokens: Choose candidates on a sample of about so many tokens and count those alone;
+            None counts everything.
+        max_candidates: Most candidates.
+        seed: Of the sample.
+    """
+
+    tau: int
+    count_documents: bool = False
+    sample_tokens: int | None = None
+    max_candidates: int = MAX_CANDIDATES
+    seed: int = 0
+
+
+class Counter(Protocol):
+    """Whoever counts a corpus."""
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times."""
+
+    def recount(
+        self, keys: dict[int, Ints], document_ends: Ints | None
+    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
+        """Count given n-grams, and their documents where ends are given."""
+
+
+@dataclass(frozen=True)
+class LocalCounter:
+    """Count in this process.
+
+    Attributes:
+        ids: Token ids [T].
+        offsets: Segment borders [num_segments + 1].
+        excluded: Ids that take part in no n-gram.
+        threads: Threads; None takes one per core.
+        kernel: As for ``count_ngrams``.
+    """
+
+    ids: Tokens
+    offsets: Offsets
+    excluded: tuple[int, ...] = ()
+    threads: int | None = None
+    kernel: Kernel = "numba"
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times."""
+        return count_ngrams(
+            self.ids, self.offsets, tau, self.excluded, threads=self.threads, kernel=self.kernel
+        )
+
+    def recount(
+        self, keys: dict[int, Ints], document_ends: Ints | None
+    ) -> tuple[dict[int, Ints], dict[int, Ints]]:
+        """Count given n-grams, and their documents where ends are given."""
+        threads = self.threads or len(os.sched_getaffinity(0))
+        total = int(self.offsets[-1])
+        ranges = recount_ranges(total, document_ends, threads)
+        recounts = [Recount(keys, count_documents=document_ends is not None) for _ in ranges]
+        ends = NO_DOCUMENTS if document_ends is None else document_ends
+        with ThreadPoolExecutor(threads) as pool:
+            jobs = [
+                pool.submit(recount.add, self.ids, self.offsets, low, high, ends)
+                for recount, (low, high) in zip(recounts, ranges, strict=True)
+            ]
+            for job in jobs:
+                job.result()
+        support = {n: sum_vectors([recount.support[n] for recount in recounts]) for n in ORDERS}
+        documents = {n: sum_vectors([recount.documents[n] for recount in recounts]) for n in ORDERS}
+        return support, documents
+
+
+def sum_vectors(vectors: list[Ints]) -> Ints:
+    """Return the sum [R] of vectors [R]."""
+    total: Ints = np.sum(vectors, axis=0, dtype=np.int64)
+    return total
+
+
+def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:
+    """Cut ``total`` tokens into ranges to recount, at document borders where they matter."""
+    if document_ends is not None:
+        return document_ranges(document_ends, total, parts)
+    cuts = [total * part // parts for part in range(parts + 1)]
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def find_ngrams(
+    ids: Tokens,
+    offsets: Offsets,
+    excluded: tuple[int, ...],
+    options: SearchOptions,
+    counter: Counter,
+    document_ends: Ints | None = None,
+) -> tuple[NgramCounts, CandidateReport | None]:
+    """Find the n-grams that occur at least ``tau`` times.
+
+    Args:
+        ids: Token ids [T].
+        offsets: Segment borders [num_segments + 1].
+        excluded: Ids that take part in no n-gram.
+        options: What is looked for.
+        counter: Counts the corpus.
+        document_ends: End positions of the documents [D], where they are counted.
+
+    Returns:
+        The counts, all of them exact; and in candidate mode how the candidates were chosen.
+
+    Raises:
+        CorpusError: If ids are out of range.
+        RuleSetError: If an option is out of its bounds.
+    """
+    check_tau(options.tau)
+    ends = None
+    if options.count_documents:
+        if document_ends is None or not len(document_ends):
+            raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
+        ends = document_ends
+    total = int(offsets[-1])
+    if options.sample_tokens is None or options.sample_tokens >= total:
+        counts = counter.count(options.tau)
+        if ends is None:
+            return counts, None
+        _, documents = counter.recount(counts.keys, ends)
+        return NgramCounts(counts.keys, counts.support, counts.tau, documents), None
+    sample, borders = sample_segments(ids, offsets, options.sample_tokens, options.seed)
+    found = count_ngrams(sample, borders, SAMPLE_TAU, excluded)
+    chosen = choose_candidates(found, options.max_candidates)
+    support, documents = counter.recount(chosen.keys, ends)
+    recounted = NgramCounts(chosen.keys, support, 0, documents if ends is not None else None)
+    fraction = len(sample) / total
+    report = CandidateReport(
+        fraction, len(chosen), chosen.tau, miss_probability(options.tau, fraction, chosen.tau)
+    )
+    return select(recounted, options.tau), report

@@ -1,0 +1,170 @@
+"""What mining a source would take, from a part of it: nothing else is read."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.lib.format import open_memmap
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.backbone import load_tokenizer
+from umim_core.errors import ConfigError
+from umim_core.rules.grams import Tokens, UniformOffsets
+from umim_core.rules.mining import MiningOptions, excluded_ids
+from umim_core.rules.prediction import SAMPLE_TOKENS, Prediction, fit_cost_law
+from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
+from umim_core.text.files import CorpusFile, expand
+
+_SAMPLE_BYTES: Final = 10 << 20
+_PACKED: Final = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens from a corpus.
+
+    Attributes:
+        ids: Some of its ids [S].
+        total: Tokens of the whole corpus, as far as they can be told.
+        seconds_per_token: Time of tokenizing.
+    """
+
+    ids: Tokens
+    total: int
+    seconds_per_token: float
+
+
+def predict_mining(
+    source: Source,
+    *,
+    tokenizer: str | None,
+    options: MiningOptions,
+    tokens: int | None = None,
+    block_tokens: int | None = None,
+    seed: int = 0,
+) -> Prediction:
+    """Predict what mining a source takes, from about 10 MB of its text.
+
+    Args:
+        source: Text, or ready token ids.
+        tokenizer: Name of the tokenizer; may be None for ready ids.
+        options: How it is to be mined.
+        tokens: Tokens of the corpus, where they cannot be told from the sizes of its files:
+            compressed ones, Parquet, data sets.
+        block_tokens: Tokens that one worker of a cluster counts at a time; None for one process.
+        seed: Of the choice of files and segments.
+
+    Raises:
+        ConfigError: If the number of tokens is needed and not given, or an option is out of bounds.
+        CorpusError: If the source is unusable.
+        RuleSetError: If the corpus is too small for a prediction.
+    """
+    chosen = options.check()
+    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    sample = _sample(source, known, tokens, seed)
+    length = chosen.segment_length
+    law = fit_cost_law(
+        sample.ids,
+        UniformOffsets(length, len(sample.ids) // length),
+        chosen.tau,
+        excluded_ids(known, chosen.protect),
+        threads=chosen.threads or len(os.sched_getaffinity(0)),
+        seed=seed,
+        resident_bytes=peak_memory_bytes,
+    )
+    prediction = law.predict(sample.total, block_tokens=block_tokens)
+    tokenizing = {"tokenize": sample.seconds_per_token * sample.total}
+    return replace(prediction, seconds=tokenizing | prediction.seconds)
+
+
+def peak_memory_bytes() -> float:
+    """Return the largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def _sample(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, tokens: int | None, seed: int
+) -> Sample:
+    if isinstance(source, TokenIds):
+        next(iter_token_pieces(source, None))  # refuses what is no array of ids
+        array = open_memmap(Path(source.path), mode="r")
+        return Sample(array, len(array), 0.0)
+    if isinstance(source, TextFiles | JsonLines):
+        files = expand(source.paths)
+        if all(file.suffix not in _PACKED for file in files):
+            return _sample_of_bytes(source, files, tokenizer, tokens, seed)
+    began = time.perf_counter()
+    ids, whole = _first_ids(source, tokenizer)
+    if tokens is None and not whole:
+        raise ConfigError(
+            "the number of tokens must be given where the files do not tell it",
+            f"a source of kind {source.kind}, compressed or not plain text",
+            "Give it with --tokens, e.g. 0.25 times the bytes of English text.",
+        )
+    total = len(ids) if whole or tokens is None else tokens
+    return Sample(ids, total, (time.perf_counter() - began) / max(len(ids), 1))
+
+
+def _sample_of_bytes(
+    source: TextFiles | JsonLines,
+    files: list[CorpusFile],
+    tokenizer: PreTrainedTokenizerBase | None,
+    tokens: int | None,
+    seed: int,
+) -> Sample:
+    """Tokenize the heads of files in random order, and scale by the bytes."""
+    sizes = [file.size for file in files]
+    share = max(_SAMPLE_BYTES // 16, _SAMPLE_BYTES // len(files))
+    read = 0
+    with tempfile.TemporaryDirectory(prefix="umim-sample-") as folder:
+        names = []
+        for number in np.random.default_rng(seed).permutation(len(files)):
+            room = _SAMPLE_BYTES - read if len(files) == 1 else min(share, _SAMPLE_BYTES - read)
+            head = _head(files[number], sizes[number], room, source)
+            (Path(folder) / f"{number}").write_bytes(head)
+            names.append(str(Path(folder) / f"{number}"))
+            read += len(head)
+            if read >= _SAMPLE_BYTES:
+                break
+        heads = source.model_copy(update={"paths": tuple(names)})
+        began = time.perf_counter()
+        ids, _ = _first_ids(heads, tokenizer, at_most=sys.maxsize)
+        seconds = time.perf_counter() - began
+    total = tokens if tokens is not None else round(sum(sizes) * len(ids) / max(read, 1))
+    return Sample(ids, total, seconds / max(len(ids), 1))
+
+
+def _head(file: CorpusFile, size: int, room: int, source: TextFiles | JsonLines) -> bytes:
+    """Return up to ``room`` bytes of a file, cut after a line, or for text after a space."""
+    with file.open() as stream:
+        head = stream.read(room)
+        if len(head) == size:
+            return head
+        if isinstance(source, JsonLines) and b"\n" not in head:
+            return head + stream.readline()
+    cut = max(head.rfind(b"\n"), -1 if isinstance(source, JsonLines) else head.rfind(b" "))
+    return head[: cut + 1] if cut >= 0 else head.decode(errors="ignore").encode()
+
+
+def _first_ids(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, at_most: int = SAMPLE_TOKENS
+) -> tuple[Tokens, bool]:
+    """Return the first ids of a source, and whether they are all."""
+    found, size = [np.zeros(0, np.int32)], 0
+    pieces: Iterator[tuple[Tokens, bool]] = iter_token_pieces(source, tokenizer)
+    for ids, _ in pieces:
+        found.append(np.asarray(ids[:]))
+        size += len(ids)
+        if size >= at_most:
+            return np.concatenate(found), False
+    return np.concatenate(found), True

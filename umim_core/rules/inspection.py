@@ -1,0 +1,223 @@
+"""What a rule set holds and what it does to held-out text, for people to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import CorpusError, TokenizerMismatchError
+from umim_core.rules.collisions import collision_groups
+from umim_core.rules.counting import ORDERS
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        ids: Its 2 to 4 token ids.
+        count: Its count in the corpus it was mined from.
+    """
+
+    ids: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class CoveragePoint:
+    """A part of a rule set and the token reduction it gives.
+
+    Attributes:
+        tau: Least count of the rules used.
+        rules: Number of these rules.
+        token_reduction: (raw tokens - units) / raw tokens with these rules alone.
+    """
+
+    tau: int
+    rules: int
+    token_reduction: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What a rule set does to held-out text.
+
+    Attributes:
+        tokens: Raw tokens.
+        segments: Number of segments.
+        token_reduction: (raw tokens - units) / raw tokens.
+        spans: Merged spans of each order n = 2, 3, 4.
+    """
+
+    tokens: int
+    segments: int
+    token_reduction: float
+    spans: dict[int, int]
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """Share of the merged spans that have each order; 0 where nothing is merged."""
+        total = sum(self.spans.values())
+        return {n: count / total if total else 0.0 for n, count in self.spans.items()}
+
+
+def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> float:
+    """Return the realised token reduction, (raw tokens - units) / raw tokens.
+
+    Args:
+        ids: Token ids of all segments, flat [T].
+        offsets: Segment borders [num_segments + 1]; no unit crosses one.
+        matcher: The rules.
+
+    Returns:
+        0 .. 0.75.
+
+    Raises:
+        CorpusError: If there is no token, ids are out of range or borders do not cover them.
+
+    Source: METHOD.md, notation ("TR").
+    """
+    return coverage(ids, offsets, matcher).token_reduction
+
+
+def coverage(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -> Coverage:
+    """Segment held-out text and count what was merged.
+
+    Args:
+        ids: Token ids of all segments, flat [T].
+        offsets: Segment borders [num_segments + 1]; no unit crosses one.
+        matcher: The rules.
+
+    Raises:
+        CorpusError: If there is no token, ids are out of range or borders do not cover them.
+    """
+    if not len(ids):
+        raise CorpusError("held-out text must hold at least one token", 0, "Give more text.")
+    _, lengths, _ = matcher.segment_many(ids, offsets)
+    return Coverage(
+        tokens=len(ids),
+        segments=len(offsets) - 1,
+        token_reduction=(len(ids) - len(lengths)) / len(ids),
+        spans={n: int((lengths == n).sum()) for n in ORDERS},
+    )
+
+
+def coverage_curve(
+    rules: RuleSet, ids: NDArray[np.integer], offsets: Ints, points: int = 8
+) -> list[CoveragePoint]:
+    """Measure token reduction with ever fewer of the rules: those with a count of at least tau'.
+
+    These are the rules of this set. Mining again at tau' gives other rules wherever a filter looks
+    at what competes: a 2-gram dropped for a rare 4-gram around it is not in this set, but would be
+    in that one.
+
+    Counts fall off so steeply that matching every part anew costs about twice the whole set.
+
+    Args:
+        rules: The rule set.
+        ids: Token ids of all segments, flat [T].
+        offsets: Segment borders [num_segments + 1].
+        points: Number of thresholds at most, the least count first, log-spaced over the counts
+            that occur.
+
+    Returns:
+        One point per threshold, ascending; none without rules.
+
+    Raises:
+        CorpusError: As :func:`coverage`.
+    """
+    return [
+        CoveragePoint(tau, len(part), token_reduction(ids, offsets, Matcher(part)))
+        for tau in thresholds(rules, points)
+        for part in [rules_from(rules, tau)]
+    ]
+
+
+def thresholds(rules: RuleSet, points: int) -> list[int]:
+    """Return counts that occur in the set, ascending: all, or ``points`` about log-spaced ones."""
+    counts = np.unique(np.concatenate([rules.support_by_order[n] for n in ORDERS]))
+    if len(counts) <= points:
+        return [int(tau) for tau in counts]
+    wanted = np.geomspace(counts[0], counts[-1], points)
+    places = np.searchsorted(counts, wanted)
+    return [int(tau) for tau in counts[np.unique(np.minimum(places, len(counts) - 1))]]
+
+
+def rules_from(rules: RuleSet, tau: int) -> RuleSet:
+    """Return the rules of a set that have a count of at least ``tau``."""
+    enough = {n: rules.support_by_order[n] >= tau for n in ORDERS}
+    return replace(
+        rules,
+        ids_by_order={n: rules.ids_by_order[n][enough[n]] for n in ORDERS},
+        support_by_order={n: rules.support_by_order[n][enough[n]] for n in ORDERS},
+        tau=tau,
+    )
+
+
+def top_rules(rules: RuleSet, most: int) -> list[Rule]:
+    """Return the rules with the highest counts, ties by order, then ids."""
+    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
+    return _rules_at(rules, np.argsort(-support, kind="stable")[:most])
+
+
+def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
+    """Return groups of rules that share a surrogate, the groups with the highest counts first."""
+    return [_rules_at(rules, places) for places in collision_groups(rules, most)]
+
+
+def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
+    """Return rules by their places in the set, which is sorted by n, then ids."""
+    found = []
+    for place in places.tolist():
+        for n in ORDERS:
+            if place < rules.counts_by_order[n]:
+                row = tuple(rules.ids_by_order[n][place].tolist())
+                found.append(Rule(row, int(rules.support_by_order[n][place])))
+                break
+            place -= rules.counts_by_order[n]
+    return found
+
+
+def check_vocabulary(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that lacks ids of the rules; a fingerprint alone may be unknown.
+
+    Raises:
+        TokenizerMismatchError: If a rule has an id beyond the vocabulary.
+    """
+    top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
+    if top >= len(tokenizer):
+        raise TokenizerMismatchError(
+            f"rule ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
+            top,
+            "Name the tokenizer that the rules were mined with.",
+        )
+
+
+def decode_rule(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """Return a rule's text; parts of a multi-byte character show as the replacement character."""
+    text = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return text if isinstance(text, str) else "".join(text)
+
+
+def visible(text: str) -> str:
+    """Return a text on one line: a space as ·, a line end as ↵, other unprintables escaped.
+
+    Escaping keeps what a corpus holds (terminal control sequences, right-to-left marks) from
+    acting on the terminal that shows it.
+    """
+    marks = {" ": "·", "\n": "↵", "\t": "⇥"}
+    return "".join(
+        marks.get(char) or (char if char.isprintable() else char.encode("unicode_escape").decode())
+        for char in text
+    )

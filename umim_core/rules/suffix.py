@@ -1,0 +1,66 @@
+"""The end of a growing text: which rule the newest token completes, for many rows at once.
+
+A row's state is its last four raw tokens and which of them begin a unit. With the rule (b, c) and
+the tokens a b c added one after the other::
+
+    added    units before    taken back    new unit    units after
+    a        -               0             a           a
+    b        a               0             b           a b
+    c        a b             1             (b, c)      a (b, c)
+
+The leftmost unit boundary among the last three raw tokens from which a rule ends exactly at the new
+token wins. Longest-first, left-to-right matching of the whole text would cut the same units:
+growing a text by one token changes its segmentation only from the first boundary on whose longest
+rule now ends there. A token costs at most six lookups, however long the text is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.rules.trie import LONGEST, Ints, Words, advance
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What a new token did to each row [B]; zeros for rows that got none.
+
+    Attributes:
+        rollback: Units to take back first [B] (0 .. 3).
+        spans: Raw ids of the one new unit [B, 4]: the token alone, or a rule that ends with it;
+            zeros behind its end.
+        lengths: Ids of that unit [B] (1 .. 4).
+    """
+
+    rollback: Ints
+    spans: Ints
+    lengths: Ints
+
+
+class SuffixMatcher:
+    """Follow B texts that grow by one token at a time, all of them empty at first.
+
+    Args:
+        slots: The trie of the rules; see ``tables``.
+        rows: B.
+    """
+
+    def __init__(self, slots: Words, rows: int) -> None:
+        self._slots = slots
+        self._recent = np.full((rows, LONGEST), -1, dtype=np.int32)
+        self._borders = np.zeros(rows, dtype=np.int64)
+
+    def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
+        """Add one token to every running row.
+
+        Args:
+            tokens: New ids [B]; those of other rows are ignored.
+            running: Rows that grow [B].
+
+        Returns:
+            How many units each row takes back and which unit it gets.
+        """
+        return Advance(*advance(tokens, running, self._recent, self._borders, self._slots))

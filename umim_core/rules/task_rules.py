@@ -1,0 +1,95 @@
+"""Task rules: bigrams of a task's training questions, kept by a threshold alone.
+
+One ragged segment per question, so that no bigram joins two questions and padding does not exist;
+one counting pass serves every threshold.
+
+Example (one character per token)::
+
+    Question("ab", ("ab", "x"), gold=0)    sequence  a b _ a b     (a,b):2 (b,_):1 (_,a):1
+                                           context   a b           (a,b):1
+
+Source: paper, "Task-Specific Merge-Rule Construction".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from umim_core.adaptation.choices import (
+    DEFAULT_MAX_LENGTH,
+    Encode,
+    Part,
+    Question,
+    mining_segments,
+    task_sequences,
+)
+from umim_core.artifacts import sha256_bytes
+from umim_core.errors import ConfigError
+from umim_core.rules.counting import check_tau, count_ngrams
+from umim_core.rules.filters import Containment, Overlap
+from umim_core.rules.ruleset import RuleSet
+
+TASK_ORDER: Final = 2
+
+
+def mine_task_rules(
+    questions: Sequence[Question],
+    encode: Encode,
+    taus: Sequence[int],
+    *,
+    part: Part = "sequence",
+    prompt: str = "{context}",
+    delimiter: str = " ",
+    max_length: int = DEFAULT_MAX_LENGTH,
+    excluded: Iterable[int] = (),
+    overlap: Overlap = "none",
+    containment: Containment = "keep",
+    tokenizer_fingerprint: str | None = None,
+) -> dict[int, RuleSet]:
+    """Mine the bigrams of a task once and keep rules for each threshold.
+
+    Args:
+        questions: Training questions.
+        encode: Text to token ids, without special tokens.
+        taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        part: ``sequence`` (prompt and correct answer, cut after ``max_length`` tokens), or
+            ``context``, the prompt's part of it (ARC).
+        prompt: Format string with the field ``{context}``.
+        delimiter: Text between prompt and answer.
+        max_length: Tokens kept of a question and its answer.
+        excluded: Ids that take part in no rule.
+        overlap: ``none`` as in the paper, or ``greedy``.
+        containment: Of no effect among bigrams; recorded.
+        tokenizer_fingerprint: Recorded.
+
+    Returns:
+        One rule set per threshold. Their digest of the corpus is that of the counted ids.
+
+    Raises:
+        ConfigError: If there is no threshold, or prompt or length are out of bounds.
+        RuleSetError: If a threshold is below 1.
+    """
+    if not taus:
+        raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")
+    for tau in taus:
+        check_tau(tau)
+    sequences = task_sequences(
+        questions, encode, prompt=prompt, delimiter=delimiter, max_length=max_length
+    )
+    ids, offsets = mining_segments(sequences, part)
+    counts = count_ngrams(ids, offsets, min(taus), excluded, max_order=TASK_ORDER)
+    digest = sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes())
+    return {
+        tau: RuleSet.from_counts(
+            counts,
+            tau=tau,
+            overlap=overlap,
+            containment=containment,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+            corpus_digest=digest,
+        )
+        for tau in taus
+    }

@@ -1,0 +1,210 @@
+"""The files of token shards: names, index, sizes, and arrays without pickle."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from umim_core.artifacts import read_json, write_json
+from umim_core.errors import ArtifactError
+from umim_core.rules.counting import MAX_TOKEN_ID
+
+INDEX: Final = "index.json"
+TOKENS: Final = np.dtype("<i4")
+LENGTHS: Final = np.dtype("<i8")
+REBUILD: Final = "Build the artifact again."
+Number = TypeVar("Number", bound=np.generic)
+
+
+class Shard(BaseModel):
+    """What the index says of one shard.
+
+    Attributes:
+        part: Number of the part it belongs to.
+        number: Its number in the part.
+        tokens: Tokens in it.
+        documents: Documents that end in it.
+        max_id: Largest id, -1 without tokens.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    part: int = Field(ge=0)
+    number: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    documents: int = Field(ge=0)
+    max_id: int = Field(ge=-1, le=MAX_TOKEN_ID)
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """Names of its tokens file and its documents file."""
+        stem = f"{self.part:05d}-{self.number:05d}"
+        return f"{stem}.tokens.npy", f"{stem}.documents.npy"
+
+
+class _Index(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["token-shards"] = "token-shards"
+    schema_version: Literal[1] = 1
+    shards: tuple[Shard, ...]
+
+
+def write_shard(
+    directory: Path, shard: Shard, ids: NDArray[np.int32], lengths: NDArray[np.integer]
+) -> None:
+    """Write the two files of a shard, replacing what is there.
+
+    Raises:
+        ArtifactError: If the disk refuses a write.
+    """
+    tokens, documents = shard.files
+    _write(directory / tokens, np.ascontiguousarray(ids, TOKENS))
+    _write(directory / documents, np.ascontiguousarray(lengths, LENGTHS))
+
+
+def _write(path: Path, array: NDArray[np.integer]) -> None:
+    # A name of its own: a task that was given up may still be writing beside its successor.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(_header(array.dtype, array.size))
+            stream.write(array.data)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise refused(path, array.nbytes, error) from error
+
+
+def write_index(directory: Path, shards: Sequence[Shard]) -> None:
+    """Write the index of all parts, in the order the corpus is read.
+
+    Raises:
+        ArtifactError: If the disk refuses a write.
+    """
+    write_json(directory / INDEX, _Index(shards=tuple(shards)).model_dump(mode="json"))
+
+
+def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[Shard]:
+    """Cut one part down to its first tokens, as if the writer had stopped there.
+
+    Args:
+        directory: Where the shards lie; the shard in which the cut falls is written again.
+        shards: The shards of the part.
+        count: Tokens to keep, at least 1 and at most what the part has.
+
+    Returns:
+        The shards that are left; the files of the others stay.
+
+    Raises:
+        ArtifactError: If a file cannot be read or written.
+    """
+    kept: list[Shard] = []
+    left = count
+    for shard in shards:
+        if shard.tokens < left:
+            kept.append(shard)
+            left -= shard.tokens
+            continue
+        ids = np.array(mapped(directory / shard.files[0], TOKENS, shard.tokens)[:left])
+        lengths = mapped(directory / shard.files[1], LENGTHS, shard.documents)
+        ends = np.cumsum(lengths)
+        ends = np.append(ends[: np.searchsorted(ends, left)], left)
+        cut = shard.model_copy(
+            update={"tokens": left, "documents": len(ends), "max_id": int(ids.max())}
+        )
+        write_shard(directory, cut, ids, np.diff(ends, prepend=0))
+        return [*kept, cut]
+    return kept
+
+
+def read_index(directory: Path) -> tuple[Shard, ...]:
+    """Read the index and check that the files are there in their sizes.
+
+    Raises:
+        ArtifactError: If the index is missing, malformed or disagrees with the files.
+    """
+    raw = read_json(directory / INDEX)
+    try:
+        index = _Index.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(
+            f"{directory / INDEX} must be an index of token shards",
+            f"{where}: {first['msg']}",
+            REBUILD,
+        ) from error
+    numbers = [(shard.part, shard.number) for shard in index.shards]
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        raise ArtifactError(
+            f"{directory / INDEX} must name its shards once and in order", numbers, REBUILD
+        )
+    for shard in index.shards:
+        tokens, documents = shard.files
+        _check_size(directory / tokens, TOKENS, shard.tokens)
+        _check_size(directory / documents, LENGTHS, shard.documents)
+    return index.shards
+
+
+def _header(dtype: np.dtype[Number], size: int) -> bytes:
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": dtype.str, "fortran_order": False, "shape": (size,)}
+    )
+    return stream.getvalue()
+
+
+def _check_size(path: Path, dtype: np.dtype[Number], count: int) -> None:
+    size = len(_header(dtype, count)) + dtype.itemsize * count
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} must exist, for the index names it", error.strerror or str(error), REBUILD
+        ) from error
+    if found != size:
+        raise ArtifactError(f"{path} must have {size} bytes", found, "The file is torn. " + REBUILD)
+
+
+def mapped(path: Path, dtype: np.dtype[Number], size: int) -> NDArray[Number]:
+    """Map an array file of a known type and length.
+
+    Raises:
+        ArtifactError: If it cannot be read or is another array.
+    """
+    if not size:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    try:
+        # Unlike np.load this opens .npy files only and can never reach the unpickler.
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ArtifactError(
+            f"{path} must be a whole .npy file", f"{type(error).__name__}: {error}", REBUILD
+        ) from error
+    if array.dtype != dtype or array.shape != (size,):
+        raise ArtifactError(
+            f"{path} must hold {size} values of type {dtype.name}",
+            f"shape {array.shape}, dtype {array.dtype}",
+            REBUILD,
+        )
+    return array
+
+
+def refused(path: Path, size: int, error: OSError) -> ArtifactError:
+    """Return the error for a write of ``size`` bytes that the disk refused."""
+    return ArtifactError(
+        f"{path} ({size} bytes) must be writable",
+        error.strerror or str(error),
+        "Free space or choose another root.",
+    )

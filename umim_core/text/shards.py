@@ -1,0 +1,287 @@
+"""Token shards: a tokenised corpus on disk, with document borders, read through memory maps.
+
+A directory holds ``index.json`` and per shard ``NNNNN-NNNNN.tokens.npy`` (int32) and
+``NNNNN-NNNNN.documents.npy`` (int64). The first number is the part (the file of the corpus), the
+second the shard in it. A document may run over shards of its part; each shard stores the lengths of
+the documents that end in it, counted from its own start::
+
+    tokens     a b c d | e f g h     3 tokens, then 4, then 1
+    documents  3       | 3 1
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.text.shard_files import (
+    LENGTHS,
+    REBUILD,
+    TOKENS,
+    Shard,
+    mapped,
+    read_index,
+    refused,
+    write_index,
+    write_shard,
+)
+
+SHARD_TOKENS: Final = 1 << 24
+_OPEN_SHARDS: Final = 16  # memory maps kept; a process may hold some 65,000
+
+
+class ShardWriter:
+    """Write one part of a corpus; takes ``4 * shard_tokens`` bytes of memory.
+
+    Args:
+        directory: Made if it does not exist; files of the same names are replaced.
+        shard_tokens: Tokens per shard; only the last shard of a part has fewer.
+        part: Number of the part.
+
+    Raises:
+        ConfigError: If ``shard_tokens`` is below 1.
+        ArtifactError: If the disk refuses a write.
+    """
+
+    def __init__(self, directory: Path, shard_tokens: int = SHARD_TOKENS, part: int = 0) -> None:
+        if shard_tokens < 1:
+            raise ConfigError("shard_tokens must be at least 1", shard_tokens)
+        self._directory, self._part = directory, part
+        self._buffer = np.empty(shard_tokens, np.int32)
+        self._filled = 0
+        self._open = False  # whether a document has begun and not ended
+        self._ends: list[int] = []
+        self._shards: list[Shard] = []
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise refused(directory, 0, error) from error
+
+    def add(self, ids: NDArray[np.integer]) -> None:
+        """Add a piece of the current document.
+
+        Raises:
+            CorpusError: If an id is out of range.
+            ArtifactError: If the disk refuses a write.
+        """
+        if not ids.size:
+            return
+        if int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID:
+            raise CorpusError(
+                f"token ids must be in 0..{MAX_TOKEN_ID}",
+                f"ids from {int(ids.min())} to {int(ids.max())}",
+                "Check that they are the tokenizer's.",
+            )
+        self._open = True
+        done = 0
+        while done < ids.size:
+            # A full shard waits for its successor: its last document may end right here.
+            if self._filled == self._buffer.size:
+                self._flush()
+            take = min(ids.size - done, self._buffer.size - self._filled)
+            self._buffer[self._filled : self._filled + take] = ids[done : done + take]
+            self._filled += take
+            done += take
+
+    def end_document(self) -> None:
+        """End the current document, which may be empty."""
+        self._ends.append(self._filled)
+        self._open = False
+
+    def finish(self) -> list[Shard]:
+        """Write what is left, end an open document, and return the part's shards.
+
+        Raises:
+            ArtifactError: If the disk refuses a write.
+        """
+        if self._open:
+            self.end_document()
+        if self._filled or self._ends:
+            self._flush()
+        return self._shards
+
+    def close(self) -> None:
+        """Finish a corpus of this one part: write its index.
+
+        Raises:
+            ArtifactError: If the disk refuses a write.
+        """
+        write_index(self._directory, self.finish())
+
+    def _flush(self) -> None:
+        ids = self._buffer[: self._filled]
+        shard = Shard(
+            part=self._part,
+            number=len(self._shards),
+            tokens=self._filled,
+            documents=len(self._ends),
+            max_id=int(ids.max()) if self._filled else -1,
+        )
+        write_shard(self._directory, shard, ids, np.diff(self._ends, prepend=0))
+        self._shards.append(shard)
+        self._filled, self._ends = 0, []
+
+
+class TokenShards:
+    """A tokenised corpus: a sequence of int32 ids with document borders.
+
+    Made by :meth:`open` or :meth:`of_array`. Slices read no more than they ask for.
+
+    Attributes:
+        directory: Where it lies, or None for an array in memory.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        shards: Sequence[Shard],
+        arrays: Sequence[tuple[NDArray[np.int32], NDArray[np.int64]]] = (),
+    ) -> None:
+        self.directory = directory
+        self._shards = tuple(shards)
+        self._starts = np.cumsum([0, *(shard.tokens for shard in shards)], dtype=np.int64)
+        self._arrays = arrays
+        self._maps: OrderedDict[int, NDArray[np.int32]] = OrderedDict()
+
+    @classmethod
+    def open(cls, directory: Path) -> Self:
+        """Open what a writer closed; reads the index and the sizes of the files.
+
+        Raises:
+            ArtifactError: If the index is missing, malformed or disagrees with the files.
+        """
+        return cls(directory, read_index(directory))
+
+    @classmethod
+    def of_array(
+        cls, ids: NDArray[np.integer], document_ends: NDArray[np.integer] | None = None
+    ) -> Self:
+        """Wrap ids in memory [T]; without ends they are one document.
+
+        Raises:
+            CorpusError: If an id is out of range, or the ends do not rise to the number of ids.
+        """
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
+            raise CorpusError(
+                f"token ids must be in 0..{MAX_TOKEN_ID}",
+                f"ids from {int(ids.min())} to {int(ids.max())}",
+                "Check that they are the tokenizer's.",
+            )
+        one = np.full(min(1, ids.size), ids.size)
+        ends = np.asarray(one if document_ends is None else document_ends, np.int64)
+        lengths = np.diff(ends, prepend=0)
+        if (lengths < 0).any() or int(lengths.sum()) != ids.size:
+            raise CorpusError(
+                f"document ends must rise to {ids.size}, the number of ids",
+                f"{len(ends)} ends, the last {ends[-1] if len(ends) else 'missing'}",
+                "Give the position after the last token of each document.",
+            )
+        flat = np.ascontiguousarray(ids, dtype=np.int32)
+        shard = Shard(
+            part=0,
+            number=0,
+            tokens=ids.size,
+            documents=len(ends),
+            max_id=int(ids.max()) if ids.size else -1,
+        )
+        return cls(None, [shard], [(flat, lengths)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, key: slice) -> NDArray[np.int32]:
+        """Return the ids of a range.
+
+        Returns:
+            int32 [stop - start]; a read-only view of the file inside one shard, else a copy.
+
+        Raises:
+            ConfigError: If the slice has a step.
+            ArtifactError: If a shard cannot be read or holds ids that its index rules out.
+        """
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            raise ConfigError("token shards are sliced without a step", step, "Slice the result.")
+        found: list[NDArray[np.int32]] = []
+        # side="right" skips shards without tokens.
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < stop:
+            base, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
+            if start < end:
+                found.append(self._read(number, start - base, end - base))
+                start = end
+            number += 1
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([np.zeros(0, np.int32), *found])
+
+    @property
+    def num_documents(self) -> int:
+        """Number of documents."""
+        return sum(shard.documents for shard in self._shards)
+
+    @property
+    def max_id(self) -> int:
+        """The largest id; -1 for a corpus without tokens."""
+        return max((shard.max_id for shard in self._shards), default=-1)
+
+    def document_ends(self) -> NDArray[np.int64]:
+        """Return the position after the last token of every document [num_documents] (int64).
+
+        Raises:
+            ArtifactError: If a documents file cannot be read or disagrees with its shard.
+        """
+        found = [np.zeros(0, np.int64)]
+        for number, shard in enumerate(self._shards):
+            lengths = self._lengths(number, shard)
+            if (lengths < 0).any() or int(lengths.sum()) > shard.tokens:
+                raise ArtifactError(
+                    f"{self._place(shard.files[1])} must divide {shard.tokens} tokens",
+                    f"lengths from {int(lengths.min())}, {int(lengths.sum())} in all",
+                    REBUILD,
+                )
+            found.append(self._starts[number] + np.cumsum(lengths))
+        ends = np.concatenate(found)
+        if len(self) and (not ends.size or int(ends[-1]) != len(self)):
+            raise ArtifactError(
+                "the last document must end with the last token",
+                f"{ends[-1:].tolist()} of {len(self)} tokens",
+                REBUILD,
+            )
+        return ends
+
+    def _read(self, number: int, start: int, stop: int) -> NDArray[np.int32]:
+        shard = self._shards[number]
+        ids = self._ids(number, shard)[start:stop]
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > shard.max_id:  # kernels index tables by them
+            raise ArtifactError(
+                f"{self._place(shard.files[0])} must hold ids in 0..{shard.max_id}",
+                f"ids from {low} to {high}",
+                REBUILD,
+            )
+        return ids
+
+    def _ids(self, number: int, shard: Shard) -> NDArray[np.int32]:
+        if self.directory is None:
+            return self._arrays[number][0]
+        if number not in self._maps:
+            self._maps[number] = mapped(self.directory / shard.files[0], TOKENS, shard.tokens)
+            if len(self._maps) > _OPEN_SHARDS:
+                self._maps.popitem(last=False)
+        return self._maps[number]
+
+    def _lengths(self, number: int, shard: Shard) -> NDArray[np.int64]:
+        if self.directory is None:
+            return self._arrays[number][1]
+        return mapped(self.directory / shard.files[1], LENGTHS, shard.documents)
+
+    def _place(self, name: str) -> str:
+        return name if self.directory is None else str(self.directory / name)
