@@ -152,6 +152,7 @@ def ratios(seconds: dict[str, list[float]]) -> Report:
     return {
         name: {"against": ours, **ratio(seconds, name, ours).as_dict()}
         for name, ours in base.items()
+        if name in seconds
     }
 
 

@@ -56,7 +56,11 @@ def main() -> None:
 def run(
     recipe: Annotated[str, typer.Argument(help="Recipe name, or a path ending in .yaml.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Validate, and list the stages in order.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Validate, list the stages in order, predict the cost of mining files.",
+        ),
     ] = False,
     flow: Annotated[
         Literal["full", "mine", "distill", "adapt", "evaluate", "benchmark", "ablate"],
@@ -70,11 +74,19 @@ def run(
 
     loaded = find_recipe(recipe)
     if dry_run:
-        from flows.planning import plan
+        from flows.planning import plan, predict
 
         steps = plan(loaded)
-        document = {"recipe": loaded.name, "stages": steps}
-        _emit(document, [f"{step['stage']:<12} {step['of']}" for step in steps], as_json)
+        told = predict(loaded)
+        document = {
+            "recipe": loaded.name,
+            "stages": steps,
+            "mining": {backbone: prediction.as_dict() for backbone, prediction in told.items()},
+        }
+        lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
+        for backbone, prediction in told.items():
+            lines += ["", f"mining for {backbone}, predicted from a sample:", *prediction.lines()]
+        _emit(document, lines, as_json)
         return
     _log_progress()
     if isinstance(loaded, BackboneRecipe):

@@ -1,7 +1,8 @@
-"""What a recipe would run: the flow's own parts, walked through without running a stage."""
+"""What a recipe would run and what mining would cost: the flow's parts, without running a stage."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,10 @@ from flows import parts
 from tasks.lease import ClusterLease
 from tasks.stage import Artifact
 from umim_core.backbone_config import BackboneRecipe
-from umim_core.config import Recipe
+from umim_core.config import FilesCorpus, Recipe
+from umim_core.rules.forecast import predict_mining
+from umim_core.rules.mining import MiningOptions
+from umim_core.rules.prediction import Limits, Prediction
 
 
 class Planner:
@@ -41,3 +45,45 @@ def plan(recipe: Recipe | BackboneRecipe) -> list[dict[str, str]]:
     parts.benchmark(planner, results)
     parts.measure_shipped(planner, sources)
     return [*planner.steps, {"stage": "report", "of": recipe.name}]
+
+
+def predict(recipe: Recipe | BackboneRecipe) -> dict[str, Prediction]:
+    """Predict what mining takes, per backbone, from about 10 MB of the recipe's own text.
+
+    Returns:
+        Nothing for a corpus that is not there before the run, as the docstring corpus, or that is
+        too small.
+
+    Raises:
+        ResourceLimitError: If a prediction is beyond the recipe's limits.
+        CorpusError: If the text cannot be read.
+    """
+    if not isinstance(recipe, Recipe) or not isinstance(recipe.corpus, FilesCorpus):
+        return {}
+    mining, found = recipe.mining, {}
+    for backbone, revision in dict.fromkeys(
+        (cell.backbone, cell.revision) for cell in recipe.cells
+    ):
+        cells = [
+            cell for cell in recipe.cells if (cell.backbone, cell.revision) == (backbone, revision)
+        ]
+        told = predict_mining(
+            recipe.corpus.train,
+            tokenizer=backbone,
+            revision=revision,
+            options=MiningOptions(
+                tau=min(cell.tau for cell in cells),
+                segment_length=recipe.segment_length,
+                protect=mining.protect,
+                min_documents=mining.min_documents,
+                sample_tokens=mining.sample_tokens,
+                max_candidates=mining.max_candidates,
+            ),
+            tokens=recipe.corpus.train_tokens,
+            workers=recipe.cluster.cpus or os.cpu_count() or 1,
+        )
+        limits = Limits.of(mining.max_memory_gib, mining.max_disk_gib, mining.max_hours)
+        if told is not None:
+            limits.check(told)
+            found[backbone] = told
+    return found

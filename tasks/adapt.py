@@ -24,12 +24,12 @@ from umim_core.adaptation.choices import (
     read_questions,
     task_sequences,
 )
+from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.backbone import Backbone, load_backbone, load_tokenizer, special_ids
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.task_rules import mine_task_rules
 
 
 def task_rules_stage(

@@ -206,7 +206,10 @@ def _sources(corpus: Artifact, config: DocstringCorpus | FilesCorpus) -> dict[st
     if isinstance(config, FilesCorpus):
         return _files_sources(config)
     splits = ("train", "valid", "test", *DOCSTRING_OOD)
-    return {split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),)) for split in splits}
+    return {  # docstrings show NUL characters on purpose
+        split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
+        for split in splits
+    }
 
 
 def _files_sources(config: FilesCorpus) -> dict[str, Source]:

@@ -35,6 +35,7 @@ from umim_core.rules.counting import NO_KEYS, OrderCounter, excluded_mask, segme
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.hashing import PartitionedCounts, rank_indexes
 from umim_core.rules.kernel import PARTITIONS
+from umim_core.rules.prediction import default_block_tokens
 
 _PARTITIONS_PER_CPU = 2
 Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
@@ -100,7 +101,11 @@ def _count_order(
     if not int(corpus.offsets[-1]):
         return NO_KEYS, NO_KEYS
     cpus = cluster_cpus()
-    ranges = list(segment_ranges(corpus.offsets, block_tokens or corpus.block_tokens(cpus)))
+    ranges = list(
+        segment_ranges(
+            corpus.offsets, block_tokens or default_block_tokens(int(corpus.offsets[-1]), cpus)
+        )
+    )
     indexes = ray.put(rank_indexes(counts.keys, order))
     tau = counts.tau
 

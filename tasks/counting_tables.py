@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,18 @@ import pyarrow as pa
 import ray
 from ray.data import DataContext
 from ray.data.context import ShuffleStrategy
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
-from umim_core.errors import ClusterError
+from umim_core.errors import ClusterError, UmimError
 from umim_core.rules.grams import Offsets, Tokens
 from umim_core.text.shards import TokenShards
 
-BLOCKS_PER_CPU = 2
 TOKEN_BYTES = 4
-_MIN_BLOCK_TOKENS = 1 << 21
-_MAX_BLOCK_TOKENS = 1 << 27  # about 1 GB of tables for prose
+# What these log is raised as well, as a typed error.
+_ERRORS_TOLD_TWICE = (
+    "ray.data.exceptions",
+    "ray.data._internal.execution.streaming_executor_state",
+)
 _ROW = pa.schema(
     [
         ("partition", pa.int64()),
@@ -51,11 +52,6 @@ class Corpus:
         """Return the tokens, memory-mapped where they are shards."""
         return TokenShards.open(self.tokens) if isinstance(self.tokens, Path) else self.tokens
 
-    def block_tokens(self, cpus: int) -> int:
-        """Return a block size that gives every core work, and no table beyond about 1 GB."""
-        share = math.ceil(int(self.offsets[-1]) / (cpus * BLOCKS_PER_CPU))
-        return min(max(share, _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
-
 
 def cluster_cpus() -> int:
     """Return the CPU cores of the running cluster, at least 1."""
@@ -69,10 +65,12 @@ def prepare_ray_data() -> None:
     0.6 s (2 cores, 256 rows of 80 kB), and an actor that dies takes its rows with it. Ray makes
     the output of a lost task again.
     """
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns about hidden progress bars
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    for name in _ERRORS_TOLD_TWICE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
@@ -80,16 +78,25 @@ def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
 
     Raises:
         ClusterError: If workers were lost more often than Ray restarts them.
+        UmimError: What a task raised on purpose.
     """
     try:
         for reference in dataset.to_arrow_refs():
             yield ray.get(reference)
     except RayError as error:
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UmimError):
+            raise _without_notes(error.cause) from None
         raise ClusterError(
             "the workers that count must stay alive",
             f"{type(error).__name__}: {error}",
             "Run the same command again; finished orders are kept.",
         ) from error
+
+
+def _without_notes(error: UmimError) -> UmimError:
+    """Return the error as it was raised; Ray Data adds its own advice to the message."""
+    value = {} if error.value is None else {"value": error.value}
+    return type(error)(error.rule, remedy=error.remedy, **value)
 
 
 def packed_row(

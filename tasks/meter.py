@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 
+logger = logging.getLogger("umim.count")
 Progress = Callable[[int, int, str], None]
 _POLL_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0
 
 
 class ByteMeter:
@@ -43,7 +47,8 @@ def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMe
         total: Bytes there are to read.
         text: What is being read.
         progress: Receives bytes read (at most ``total``: a restarted task reads again), ``total``
-            and ``text``; None for no reports.
+            and ``text``; None for no reports. A meter that is lost, or reports that the disk
+            refuses, end the reports and nothing else.
 
     Yields:
         The meter.
@@ -56,7 +61,14 @@ def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMe
 
     def follow() -> None:
         while not done.wait(_POLL_SECONDS):
-            progress(min(ray.get(actor.read.remote()), total), total, text)
+            try:
+                read = ray.get(actor.read.remote(), timeout=_ANSWER_SECONDS)
+            except GetTimeoutError:  # the cluster is busy
+                continue
+            except RayError:
+                return
+            if not _reported(progress, min(read, total), total, text):
+                return
 
     watcher = threading.Thread(target=follow, daemon=True)
     watcher.start()
@@ -66,4 +78,13 @@ def metered(total: int, text: str, progress: Progress | None) -> Iterator[ByteMe
         done.set()
         watcher.join()
         ray.kill(actor)
-    progress(total, total, text)
+    _reported(progress, total, total, text)
+
+
+def _reported(progress: Progress, done: int, total: int, text: str) -> bool:
+    try:
+        progress(done, total, text)
+    except OSError as error:
+        logger.warning("%s: progress is not shown: %s", text, error)
+        return False
+    return True

@@ -18,6 +18,7 @@ from tasks.progress import leave_note, progress_bar
 from tasks.recounting import ClusterCounter
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.arrays import save_array
 from umim_core.artifacts import publish_directory, read_manifest, write_manifest
 from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell, MiningConfig
@@ -27,10 +28,11 @@ from umim_core.rules.collisions import collision_rate
 from umim_core.rules.counting import check_tau
 from umim_core.rules.filters import step_counts
 from umim_core.rules.finding import SearchOptions, find_ngrams
-from umim_core.rules.forecast import peak_memory_bytes
+from umim_core.rules.forecast import predict_search
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.rules.mining import MiningOptions, excluded_ids, make_rules, whole_segments
-from umim_core.rules.prediction import Limits, Prediction, fit_cost_law
+from umim_core.rules.mining import MiningOptions, make_rules
+from umim_core.rules.prediction import Limits, Prediction
+from umim_core.rules.preparation import excluded_ids, whole_segments
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
@@ -83,7 +85,7 @@ def count_stage(
         shards = tokens(tokenized, "train")
         offsets = whole_segments(shards, tokenizer, segment_length)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
-        prediction = _predict(shards, corpus, tau, config) if config.limited else None
+        prediction = _predict(shards, corpus, options, config) if config.limited else None
         state = out / "state"
         began = time.monotonic()
         with progress_bar(state):
@@ -160,24 +162,22 @@ def filter_stage(
     return run_stage(root, spec, build)
 
 
-def _predict(shards: TokenShards, corpus: Corpus, tau: int, config: MiningConfig) -> Prediction:
+def _predict(
+    shards: TokenShards, corpus: Corpus, options: SearchOptions, config: MiningConfig
+) -> Prediction | None:
     """Predict the cost from a sample counted here, and refuse one beyond the limits."""
-    law = fit_cost_law(
-        shards, corpus.offsets, tau, corpus.excluded, resident_bytes=peak_memory_bytes
+    told = predict_search(
+        shards,
+        corpus.offsets,
+        corpus.excluded,
+        options,
+        tokens=int(corpus.offsets[-1]),
+        workers=cluster_cpus(),
+        block_tokens=config.block_tokens,
     )
-    cpus = cluster_cpus()
-    total = int(corpus.offsets[-1])
-    block = config.block_tokens or corpus.block_tokens(cpus)
-    told = law.predict(total, block_tokens=block, workers=cpus)
-    limits = (
-        None if value is None else value * unit
-        for value, unit in (
-            (config.max_memory_gib, _GIB),
-            (config.max_disk_gib, _GIB),
-            (config.max_hours, 3600.0),
-        )
-    )
-    Limits(*limits).check(told)
+    if told is None:
+        return None
+    Limits.of(config.max_memory_gib, config.max_disk_gib, config.max_hours).check(told)
     logger.info(
         "count: %.1f s, %.2f GiB per worker and %.2f GiB shuffled are predicted",
         sum(told.seconds.values()),
@@ -210,8 +210,8 @@ def _save_order(
     state: Path, order: int, keys: NDArray[np.int64], support: NDArray[np.int64]
 ) -> None:
     def write(folder: Path) -> None:
-        np.save(folder / "keys.npy", keys, allow_pickle=False)
-        np.save(folder / "support.npy", support, allow_pickle=False)
+        save_array(folder / "keys.npy", keys)
+        save_array(folder / "support.npy", support)
         write_manifest(folder, kind="order", schema=_SCHEMA, body={"order": order})
 
     publish_directory(state / f"order-{order}", write)
@@ -236,7 +236,7 @@ def _write_counts(out: Path, counts: NgramCounts) -> None:
     for name in _ARRAYS:
         arrays = getattr(counts, name)
         for order in ORDERS if arrays is not None else ():
-            np.save(out / f"{name}_{order}.npy", arrays[order], allow_pickle=False)
+            save_array(out / f"{name}_{order}.npy", arrays[order])
 
 
 def _read_counts(folder: Path, tau: int) -> NgramCounts:

@@ -15,7 +15,6 @@ import ray
 
 from tasks.counting import Finished, Known, count_distributed, ignore, nothing_known
 from tasks.counting_tables import (
-    BLOCKS_PER_CPU,
     TOKEN_BYTES,
     Corpus,
     cluster_cpus,
@@ -29,6 +28,7 @@ from umim_core.errors import ClusterError
 from umim_core.rules.counting import NO_KEYS
 from umim_core.rules.finding import recount_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.prediction import BLOCKS_PER_WORKER
 from umim_core.rules.recount import NO_DOCUMENTS, Recount
 
 
@@ -54,7 +54,7 @@ def recount_distributed(
     """
     prepare_ray_data()
     total = int(corpus.offsets[-1])
-    parts = cluster_cpus() * BLOCKS_PER_CPU
+    parts = cluster_cpus() * BLOCKS_PER_WORKER
     ranges = recount_ranges(total, document_ends, parts)
     reference, tables = ray.put(corpus), ray.put((keys, document_ends))
     with metered(total * TOKEN_BYTES, "candidates", progress) as meter:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.arrays import open_array
+from umim_core.arrays import open_array, save_array
 from umim_core.artifacts import read_json, write_json
 from umim_core.merging.compress import Segmentation
 from umim_core.rules.matcher import Matcher
@@ -70,9 +70,9 @@ class TokenRows:
             write_json(directory / _SHARDS, str(self.ids.directory.resolve()))
         else:
             ids = self.ids[: int(self.offsets[-1])]
-            np.save(directory / "ids.npy", ids, allow_pickle=False)
+            save_array(directory / "ids.npy", ids)
         for name in ("offsets", "merge_until"):
-            np.save(directory / f"{name}.npy", getattr(self, name), allow_pickle=False)
+            save_array(directory / f"{name}.npy", getattr(self, name))
 
     @classmethod
     def load(cls, directory: Path) -> TokenRows:

@@ -119,7 +119,7 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
         root: Root of all artifacts.
         spec: What the stage is made from.
         build: Fills the directory it is handed and returns the stage's metrics. A resumable
-            stage's ``state`` folder is removed before publication.
+            stage's ``state`` folder is not published; it is kept until the artifact is.
 
     Returns:
         The artifact. A second launch of the same stage waits for the first and then finds it.
@@ -152,10 +152,15 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     if not spec.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
+    kept = _kept_state(final)
+    if spec.resumable and kept.is_dir():  # killed on the way to its final name
+        kept.rename(partial / "state")
     logger.info("%s: building %s", spec.name, spec.key[:12])
     began = time.monotonic()
     try:
         metrics = build(partial)
+        if spec.resumable and (partial / "state").is_dir():
+            (partial / "state").rename(kept)
         shutil.rmtree(partial / "state", ignore_errors=True)
         digest = write_manifest(
             partial,
@@ -174,6 +179,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         flush_tree(partial)
         partial.rename(final)
         flush(final.parent)
+        shutil.rmtree(kept, ignore_errors=True)
     finally:
         if not spec.resumable:  # gone by now if all went well
             shutil.rmtree(partial, ignore_errors=True)
@@ -189,8 +195,13 @@ def _found(final: Path, spec: StageSpec) -> Artifact:
             manifest.get("key"),
             "Remove the directory; it will be built again.",
         )
+    shutil.rmtree(_kept_state(final), ignore_errors=True)  # of a run killed once it was published
     logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
+
+
+def _kept_state(final: Path) -> Path:
+    return final.with_name(final.name + ".state")
 
 
 def _facts(seconds: float) -> dict[str, object]:

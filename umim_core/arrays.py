@@ -1,7 +1,10 @@
-"""Array files: opened as what they are, memory-mapped, never unpickled."""
+"""Array files: opened as what they are, memory-mapped, never unpickled; written whole or not."""
 
 from __future__ import annotations
 
+import secrets
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, Final
@@ -37,3 +40,38 @@ def open_array(path: Path) -> NDArray[Any]:
         raise ArtifactError(
             f"{path} must be an .npy array", str(error), "Build the artifact again."
         ) from error
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """Write an ``.npy`` file, replacing what is there; its bytes are those of ``numpy.save``.
+
+    numpy itself loses the reason where the disk refuses a write.
+
+    Raises:
+        ArtifactError: If the disk refuses; nothing half-written stays.
+    """
+    whole = np.ascontiguousarray(array)
+    # A name of its own: a task that was given up may still be writing beside its successor.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(array_header(whole.dtype, whole.shape))
+            stream.write(whole.data)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ArtifactError(
+            f"{path} ({whole.nbytes} bytes) must be writable",
+            error.strerror or str(error),
+            "Free space or choose another root.",
+        ) from error
+
+
+def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return the first bytes of an ``.npy`` file."""
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        stream, {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    )
+    return stream.getvalue()

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from umim_core.cli_mine import mine
-from umim_core.cli_output import JsonFlag, emit
+from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.cli_rules import rules
 from umim_core.errors import ConfigError, CorpusError, UmimError
 
@@ -50,13 +50,6 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _quiet() -> None:
-    """Keep the model library's progress bars off the terminal; ours are the output."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
-
-
 @app.command()
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
@@ -68,7 +61,7 @@ def compress(
     from umim_core import UMIM
 
     given = _text(text)
-    _quiet()
+    quiet()
     compression = UMIM.from_pretrained(checkpoint).compress(given)
     if html is not None:
         from umim_core.disk import write_bytes
@@ -106,7 +99,7 @@ def generate(
     from umim_core import UMIM
 
     given = _text(prompt)
-    _quiet()
+    quiet()
     out = UMIM.from_pretrained(checkpoint).generate(
         given,
         max_new_tokens=max_new_tokens,
@@ -144,7 +137,7 @@ def ppl(
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.text import TextFiles, iter_documents, tokenize_documents
 
-    _quiet()
+    quiet()
     umim = UMIM.from_pretrained(checkpoint)
     stream = tokenize_documents(
         iter_documents(TextFiles(paths=tuple(files))), umim.backbone.require_tokenizer()

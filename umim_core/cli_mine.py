@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.cli_output import JsonFlag, emit
+from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,16 @@ def mine(
     containment: Annotated[
         Literal["drop", "keep"], typer.Option(help="Containment filter.")
     ] = "drop",
+    policy: Annotated[
+        Literal["frequency", "confidence"],
+        typer.Option(help="Frequent spans, or spans that a language model is confident about."),
+    ] = "frequency",
+    backbone: Annotated[
+        str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="Probability that every token of a confident span exceeds.")
+    ] = 0.5,
     rule_budget: Annotated[
         int | None, typer.Option(help="Most rules; tau is raised until they fit.")
     ] = None,
@@ -102,15 +112,29 @@ def mine(
         threads=threads,
         kernel=kernel,
     )
-    limits = Limits(
-        _scaled(max_memory_gib, _GIB), _scaled(max_disk_gib, _GIB), _scaled(max_hours, 3600)
-    )
+    if policy == "confidence":
+        if out is None or backbone is None or dry_run:
+            raise ConfigError(
+                "the confidence policy needs --out and --backbone, and has no dry run",
+                f"--out {out}, --backbone {backbone}",
+                "Add them.",
+            )
+        report = _confident(source, out, backbone, options, confidence)
+        emit(_document(report, out, {}), _lines(report, out, {}), as_json)
+        return
+    limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
     prediction = None
     if dry_run or limits != Limits():
         prediction = _predict(source, tokenizer, options, tokens)
-        if dry_run:
-            emit({"prediction": prediction.as_dict()}, _predicted(prediction), as_json)
-        limits.check(prediction)
+        if prediction is None:
+            small = "The corpus is too small for a prediction: mining it takes seconds."
+            if dry_run:
+                emit({"prediction": None}, [small], as_json)
+        elif dry_run:
+            told = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
+            emit({"prediction": prediction.as_dict()}, told, as_json)
+        if prediction is not None:
+            limits.check(prediction)
     if dry_run or out is None:
         return
     began = time.perf_counter()
@@ -120,31 +144,23 @@ def mine(
     emit(_document(report, out, errors), _lines(report, out, errors), as_json)
 
 
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value * unit
+def _confident(
+    source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float
+) -> MiningReport:
+    from umim_core.backbone import load_backbone
+    from umim_core.rules.mining import mine_confident_spans
+
+    quiet()
+    model = load_backbone(backbone)
+    return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
 
 
 def _predict(
     source: Source, tokenizer: str | None, options: MiningOptions, tokens: int | None
-) -> Prediction:
+) -> Prediction | None:
     from umim_core.rules.forecast import predict_mining
 
     return predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
-
-
-def _predicted(prediction: Prediction) -> list[str]:
-    times = prediction.seconds
-    rows = [
-        ("tokens", f"{prediction.tokens:,}"),
-        ("memory", f"{prediction.memory_bytes / _GIB:.2f} GiB"),
-        ("disk", f"{prediction.disk_bytes / _GIB:.2f} GiB"),
-        *((f"time, {name.replace('_', ' ')}", f"{value:,.1f} s") for name, value in times.items()),
-        ("time, all", f"{sum(times.values()):,.1f} s"),
-        *((f"frequent {_NAMES[n]}", f"{count:,.0f}") for n, count in prediction.frequent.items()),
-    ]
-    return ["Predicted from a sample; nothing was written.", ""] + [
-        f"  {name:20}{value:>18}" for name, value in rows
-    ]
 
 
 def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:
@@ -165,10 +181,12 @@ def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]])
         f"{report.tokens:,} tokens in {report.segments:,} segments, "
         f"{report.documents:,} documents; tau {report.tau}",
         "",
-        f"{'':10}{'frequent':>12}{'overlap':>12}{'rules':>12}",
     ]
+    steps = {"frequent": report.raw, "overlap": report.overlap, "rules": report.rules}
+    shown = {name: counts for name, counts in steps.items() if counts}
+    lines.append(f"{'':10}" + "".join(f"{name:>12}" for name in shown))
     lines += [
-        f"{_NAMES[n]:10}{report.raw[n]:>12,}{report.overlap[n]:>12,}{report.rules[n]:>12,}"
+        f"{_NAMES[n]:10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
         for n in _NAMES
     ]
     if (found := report.candidates) is not None:

@@ -22,3 +22,10 @@ def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
     text = json.dumps(document, allow_nan=False) if as_json else "\n".join(lines)
     encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def quiet() -> None:
+    """Keep the model library's progress bars off the terminal; ours are the output."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -65,8 +65,9 @@ def _try_acquire(path: Path) -> int | None:
     except (BlockingIOError, FileNotFoundError):
         os.close(handle)
         return None
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, f"pid {os.getpid()} since {time.time():.0f}\n".encode(), 0)
+    with suppress(OSError):  # a note for people; a full disk must not leave the lock held
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()} since {time.time():.0f}\n".encode(), 0)
     return handle
 
 

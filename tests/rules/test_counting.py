@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
 
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.rules.counting import (
     MAX_TOKEN_ID,
     ORDERS,
+    Kernel,
     NgramCounts,
-    add_counts,
+    OrderCounter,
+    UniformOffsets,
     count_ngrams,
     cut_segments,
-    local_counts,
+    excluded_mask,
+    segment_ranges,
 )
+from umim_core.text.shards import ShardWriter, TokenShards
 
-Grams = dict[tuple[int, ...], int]
-
-
-def oracle(segments: Sequence[Sequence[int]], tau: int, excluded: frozenset[int]) -> Grams:
-    counter: Counter[tuple[int, ...]] = Counter()
-    for segment in segments:
-        for n in (2, 3, 4):
-            for start in range(len(segment) - n + 1):
-                gram = tuple(segment[start : start + n])
-                if not excluded & set(gram):
-                    counter[gram] += 1
-    return {gram: count for gram, count in counter.items() if count >= tau}
+KERNELS: list[tuple[Kernel, int]] = [("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)]
+every_kernel = pytest.mark.parametrize(("kernel", "threads"), KERNELS)
 
 
 def count(
-    segments: Sequence[Sequence[int]], tau: int, excluded: frozenset[int] = frozenset()
+    segments: Segments,
+    tau: int,
+    excluded: frozenset[int] = frozenset(),
+    kernel: Kernel = "numba",
+    threads: int | None = None,
 ) -> NgramCounts:
-    flat = np.array([token for segment in segments for token in segment], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in segments])]).astype(np.int64)
-    return count_ngrams(flat, offsets, tau, excluded)
+    ids, offsets = flat(segments)
+    return count_ngrams(ids, offsets, tau, excluded, kernel=kernel, threads=threads)
 
 
-def as_dict(counts: NgramCounts) -> Grams:
-    return {
-        tuple(gram): int(support)
-        for n in ORDERS
-        for gram, support in zip(counts.ids(n).tolist(), counts.support[n], strict=True)
-    }
-
-
-def cut(stream: np.ndarray, length: int) -> list[list[int]]:
-    return [
-        stream[start : start + length].tolist()
-        for start in range(0, len(stream) - length + 1, length)
-    ]
-
-
-def test_docstring_example() -> None:
-    assert as_dict(count([[1, 2, 3, 1, 2]], 2)) == {(1, 2): 2}
-    assert as_dict(count([[1, 2, 3, 1, 2]], 1)) == {
+@every_kernel
+def test_docstring_example(kernel: Kernel, threads: int) -> None:
+    how = {"kernel": kernel, "threads": threads}
+    assert as_dict(count([[1, 2, 3, 1, 2]], 2, **how)) == {(1, 2): 2}
+    assert as_dict(count([[1, 2, 3, 1, 2]], 1, **how)) == {
         (1, 2): 2,
         (2, 3): 1,
         (3, 1): 1,
@@ -75,11 +59,14 @@ def test_docstring_example() -> None:
 @pytest.mark.parametrize("tau", [1, 2, 5])
 @pytest.mark.parametrize("length", [2, 3, 4, 7, 512])
 @pytest.mark.parametrize("base", [0, MAX_TOKEN_ID - 6], ids=["low-ids", "high-ids"])
-def test_equals_counter(tau: int, length: int, base: int, rng: np.random.Generator) -> None:
+@every_kernel
+def test_equals_counter(
+    tau: int, length: int, base: int, kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
     stream = base + rng.integers(0, 7, 1300)
     ids, offsets = cut_segments(stream, length)
-    got = as_dict(count_ngrams(ids, offsets, tau))
-    assert got == oracle(cut(stream, length), tau, frozenset())
+    got = as_dict(count_ngrams(ids, offsets, tau, kernel=kernel, threads=threads))
+    assert got == oracle(cut(stream, length), tau)
     assert got
 
 
@@ -91,18 +78,29 @@ def test_equals_counter(tau: int, length: int, base: int, rng: np.random.Generat
     ),
     tau=st.sampled_from([1, 2, 5]),
     excluded=st.frozensets(st.integers(0, 3), max_size=2),
+    kernel=st.sampled_from(KERNELS),
+    chunk_tokens=st.integers(1, 12),
 )
 def test_equals_counter_on_ragged_segments(
-    segments: list[list[int]], tau: int, excluded: frozenset[int]
+    segments: list[list[int]],
+    tau: int,
+    excluded: frozenset[int],
+    kernel: tuple[Kernel, int],
+    chunk_tokens: int,
 ) -> None:
-    assert as_dict(count(segments, tau, excluded)) == oracle(segments, tau, excluded)
+    with chunks_of(chunk_tokens):
+        got = as_dict(count(segments, tau, excluded, *kernel))
+    assert got == oracle(segments, tau, excluded)
 
 
 @pytest.mark.parametrize(
     "segments", [[], [[]], [[], [], []], [[5]], [[5], [], [6]], [[5], [5], [5], [5]]]
 )
-def test_documents_shorter_than_two_tokens_hold_nothing(segments: list[list[int]]) -> None:
-    assert as_dict(count(segments, 1)) == {}
+@every_kernel
+def test_segments_shorter_than_two_tokens_hold_nothing(
+    segments: list[list[int]], kernel: Kernel, threads: int
+) -> None:
+    assert as_dict(count(segments, 1, kernel=kernel, threads=threads)) == {}
 
 
 def test_an_all_identical_segment_counts_overlapping_occurrences() -> None:
@@ -172,66 +170,6 @@ def test_a_threshold_below_one_is_refused(tau: int) -> None:
         count([[1, 2]], tau)
 
 
-def part(key: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([key], dtype=np.int64), np.array([number], dtype=np.int64)
-
-
-def test_the_largest_count_fits() -> None:
-    keys, counts = add_counts([part(7, 2**62), part(3, 5), part(7, 2**62 - 1)])
-    assert (keys.tolist(), counts.tolist()) == ([3, 7], [5, 2**63 - 1])
-
-
-@pytest.mark.parametrize(
-    "numbers", [[2**62, 2**62], [2**63 - 1, 1], [2**63 - 1] * 2, [2**63 - 1] * 3, [2**62] * 5]
-)
-def test_a_count_over_the_largest_integer_is_an_error(numbers: list[int]) -> None:
-    with pytest.raises(CorpusError, match=r"count must lie in 0\.\.2\^63 - 1; got \d\.\d+e\+\d+"):
-        add_counts([part(7, number) for number in numbers])
-
-
-def test_a_negative_count_is_an_error() -> None:
-    with pytest.raises(CorpusError, match=r"0\.\.2\^63 - 1; got -3"):
-        add_counts([part(7, -3), part(7, 4)])
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    parts=st.lists(
-        st.dictionaries(st.integers(0, 5), st.integers(0, 2**60), max_size=5), max_size=6
-    )
-)
-def test_adding_up_equals_python_sums(parts: list[dict[int, int]]) -> None:
-    want: Counter[int] = Counter()
-    for one in parts:
-        want.update(one)
-    keys, counts = add_counts(
-        (np.array(list(one), np.int64), np.array(list(one.values()), np.int64)) for one in parts
-    )
-    assert keys.tolist() == sorted(want)
-    assert counts.tolist() == [want[key] for key in sorted(want)]
-
-
-def test_blocks_add_up_to_the_whole(rng: np.random.Generator) -> None:
-    segments = rng.integers(0, 5, (12, 17)).astype(np.int64)
-    whole = count(segments.tolist(), 3)
-    lower: dict[int, np.ndarray] = {}
-    for n in ORDERS:
-        blocks = [segments[:1], segments[1:5], segments[5:5], segments[5:]]
-        keys, support = add_counts(
-            local_counts(
-                block.reshape(-1),
-                np.arange(len(block) + 1, dtype=np.int64) * 17,
-                n,
-                lower,
-                np.zeros(0, np.int64),
-            )
-            for block in blocks
-        )
-        lower[n] = keys[support >= 3]
-        assert lower[n].tolist() == whole.keys[n].tolist()
-        assert support[support >= 3].tolist() == whole.support[n].tolist()
-
-
 @pytest.mark.parametrize(("size", "length", "kept"), [(0, 4, 0), (3, 4, 0), (4, 4, 4), (11, 4, 8)])
 def test_the_remainder_of_a_stream_is_dropped(size: int, length: int, kept: int) -> None:
     ids, offsets = cut_segments(np.arange(size, dtype=np.uint16), length)
@@ -243,3 +181,120 @@ def test_the_remainder_of_a_stream_is_dropped(size: int, length: int, kept: int)
 def test_segments_of_less_than_two_tokens_are_refused(length: int) -> None:
     with pytest.raises(CorpusError, match="at least 2 tokens"):
         cut_segments(np.arange(9), length)
+
+
+@every_kernel
+def test_many_chunks_per_thread_lose_nothing(
+    kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
+    stream = rng.integers(0, 9, 2003)
+    ids, offsets = cut_segments(stream, 7)
+    for tokens in (1, 8, 50, 700):
+        assert len(list(segment_ranges(offsets, tokens))) > threads or tokens == 700
+        with chunks_of(tokens):
+            got = as_dict(count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads))
+        assert got == oracle(cut(stream, 7), 2)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=30),
+    tokens=st.integers(1, 40),
+    length=st.integers(0, 9),
+    data=st.data(),
+)
+def test_ranges_of_segments_follow_each_other(
+    sizes: list[int], tokens: int, length: int, data: st.DataObject
+) -> None:
+    ragged = np.cumsum([0, *sizes], dtype=np.int64)
+    uniform = UniformOffsets(length + 1, len(sizes))
+    first = data.draw(st.integers(0, len(sizes)))
+    last = data.draw(st.none() | st.integers(first, len(sizes)))
+    end = len(sizes) if last is None else last
+    for offsets in (ragged, uniform):
+        ranges = list(segment_ranges(offsets, tokens, first, last))
+        assert [segment for low, high in ranges for segment in range(low, high)] == list(
+            range(first, end)
+        )
+        for low, high in ranges:
+            assert low < high
+            # Without its last segment a range is still too small.
+            assert high == low + 1 or offsets[high - 1] - offsets[low] < tokens
+
+
+def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
+    ids, offsets = cut_segments(rng.integers(0, 9, 900), 9)
+    want = count_ngrams(ids, offsets, 1, max_order=2)
+    counter = OrderCounter(2, {}, excluded_mask(()), threads=2, chunk_tokens=30)
+    for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
+        counter.add(ids, offsets, low, high)
+    keys, support = counter.table.frequent(1)
+    assert keys.tolist() == want.keys[2].tolist()
+    assert support.tolist() == want.support[2].tolist()
+
+
+@every_kernel
+def test_the_order_of_segments_is_irrelevant(
+    kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
+    segments = [rng.integers(0, 6, size).tolist() for size in rng.integers(0, 30, 50)]
+    want = count(segments, 2, kernel=kernel, threads=threads)
+    rng.shuffle(segments)
+    with chunks_of(25):
+        got = count(segments, 2, kernel=kernel, threads=threads)
+    for n in ORDERS:
+        assert got.keys[n].tolist() == want.keys[n].tolist()
+        assert got.support[n].tolist() == want.support[n].tolist()
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_the_longest_order_can_be_lowered(kernel: Kernel, rng: np.random.Generator) -> None:
+    segments = rng.integers(0, 4, (3, 50)).tolist()
+    ids, offsets = flat(segments)
+    for longest in ORDERS:
+        got = count_ngrams(ids, offsets, 2, max_order=longest, kernel=kernel)
+        want = {gram: c for gram, c in oracle(segments, 2).items() if len(gram) <= longest}
+        assert as_dict(got) == want
+    with pytest.raises(RuleSetError, match="order must be 2, 3 or 4; got 5"):
+        count_ngrams(ids, offsets, 2, max_order=5, kernel=kernel)
+
+
+@every_kernel
+def test_memory_mapped_ids_and_shards_give_the_same_counts(
+    kernel: Kernel, threads: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    stream = rng.integers(0, 11, 1000).astype(np.uint32)
+    np.save(tmp_path / "ids.npy", stream)
+    writer = ShardWriter(tmp_path / "shards", shard_tokens=64)
+    writer.add(stream)
+    writer.close()
+    shards = TokenShards.open(tmp_path / "shards")
+    mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
+    want = oracle(cut(stream, 30), 2)  # 10 tokens are left over
+    with chunks_of(100):
+        for ids in (mapped, shards, TokenShards.of_array(stream)):
+            offsets = UniformOffsets(30, 33)
+            got = count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads)
+            assert as_dict(got) == want
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_ids_that_cannot_occur_may_be_excluded(kernel: Kernel) -> None:
+    # The last special token of a vocabulary of 2^18 + 1 entries.
+    ids, offsets = np.array([1, MAX_TOKEN_ID, 1, MAX_TOKEN_ID]), np.array([0, 4])
+    got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1}, kernel=kernel)
+    assert as_dict(got) == {(1, MAX_TOKEN_ID): 2}
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_less_than_one_thread_is_refused(kernel: Kernel, threads: int) -> None:
+    with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
+        count([[1, 2]], 1, kernel=kernel, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_id_out_of_range_in_a_late_chunk_is_refused(threads: int) -> None:
+    ids = np.ones(1000, dtype=np.int64)
+    ids[990] = MAX_TOKEN_ID + 1
+    with chunks_of(50), pytest.raises(CorpusError, match=r"0\.\.262143; got 1\.\.262144"):
+        count_ngrams(ids, UniformOffsets(10, 100), 1, threads=threads)

@@ -26,6 +26,7 @@ SECRETS = {
         "write to jane.doe@acme-corp.com today",
         "b.miller@uni-bonn.de",
         "e@acme.co.uk",
+        "git@github.com e@acme.org",
     ],
     "API key": [
         f"ghp_{TOKEN}",

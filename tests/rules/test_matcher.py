@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umim_core.errors import CorpusError
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.counting import MAX_TOKEN_ID
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -135,6 +135,45 @@ def test_many_sequences_are_cut_as_each_one_alone(
         units = slice(borders[row], borders[row + 1])
         own = list(zip((starts[units] - low).tolist(), lengths[units].tolist(), strict=True))
         assert own == oracle(ids[low:high], spans)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    case=rules_and_ids(),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    threads=st.integers(2, 5),
+)
+def test_threads_change_nothing(
+    case: tuple[list[int], Spans], cuts: list[int], threads: int
+) -> None:
+    ids = np.array(case[0], dtype=np.int64)
+    offsets = np.array([0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)], dtype=np.int64)
+    matcher = Matcher(RuleSet.from_spans(case[1]))
+    alone = matcher.segment_many(ids, offsets)
+    for one, other in zip(alone, matcher.segment_many(ids, offsets, threads=threads), strict=True):
+        assert one.dtype == other.dtype == np.int64
+        assert np.array_equal(one, other)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads must be at least 1; got 0"):
+        Matcher(RuleSet.from_spans([])).segment_many(np.arange(3), np.array([0, 3]), threads=0)
+
+
+def test_no_sequences_have_no_units() -> None:
+    starts, lengths, borders = Matcher(RuleSet.from_spans([])).segment_many(
+        np.zeros(0, np.int32), np.array([0]), threads=2
+    )
+    assert (len(starts), len(lengths), borders.tolist()) == (0, 0, [0])
+
+
+def test_read_only_ids_are_segmented_and_left_alone() -> None:
+    ids = np.array([1, 2, 3], dtype=np.int32)
+    ids.flags.writeable = False
+    assert Matcher(RuleSet.from_spans({(1, 2)})).segment(ids)[1].tolist() == [2, 1]
+    writable = np.array([1, 2, 3], dtype=np.int32)
+    Matcher(RuleSet.from_spans({(1, 2)})).segment(writable)
+    assert writable.flags.writeable
 
 
 @settings(max_examples=100, deadline=None)

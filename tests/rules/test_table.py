@@ -128,9 +128,17 @@ def test_counts_below_the_threshold_are_refused(tmp_path: Path) -> None:
         RuleSet.load(write_rules(tmp_path / "rules", table_of(GOOD[:2]), tau=6))
 
 
+def test_other_numbers_of_rules_than_the_manifest_counts_are_refused(tmp_path: Path) -> None:
+    counts = {"2": 2, "3": 1, "4": 1}
+    assert len(RuleSet.load(write_rules(tmp_path / "good", table_of(GOOD), rules=counts))) == 4
+    with pytest.raises(RuleSetError, match=r"manifest counts, \{'2': 2.*got \{'2': 2, '3': 0"):
+        RuleSet.load(write_rules(tmp_path / "bad", table_of(GOOD[:2]), rules=counts))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("rules", {"2": "two"}),
         ("tau", "five"),
         ("tau", 2.5),
         ("tau", "absent"),

@@ -7,6 +7,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -219,6 +220,24 @@ def test_a_chain_of_five_is_followed_for_four() -> None:
     ids = np.ones(9, dtype=np.int32)
     _, lengths, _ = segment(ids, np.array([0, 9], dtype=np.int64), slots, tables.pairs)
     assert lengths.tolist() == [4, 4, 1]
+
+
+@pytest.mark.full
+def test_rules_of_full_size_load_within_a_second_and_thirty_three_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    ids = {}
+    for n, count in ((2, 216_700), (3, 684_793), (4, 1_266_080)):
+        spans = np.unique((rng.zipf(1.2, (4 * count, n)) - 1) % 128_000, axis=0).astype(np.int32)
+        ids[n] = spans[np.sort(rng.permutation(len(spans))[:count])]
+        assert len(ids[n]) == count
+    rules = RuleSet(ids, {n: np.full(len(spans), 5) for n, spans in ids.items()}, 5, "none", "keep")
+    rules.save(tmp_path / "rules")
+    size = (tmp_path / "rules" / "matcher" / "tables.npy").stat().st_size
+    assert size <= 33 * len(rules)
+    RuleSet.load(tmp_path / "rules")  # compiles
+    before = process_time()
+    Matcher(RuleSet.load(tmp_path / "rules"))
+    assert process_time() - before < 1.0
 
 
 TOKEN = st.integers(0, 3)

@@ -154,6 +154,11 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, case: str) -> 
         read_json(path)
 
 
+def test_nul_is_kept_where_the_source_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": "a\\u0000b"}\n')
+    assert list(iter_documents(JsonLines(paths=(path,), nul="keep"))) == ["a\0b"]
+
+
 def test_allowed_bad_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     good = b'{"text": "good"}'
     bad_lines = [line for line, _ in BAD_LINES.values()]

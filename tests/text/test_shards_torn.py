@@ -86,7 +86,7 @@ LENGTHS = "00000-00001.documents.npy"
 ALTERED = {
     "type": (_other_array(TOKENS, np.zeros(3, np.float32)), "3 values of type int32; got shape"),
     "shape": (_other_array(TOKENS, np.zeros((3, 1), np.int32)), r"got shape \(3, 1\)"),
-    "noise": (lambda d: (d / TOKENS).write_bytes(b"x" * 140), r"must be a whole \.npy file"),
+    "noise": (lambda d: (d / TOKENS).write_bytes(b"x" * 140), r"must be an \.npy array"),
     "id": (_other_array(TOKENS, np.array([1, 2, 99], np.int32)), r"0\.\.7; got ids from 1 to 99"),
     "minus": (_other_array(TOKENS, np.array([1, 2, -1], np.int32)), r"0\.\.7; got ids from -1"),
 }

@@ -97,8 +97,10 @@ def choose_candidates(sample: NgramCounts, limit: int) -> NgramCounts:
 
 
 def miss_probability(tau: int, fraction: float, sample_tau: int) -> float:
-    """Return P(X < sample_tau) for X ~ Poisson(fraction * tau); ``fraction`` above 0."""
+    """Return P(X < sample_tau) for X ~ Poisson(fraction * tau); ``sample_tau`` is at least 1."""
     mean = fraction * tau
+    if mean <= 0:  # segments without tokens were sampled
+        return 1.0
     terms = (
         math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
         for count in range(sample_tau)

@@ -88,6 +88,7 @@ def count_ngrams(
     Source: paper, "N-gram Extraction and Frequency Counting".
     """
     check_tau(tau)
+    thread_count(threads)
     check_flat(ids)
     check_offsets(offsets, len(ids))
     dropped = excluded_mask(excluded)
@@ -112,8 +113,20 @@ def count_ngrams(
 def excluded_mask(excluded: Iterable[int]) -> NDArray[np.bool_]:
     """Return whether each possible id is excluded [2^18]."""
     mask = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
-    mask[np.array(sorted(excluded), dtype=np.int64)] = True
+    ids = np.array(sorted(excluded), dtype=np.int64)
+    mask[ids[ids <= MAX_TOKEN_ID]] = True  # a vocabulary may be larger, no corpus holds the rest
     return mask
+
+
+def thread_count(threads: int | None) -> int:
+    """Return a number of threads; None stands for one per core.
+
+    Raises:
+        RuleSetError: If it is below 1.
+    """
+    if threads is not None and threads < 1:
+        raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
+    return threads or len(os.sched_getaffinity(0))
 
 
 class OrderCounter:
@@ -142,13 +155,11 @@ class OrderCounter:
     ) -> None:
         if order not in ORDERS:
             raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
-        if threads is not None and threads < 1:
-            raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
         self.table = PartitionedCounts()
         self._order = order
         self._excluded = excluded
         self._pairs, self._triples = (indexes.get(n, NO_INDEX) for n in (2, 3))
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = thread_count(threads)
         self._chunk_tokens = chunk_tokens
 
     def add(self, ids: Tokens, offsets: Offsets, low: int = 0, high: int | None = None) -> None:

@@ -164,15 +164,25 @@ def containment_mask(ids: Ids, longer: list[Ids], policy: Containment) -> NDArra
     """
     if policy == "keep" or not len(ids):
         return np.ones(len(ids), dtype=np.bool_)
-    width = ids.shape[1]
-    inside = [
-        pack_spans(rules[:, start : start + width])
-        for rules in longer
-        for start in range(rules.shape[1] - width + 1)
-    ]
-    if not inside:
-        return np.ones(len(ids), dtype=np.bool_)
-    return ~np.isin(pack_spans(ids), np.concatenate(inside))
+    outside = np.ones(len(ids), dtype=np.bool_)
+    for rules in longer:
+        outside[_contained(ids, rules)[0]] = False
+    return outside
+
+
+def _contained(ids: Ids, longer: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the pairs of a rule and a longer rule around it, as rows of ``ids`` and ``longer``."""
+    width, keys = ids.shape[1], pack_spans(ids)
+    order = np.argsort(keys, kind="stable")  # usually sorted already, which it makes use of
+    keys = keys[order]
+    rows, holders = [], []
+    for start in range(longer.shape[1] - width + 1):
+        inside = pack_spans(longer[:, start : start + width])
+        found = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
+        holder = np.flatnonzero(keys[found] == inside)
+        rows.append(order[found[holder]])
+        holders.append(holder)
+    return np.concatenate(rows), np.concatenate(holders)
 
 
 def filter_rules(
@@ -253,7 +263,9 @@ def tau_for_budget(
         ids, support = counts.ids(n)[kept], counts.support[n][kept]
         hidden = np.full(len(ids), counts.tau - 1, dtype=np.int64)
         if containment == "drop" and len(ids):
-            _raise_to_containers(ids, longer, hidden)
+            for rules, counted in longer:
+                rows, holders = _contained(ids, rules)
+                np.maximum.at(hidden, rows, counted[holders])
         lives = hidden < support
         firsts.append(hidden[lives] + 1)
         lasts.append(support[lives])
@@ -262,14 +274,3 @@ def tau_for_budget(
     taus = np.unique(np.append(last + 1, counts.tau))
     sizes = np.searchsorted(first, taus, "right") - np.searchsorted(last, taus, "left")
     return int(taus[np.argmax(sizes <= budget)])
-
-
-def _raise_to_containers(ids: Ids, longer: list[tuple[Ids, Counts]], hidden: Counts) -> None:
-    """Raise ``hidden`` [R] to the largest count of a longer rule that contains the rule [R, n]."""
-    width, keys = ids.shape[1], pack_spans(ids)
-    for rules, support in longer:
-        for start in range(rules.shape[1] - width + 1):
-            inside = pack_spans(rules[:, start : start + width])
-            found = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
-            match = keys[found] == inside
-            np.maximum.at(hidden, found[match], support[match])

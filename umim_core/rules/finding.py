@@ -6,7 +6,6 @@ Who counts is handed in (:class:`Counter`): one process (:class:`LocalCounter`),
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,7 +21,7 @@ from umim_core.rules.candidates import (
     miss_probability,
     sample_segments,
 )
-from umim_core.rules.counting import Kernel, check_tau, count_ngrams
+from umim_core.rules.counting import Kernel, check_tau, count_ngrams, thread_count
 from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, select
 from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
 
@@ -89,9 +88,9 @@ class LocalCounter:
         self, keys: dict[int, Ints], document_ends: Ints | None
     ) -> tuple[dict[int, Ints], dict[int, Ints]]:
         """Count given n-grams, and their documents where ends are given."""
-        threads = self.threads or len(os.sched_getaffinity(0))
+        threads = thread_count(self.threads)
         total = int(self.offsets[-1])
-        ranges = recount_ranges(total, document_ends, threads)
+        ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
         recounts = [Recount(keys, count_documents=document_ends is not None) for _ in ranges]
         ends = NO_DOCUMENTS if document_ends is None else document_ends
         with ThreadPoolExecutor(threads) as pool:

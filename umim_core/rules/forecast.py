@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import tempfile
@@ -18,9 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone import load_tokenizer
 from umim_core.errors import ConfigError
-from umim_core.rules.grams import Tokens, UniformOffsets
-from umim_core.rules.mining import MiningOptions, excluded_ids
-from umim_core.rules.prediction import SAMPLE_TOKENS, Prediction, fit_cost_law
+from umim_core.rules.candidates import SAMPLE_TAU
+from umim_core.rules.counting import thread_count
+from umim_core.rules.finding import SearchOptions
+from umim_core.rules.grams import Offsets, Tokens, UniformOffsets
+from umim_core.rules.mining import MiningOptions
+from umim_core.rules.prediction import MIN_SEGMENTS, SAMPLE_TOKENS, Prediction, fit_cost_law
+from umim_core.rules.preparation import excluded_ids
 from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
 from umim_core.text.files import CorpusFile, expand
 
@@ -48,42 +51,92 @@ def predict_mining(
     *,
     tokenizer: str | None,
     options: MiningOptions,
+    revision: str | None = None,
     tokens: int | None = None,
-    block_tokens: int | None = None,
+    workers: int | None = None,
     seed: int = 0,
-) -> Prediction:
+) -> Prediction | None:
     """Predict what mining a source takes, from about 10 MB of its text.
 
     Args:
         source: Text, or ready token ids.
         tokenizer: Name of the tokenizer; may be None for ready ids.
         options: How it is to be mined.
+        revision: Revision of the tokenizer on the hub.
         tokens: Tokens of the corpus, where they cannot be told from the sizes of its files:
             compressed ones, Parquet, data sets.
-        block_tokens: Tokens that one worker of a cluster counts at a time; None for one process.
+        workers: Workers of a cluster, each of one thread; None for one process.
         seed: Of the choice of files and segments.
+
+    Returns:
+        The prediction; None for a corpus that is too small for one and mined in seconds.
 
     Raises:
         ConfigError: If the number of tokens is needed and not given, or an option is out of bounds.
         CorpusError: If the source is unusable.
-        RuleSetError: If the corpus is too small for a prediction.
     """
     chosen = options.check()
-    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    known = None if tokenizer is None else load_tokenizer(tokenizer, revision=revision)
     sample = _sample(source, known, tokens, seed)
-    length = chosen.segment_length
-    law = fit_cost_law(
+    offsets = UniformOffsets(chosen.segment_length, len(sample.ids) // chosen.segment_length)
+    prediction = predict_search(
         sample.ids,
-        UniformOffsets(length, len(sample.ids) // length),
-        chosen.tau,
+        offsets,
         excluded_ids(known, chosen.protect),
-        threads=chosen.threads or len(os.sched_getaffinity(0)),
-        seed=seed,
-        resident_bytes=peak_memory_bytes,
+        chosen.search,
+        tokens=sample.total,
+        threads=thread_count(chosen.threads if workers is None else 1),
+        workers=workers,
     )
-    prediction = law.predict(sample.total, block_tokens=block_tokens)
+    if prediction is None:
+        return None
     tokenizing = {"tokenize": sample.seconds_per_token * sample.total}
     return replace(prediction, seconds=tokenizing | prediction.seconds)
+
+
+def predict_search(
+    ids: Tokens,
+    offsets: Offsets,
+    excluded: tuple[int, ...],
+    options: SearchOptions,
+    *,
+    tokens: int,
+    threads: int = 1,
+    workers: int | None = None,
+    block_tokens: int | None = None,
+) -> Prediction | None:
+    """Predict what finding n-grams takes, from a sample that is counted now.
+
+    Args:
+        ids: Token ids [T], of which a sample is counted.
+        offsets: Their segment borders.
+        excluded: Ids that take part in no n-gram.
+        options: What is to be found.
+        tokens: Tokens of the whole corpus.
+        threads: Threads of this process, or of a worker.
+        workers: Workers of a cluster; None for this process.
+        block_tokens: Tokens that a worker counts at a time; None for the default.
+
+    Returns:
+        The prediction; None where there are too few segments for one.
+    """
+    if len(offsets) - 1 < MIN_SEGMENTS:
+        return None
+    exact = options.sample_tokens is None or options.sample_tokens >= tokens
+    law = fit_cost_law(
+        ids,
+        offsets,
+        options.tau if exact else SAMPLE_TAU,
+        excluded,
+        threads=threads,
+        seed=options.seed,
+        resident_bytes=peak_memory_bytes,
+    )
+    if exact or options.sample_tokens is None:
+        return law.predict(tokens, workers=workers, block_tokens=block_tokens)
+    return law.predict_candidates(
+        tokens, options.sample_tokens, options.max_candidates, workers=workers
+    )
 
 
 def peak_memory_bytes() -> float:

@@ -42,7 +42,7 @@ _EMAIL: Final = re.compile(r"\w@(?P<domain>\w[\w-]*(?:\.\w[\w-]*)*\.[A-Za-z]{2,}
 _NO_MAILBOX: Final = re.compile(
     r"(?:^|\.)(?:example|foo|bar|baz)\.(?:com|org|net|edu)$|\.(?:test|invalid|example|local)$"
 )
-_CODE_HOST: Final = re.compile(r"(?<!\w)git@")
+_CODE_HOST: Final = re.compile(r"(?<!\w)git@$")
 _KEY: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:AKIA|ASIA|xox[abprs]-)(?P<plain>[A-Z0-9]+)"
@@ -96,7 +96,8 @@ def leak_kind(text: str) -> Kind | None:
 
 def _is_email(text: str) -> bool:
     for found in _EMAIL.finditer(text):
-        if not _NO_MAILBOX.search(found["domain"]) and not _CODE_HOST.search(text[: found.end()]):
+        account = text[: found.start("domain")]
+        if not _NO_MAILBOX.search(found["domain"]) and not _CODE_HOST.search(account):
             return True
     return False
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-from transformers import PreTrainedTokenizerBase
-
-from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
-from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.backbone import Backbone, load_tokenizer, tokenizer_fingerprint
+from umim_core.errors import ConfigError
 from umim_core.rules.candidates import CandidateReport, miss_probability
+from umim_core.rules.confidence import DEFAULT_THRESHOLD, mine_confidence_rules
 from umim_core.rules.counting import Kernel, check_tau
 from umim_core.rules.filters import Containment, Overlap, step_counts, tau_for_budget
 from umim_core.rules.finding import MAX_CANDIDATES, LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import NgramCounts, UniformOffsets, read_ids, select
-from umim_core.rules.protect import protected_ids
+from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.preparation import (
+    check_absent,
+    excluded_ids,
+    ids_digest,
+    tokenized_corpus,
+    whole_segments,
+)
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import Source, iter_token_pieces
-from umim_core.text.shards import ShardWriter, TokenShards
-
-_HASHED_TOKENS: Final = 1 << 20
+from umim_core.text import Source
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,8 @@ class MiningReport:
         segments: Number of segments.
         documents: Number of documents.
         tau: Least count of a rule; above the one asked for where a budget raised it.
-        raw: n-grams that reach tau.
-        overlap: Those left by the overlap filter.
+        raw: n-grams that reach tau; empty for confidence rules.
+        overlap: Those left by the overlap filter; likewise.
         rules: Those left by both filters.
         digest: SHA-256 of the rule set.
         seconds: Time of tokenizing, counting and filtering.
@@ -145,20 +142,17 @@ def mine_rules(
         ArtifactError: If ``out`` exists or cannot be written.
     """
     chosen = (options or MiningOptions()).check()
-    if os.path.lexists(out):  # before hours of counting, not after
-        raise ArtifactError(
-            "the output directory must not exist", str(out), "Remove it or choose another name."
-        )
+    check_absent(out)
     known = None if tokenizer is None else load_tokenizer(tokenizer)
     began = time.perf_counter()
-    with _tokenized(source, known, out.parent) as shards:
+    with tokenized_corpus(source, known, out.parent) as shards:
         tokenized = time.perf_counter()
         offsets = whole_segments(shards, known, chosen.segment_length)
         excluded = excluded_ids(known, chosen.protect)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
         ends = shards.document_ends() if chosen.min_documents > 1 else None
         counts, report = find_ngrams(shards, offsets, excluded, chosen.search, counter, ends)
-        digest = _ids_digest(shards, offsets)
+        digest = ids_digest(shards, offsets)
         documents = shards.num_documents
     counted = time.perf_counter()
     counts, rules = make_rules(
@@ -214,73 +208,56 @@ def make_rules(
     return kept, rules
 
 
-def excluded_ids(
-    tokenizer: PreTrainedTokenizerBase | None, protect: tuple[str, ...]
-) -> tuple[int, ...]:
-    """Return the ids that take part in no rule: special and protected ones.
+def mine_confident_spans(
+    source: Source,
+    out: Path,
+    *,
+    backbone: Backbone,
+    options: MiningOptions,
+    threshold: float = DEFAULT_THRESHOLD,
+) -> MiningReport:
+    """Make rules of the spans that a language model is confident about, and write their directory.
+
+    Args:
+        source: Text, or ready ids of the backbone's tokenizer.
+        out: Rule directory; must not exist yet.
+        backbone: The model, with its tokenizer.
+        options: tau, segment length, filters and protected tokens; the others have no part in it.
+        threshold: Probability that every token of a span exceeds.
 
     Raises:
-        ConfigError: If tokens are to be protected and there is no tokenizer.
+        BackboneError: If the backbone has no tokenizer.
+        UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
     """
-    if tokenizer is None:
-        if protect:
-            raise ConfigError(
-                "protected tokens need a tokenizer", list(protect), "Name it with --tokenizer."
-            )
-        return ()
-    return tuple(int(token) for token in protected_ids(tokenizer, protect))
-
-
-def whole_segments(
-    shards: TokenShards, tokenizer: PreTrainedTokenizerBase | None, length: int
-) -> UniformOffsets:
-    """Return the borders of the whole segments of a corpus.
-
-    Raises:
-        CorpusError: If there is none, or the corpus holds ids that the tokenizer does not have.
-    """
-    offsets = UniformOffsets(length, len(shards) // length)
-    if not offsets.count:
-        raise CorpusError(
-            f"the corpus must hold at least one segment of {length} tokens",
-            "less",
-            "Give more text or lower --segment-length.",
+    chosen = options.check()
+    check_absent(out)
+    tokenizer = backbone.require_tokenizer()
+    began = time.perf_counter()
+    with tokenized_corpus(source, tokenizer, out.parent) as shards:
+        tokenized = time.perf_counter()
+        offsets = whole_segments(shards, tokenizer, chosen.segment_length)
+        rules = mine_confidence_rules(
+            backbone,
+            shards,
+            offsets,
+            threshold=threshold,
+            tau=chosen.tau,
+            excluded=excluded_ids(tokenizer, chosen.protect),
+            overlap=chosen.overlap,
+            containment=chosen.containment,
+            segment_length=chosen.segment_length,
         )
-    if tokenizer is not None and shards.max_id >= len(tokenizer):
-        raise CorpusError(
-            f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
-            shards.max_id,
-            "Name the tokenizer that made them.",
-        )
-    return offsets
-
-
-@contextmanager
-def _tokenized(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, beside: Path
-) -> Iterator[TokenShards]:
-    """Give the corpus as token shards in a folder that is removed afterwards."""
-    try:
-        beside.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=beside)
-    except OSError as error:
-        raise ArtifactError(
-            f"{beside} must be a folder that can be written", error.strerror, "Choose another one."
-        ) from error
-    with folder as name:
-        writer = ShardWriter(Path(name))
-        for ids, ends_document in iter_token_pieces(source, tokenizer):
-            writer.add(ids)
-            if ends_document:
-                writer.end_document()
-        writer.close()
-        yield TokenShards.open(Path(name))
-
-
-def _ids_digest(shards: TokenShards, offsets: UniformOffsets) -> str:
-    """Return the SHA-256 of the ids in whole segments, as int32."""
-    digest = hashlib.sha256()
-    total = offsets[-1]
-    for start in range(0, total, _HASHED_TOKENS):
-        digest.update(read_ids(shards, start, min(start + _HASHED_TOKENS, total)).tobytes())
-    return digest.hexdigest()
+        documents = shards.num_documents
+    rules.save(out)
+    seconds = {"tokenize": tokenized - began, "count": time.perf_counter() - tokenized}
+    return MiningReport(
+        offsets[-1],
+        offsets.count,
+        documents,
+        chosen.tau,
+        {},
+        {},
+        rules.counts_by_order,
+        rules.digest,
+        seconds,
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.rules.grams import TOKEN_BITS, Ints, check_ids, check_offsets
+from umim_core.rules.grams import ORDERS, TOKEN_BITS, Ints, check_ids, check_offsets
 
 _LOW_HALF: Final = np.int64((1 << 32) - 1)
 
@@ -35,7 +35,13 @@ def local_counts(
 
     Returns:
         Sorted packed keys [K] and their counts [K] in this block.
+
+    Raises:
+        CorpusError: If ids are out of range or the borders do not cover them.
+        RuleSetError: If the order is not 2, 3 or 4.
     """
+    if order not in ORDERS:
+        raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
     tokens = check_ids(ids)
     check_offsets(offsets, tokens.size)
     ranks = tokens.copy()  # rank of the gram of the current order that starts here, -1 if none
@@ -43,12 +49,10 @@ def local_counts(
         ranks[np.isin(tokens, excluded)] = -1
     ends = np.repeat(offsets[1:], np.diff(offsets))
     room = ends - np.arange(tokens.size, dtype=np.int64)  # tokens left in the segment
-    for current in range(2, order + 1):
-        keys = _packed(tokens, ranks, room, current)
-        if current == order:
-            return _unique_counts(keys[keys >= 0])
-        ranks = _rank(keys, lower_keys[current])
-    raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
+    for lower in range(2, order):
+        ranks = _rank(_packed(tokens, ranks, room, lower), lower_keys[lower])
+    keys = _packed(tokens, ranks, room, order)
+    return _unique_counts(keys[keys >= 0])
 
 
 def _packed(tokens: Ints, ranks: Ints, room: Ints, order: int) -> Ints:

@@ -1,11 +1,7 @@
 """What mining a corpus will cost, from a law fitted on a sample of it.
 
-The number of distinct n-grams grows with the corpus like a power whose exponent falls slowly: every
-doubling multiplies it by the same factor (fitted on 2^17 .. 2^23 tokens of prose and code). So
-
-    log2 D(T) = log2 D(S) + s * (1 + r + r^2 + ...),    one term for each doubling from S to T.
-
-Time is what a token took on the largest sample. A corpus that repeats itself stays below the law.
+Tables grow with the number of distinct n-grams (:mod:`umim_core.rules.growth`); time is what a
+token took on the largest sample.
 """
 
 from __future__ import annotations
@@ -16,58 +12,33 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-import numpy as np
-
 from umim_core.errors import ResourceLimitError, RuleSetError
 from umim_core.rules.candidates import sample_segments
 from umim_core.rules.counting import CHUNK_TOKENS, NO_KEYS, OrderCounter, excluded_mask
 from umim_core.rules.grams import ORDERS, Offsets, Tokens
+from umim_core.rules.growth import GrowthLaw
 from umim_core.rules.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
+from umim_core.rules.recount import Recount
 
 SAMPLE_TOKENS: Final = 1 << 21
+BLOCKS_PER_WORKER: Final = 2
+_MIN_BLOCK_TOKENS: Final = 1 << 21
+_MAX_BLOCK_TOKENS: Final = 1 << 27  # about 1 GB of tables for prose
+MIN_SEGMENTS: Final = 64
 _HALVINGS: Final = 3
+_GIB: Final = 2.0**30
+_HOUR: Final = 3600.0
 _TOKEN_BYTES: Final = 4
+_COUNT_BYTES: Final = 8
 _BUFFER_BYTES: Final = 24  # of a thread, per token of its chunk: ranks, keys, ids
 _RULE_BYTES: Final = 70  # parquet and matcher tables
 _COPIES: Final = 4  # of the frequent (key, count) pairs, while they are selected and sorted
 
 
-@dataclass(frozen=True)
-class GrowthLaw:
-    """Number of distinct things against tokens read.
-
-    Attributes:
-        tokens: Tokens of the largest sample.
-        value: Number found there.
-        exponent: Of the next doubling.
-        decay: Factor on the exponent with each further doubling, 0.5 .. 1.
-    """
-
-    tokens: float
-    value: float
-    exponent: float
-    decay: float
-
-    @classmethod
-    def fit(cls, tokens: list[int], values: list[int]) -> GrowthLaw:
-        """Fit the law to samples of which each has twice the tokens of the one before."""
-        logs = np.log2(np.maximum(np.array(values, dtype=float), 1.0))
-        slopes = np.maximum(np.diff(logs), 1e-3)
-        falling = np.polyfit(np.arange(len(slopes)), np.log(slopes), 1)
-        decay = float(np.clip(np.exp(falling[0]), 0.5, 1.0))
-        # Least squares for the level once the decay is known.
-        level = float(np.mean(np.log(slopes) - np.log(decay) * np.arange(len(slopes))))
-        exponent = math.exp(level) * decay ** len(slopes)
-        return cls(float(tokens[-1]), float(values[-1]), exponent, decay)
-
-    def at(self, tokens: float) -> float:
-        """Return the number expected after so many tokens."""
-        doublings = math.log2(max(tokens, 1.0) / self.tokens)
-        if doublings <= 0:  # within the sample: the exponent it ended with
-            return float(self.value * 2 ** (self.exponent * doublings))
-        falling = self.decay < 1.0
-        terms = (1 - self.decay**doublings) / (1 - self.decay) if falling else doublings
-        return float(self.value * 2 ** (self.exponent * terms))
+def default_block_tokens(tokens: int, workers: int) -> int:
+    """Return a block size that gives every worker work, and no table beyond about 1 GB."""
+    share = math.ceil(tokens / (workers * BLOCKS_PER_WORKER))
+    return min(max(share, _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -96,6 +67,20 @@ class Prediction:
         """Return the numbers for JSON."""
         return asdict(self)
 
+    def lines(self) -> list[str]:
+        """Return the numbers for people, one a line."""
+        times = self.seconds
+        rows = [
+            ("tokens", f"{self.tokens:,}"),
+            ("memory of a process", f"{self.memory_bytes / _GIB:.2f} GiB"),
+            ("disk", f"{self.disk_bytes / _GIB:.2f} GiB"),
+            ("shuffled", f"{self.shuffle_bytes / _GIB:.2f} GiB"),
+            *((f"time, {name.replace('_', ' ')}", f"{times[name]:,.1f} s") for name in times),
+            ("time, all", f"{sum(times.values()):,.1f} s"),
+            *((f"frequent {n}-grams", f"{count:,.0f}") for n, count in self.frequent.items()),
+        ]
+        return [f"  {name:20}{value:>18}" for name, value in rows]
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -111,6 +96,12 @@ class Limits:
     disk_bytes: float | None = None
     seconds: float | None = None
 
+    @classmethod
+    def of(cls, gib_memory: float | None, gib_disk: float | None, hours: float | None) -> Limits:
+        """Return limits given in GiB and hours."""
+        given = ((gib_memory, _GIB), (gib_disk, _GIB), (hours, _HOUR))
+        return cls(*(None if value is None else value * unit for value, unit in given))
+
     def check(self, prediction: Prediction) -> None:
         """Refuse a prediction beyond a limit.
 
@@ -119,9 +110,9 @@ class Limits:
         """
         total = sum(prediction.seconds.values())
         for name, unit, found, limit in (
-            ("memory", 2.0**30, prediction.memory_bytes, self.memory_bytes),
-            ("disk", 2.0**30, prediction.disk_bytes, self.disk_bytes),
-            ("time", 3600.0, total, self.seconds),
+            ("memory", _GIB, prediction.memory_bytes, self.memory_bytes),
+            ("disk", _GIB, prediction.disk_bytes, self.disk_bytes),
+            ("time", _HOUR, total, self.seconds),
         ):
             if limit is not None and found > limit:
                 kind = "hours" if name == "time" else "GiB"
@@ -140,6 +131,7 @@ class CostLaw:
         distinct: Law of the candidates counted, per order.
         frequent: Law of those that reach tau, per order.
         seconds_per_token: Per order, with the threads of the sample.
+        recount_seconds_per_token: Of the pass that counts given n-grams, likewise.
         base_bytes: Memory of the process before it counts.
         threads: Threads of the sample.
     """
@@ -147,22 +139,25 @@ class CostLaw:
     distinct: dict[int, GrowthLaw]
     frequent: dict[int, GrowthLaw]
     seconds_per_token: dict[int, float]
+    recount_seconds_per_token: float
     base_bytes: float
     threads: int
 
     def predict(
-        self, tokens: int, *, block_tokens: int | None = None, workers: int = 1
+        self, tokens: int, *, workers: int | None = None, block_tokens: int | None = None
     ) -> Prediction:
         """Return the cost of mining a corpus.
 
         Args:
             tokens: Its tokens.
-            block_tokens: Tokens that one worker of a cluster counts before it sends its pairs;
-                None in one process, which sends none.
-            workers: Workers of the cluster; time is divided by them.
+            workers: Workers of a cluster, each of one thread; None for one process.
+            block_tokens: Tokens that a worker counts before it sends its pairs; None takes
+                :func:`default_block_tokens`.
         """
-        held = tokens if block_tokens is None else min(block_tokens, tokens)
-        distinct = {n: self.distinct[n].at(held) for n in ORDERS}
+        block = tokens
+        if workers is not None:
+            block = min(block_tokens or default_block_tokens(tokens, workers), tokens)
+        distinct = {n: self.distinct[n].at(block) for n in ORDERS}
         frequent = {
             n: min(self.frequent[n].at(tokens), self.distinct[n].at(tokens)) for n in ORDERS
         }
@@ -173,19 +168,57 @@ class CostLaw:
             sorting = _COPIES * BYTES_PER_PAIR * frequent[n]
             peak = max(peak, table_bytes(distinct[n]) + indexes + BYTES_PER_PAIR * kept + sorting)
         shuffled = 0.0
-        if block_tokens is not None:
-            shuffled = BYTES_PER_PAIR * math.ceil(tokens / block_tokens) * sum(distinct.values())
-        buffers = self.threads * CHUNK_TOKENS * _BUFFER_BYTES
+        if workers is not None:
+            shuffled = BYTES_PER_PAIR * math.ceil(tokens / block) * sum(distinct.values())
         found = sum(frequent.values())
         return Prediction(
             tokens=tokens,
-            memory_bytes=self.base_bytes + buffers + _TOKEN_BYTES * held + peak,
+            memory_bytes=self._working_bytes + _TOKEN_BYTES * block + peak,
             disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
             shuffle_bytes=shuffled,
-            seconds={f"count_{n}": self.seconds_per_token[n] * tokens / workers for n in ORDERS},
+            seconds={
+                f"count_{n}": self.seconds_per_token[n] * tokens / (workers or 1) for n in ORDERS
+            },
             distinct=distinct,
             frequent=frequent,
         )
+
+    def predict_candidates(
+        self, tokens: int, sample_tokens: int, max_candidates: int, *, workers: int | None = None
+    ) -> Prediction:
+        """Return the cost of candidate mode; the law must be fitted at ``SAMPLE_TAU``.
+
+        Args:
+            tokens: Tokens of the corpus.
+            sample_tokens: Tokens of the sample, counted in one process.
+            max_candidates: Most candidates.
+            workers: Workers of a cluster, each of one thread; None for one process.
+        """
+        sample = self.predict(min(sample_tokens, tokens))
+        share = min(1.0, max_candidates / max(sum(sample.frequent.values()), 1.0))
+        candidates = {n: share * count for n, count in sample.frequent.items()}
+        found = sum(candidates.values())
+        vectors = _COUNT_BYTES * found * (1 + (self.threads if workers is None else 1))
+        held = tokens if workers is None else default_block_tokens(tokens, workers)
+        tables = index_bytes(found) + BYTES_PER_PAIR * found + vectors
+        return Prediction(
+            tokens=tokens,
+            memory_bytes=max(
+                sample.memory_bytes, self._working_bytes + _TOKEN_BYTES * held + tables
+            ),
+            disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
+            shuffle_bytes=_COUNT_BYTES * found * BLOCKS_PER_WORKER * (workers or 0),
+            seconds={
+                "count_sample": sum(sample.seconds.values()),
+                "recount": self.recount_seconds_per_token * tokens / (workers or 1),
+            },
+            distinct=sample.distinct,
+            frequent=candidates,
+        )
+
+    @property
+    def _working_bytes(self) -> float:
+        return self.base_bytes + self.threads * CHUNK_TOKENS * _BUFFER_BYTES
 
 
 def fit_cost_law(
@@ -215,9 +248,9 @@ def fit_cost_law(
     Raises:
         RuleSetError: If the corpus has fewer than 64 segments, too few to be halved.
     """
-    if len(offsets) - 1 < 1 << (2 * _HALVINGS):
+    if len(offsets) - 1 < MIN_SEGMENTS:
         raise RuleSetError(
-            f"a prediction needs at least {1 << (2 * _HALVINGS)} segments",
+            f"a prediction needs at least {MIN_SEGMENTS} segments",
             len(offsets) - 1,
             "Mine without one: a corpus of this size takes seconds.",
         )
@@ -240,10 +273,13 @@ def fit_cost_law(
             distinct[n].append(len(counter.table))
             frequent[n].append(len(keys[n]))
         base = base or resident_bytes()
+    began = time.perf_counter()
+    Recount(keys).add(sample, borders)
     return CostLaw(
         {n: GrowthLaw.fit(sizes, distinct[n]) for n in ORDERS},
         {n: GrowthLaw.fit(sizes, frequent[n]) for n in ORDERS},
         seconds,
+        (time.perf_counter() - began) / len(sample) / threads,
         base,
         threads,
     )

@@ -17,6 +17,7 @@ from typing import Final
 import numba
 import numpy as np
 
+from umim_core.errors import CorpusError
 from umim_core.rules.grams import ORDERS, Ids, Ints, Offsets, Tokens, UniformOffsets, read_ids
 from umim_core.rules.hashing import rank_index
 from umim_core.rules.kernel import gram_ranks, next_ranks
@@ -88,10 +89,16 @@ class Recount:
             document_ends: End positions of all documents [D], where documents are counted.
 
         Raises:
-            CorpusError: If an id is out of range.
+            CorpusError: If an id is out of range, or documents are counted and end too early.
         """
         total = int(offsets[-1])
         end = total if high is None else min(high, total)
+        if self._counts_documents and not (len(document_ends) and document_ends[-1] >= end):
+            raise CorpusError(
+                f"documents must reach token {end}",
+                f"{len(document_ends)} ends, the last {document_ends[-1:].tolist()}",
+                "Give the end of every document.",
+            )
         ranks = np.empty(_CHUNK_TOKENS + _TAIL, dtype=np.int64)
         for start in range(low, end, _CHUNK_TOKENS):
             stop = min(start + _CHUNK_TOKENS, end)

@@ -44,6 +44,7 @@ class _Origin(BaseModel):
     segment_length: int | None
     tokenizer_fingerprint: str | None
     corpus_digest: str | None
+    rules: dict[str, int] | None = None
     source: RuleSource = "frequency"
     min_documents: int | None = None
 
@@ -277,6 +278,13 @@ class RuleSet:
             origin.source,
             origin.min_documents,
         )
+        described = rules._description()["rules"]
+        if origin.rules not in (None, described):
+            raise RuleSetError(
+                f"{path} must hold the rules its manifest counts, {origin.rules}",
+                described,
+                "Mine them again.",
+            )
         if (path / _TABLES).exists():
             tables = MatcherTables.read(path / _TABLES, rules.digest, len(rules))
             rules._tables.append(tables)

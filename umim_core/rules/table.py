@@ -5,6 +5,7 @@ Columns ``n`` int8, ``ids`` list<int32>, ``count`` int64, sorted by (n, ids).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from umim_core.errors import RuleSetError
+from umim_core.errors import ArtifactError, RuleSetError
 from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS
 
 TABLE_SCHEMA: Final = pa.schema(
@@ -27,7 +28,11 @@ Counts = NDArray[np.int64]
 def write_table(
     path: Path, ids_by_order: dict[int, Ids], support_by_order: dict[int, Counts]
 ) -> None:
-    """Write rules as Parquet."""
+    """Write rules as Parquet.
+
+    Raises:
+        ArtifactError: If the disk refuses.
+    """
     sizes = [len(ids_by_order[n]) for n in ORDERS]
     table = pa.table(
         {
@@ -37,7 +42,14 @@ def write_table(
         },
         schema=TABLE_SCHEMA,
     )
-    pq.write_table(table, path, compression="zstd")
+    try:
+        pq.write_table(table, path, compression="zstd")
+    except OSError as error:
+        raise ArtifactError(
+            f"{path} ({table.nbytes} bytes before compression) must be writable",
+            os.strerror(error.errno) if error.errno else str(error),
+            "Free space or choose another root.",
+        ) from error
 
 
 def _list_array(ids: Ids) -> pa.ListArray:

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.arrays import open_array
+from umim_core.arrays import open_array, save_array
 from umim_core.errors import ArtifactError
 from umim_core.rules.filters import pack_spans
 from umim_core.rules.grams import ORDERS
@@ -88,11 +88,14 @@ class MatcherTables:
         Args:
             path: The file; its folder must exist.
             digest: SHA-256 of the rule set, in hex.
+
+        Raises:
+            ArtifactError: If the disk refuses.
         """
         header = np.zeros(_HEADER, dtype=_DTYPE)
         header[:3] = LAYOUT, len(self.slots), self.infix_free
         header[_DIGEST] = _digest_words(digest)
-        np.save(path, np.concatenate([header, self.slots, self.pairs]), allow_pickle=False)
+        save_array(path, np.concatenate([header, self.slots, self.pairs]))
 
     @classmethod
     def read(cls, path: Path, digest: str, num_rules: int) -> MatcherTables:

@@ -22,6 +22,7 @@ from umim_core.text.sources import (
     DocumentSource,
     HubDataset,
     JsonLines,
+    NulPolicy,
     ParquetFiles,
     Source,
     TextFiles,
@@ -62,7 +63,7 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
         bad: Receives the count of skipped rows while the documents are consumed.
 
     Yields:
-        Text without NUL characters or lone surrogates.
+        Text without lone surrogates, and without NUL characters but where they are kept.
 
     Raises:
         CorpusError: A file is missing, torn or not of its format; more than ``max_bad`` rows are
@@ -123,15 +124,18 @@ def iter_file_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
         rows = _parquet_rows(expand(source.paths), source.field)
     else:
         rows = _dataset_rows(source)
-    for text in _usable(rows, source.max_bad, bad):
+    nul = source.nul if isinstance(source, JsonLines) else "refuse"
+    for text in _usable(rows, source.max_bad, bad, nul):
         if text:
             yield text, True
 
 
-def _usable(rows: Iterator[tuple[str, object]], max_bad: int, bad: BadRows) -> Iterator[str]:
+def _usable(
+    rows: Iterator[tuple[str, object]], max_bad: int, bad: BadRows, nul: NulPolicy
+) -> Iterator[str]:
     """Yield the texts among the rows; count and skip up to `max_bad` others."""
     for place, value in rows:
-        problem = _problem(value)
+        problem = _problem(value, nul)
         if problem is None:
             yield cast(str, value)
             continue
@@ -145,13 +149,13 @@ def _usable(rows: Iterator[tuple[str, object]], max_bad: int, bad: BadRows) -> I
             raise CorpusError(message, problem.value, _REMEDY_ROW)
 
 
-def _problem(value: object) -> _Unreadable | None:
+def _problem(value: object, nul: NulPolicy) -> _Unreadable | None:
     """Return the rule that a row breaks, or None for usable text."""
     if isinstance(value, _Unreadable):
         return value
     if not isinstance(value, str):
         return _Unreadable("the field must hold a string", value)
-    if (position := value.find("\0")) >= 0:
+    if nul == "refuse" and (position := value.find("\0")) >= 0:
         return _Unreadable("text must not hold NUL", f"NUL at character {position}")
     try:
         value.encode()

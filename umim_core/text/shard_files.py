@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -14,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from umim_core.arrays import array_header, open_array, save_array
 from umim_core.artifacts import read_json, write_json
 from umim_core.errors import ArtifactError
 from umim_core.rules.counting import MAX_TOKEN_ID
@@ -68,22 +66,8 @@ def write_shard(
         ArtifactError: If the disk refuses a write.
     """
     tokens, documents = shard.files
-    _write(directory / tokens, np.ascontiguousarray(ids, TOKENS))
-    _write(directory / documents, np.ascontiguousarray(lengths, LENGTHS))
-
-
-def _write(path: Path, array: NDArray[np.integer]) -> None:
-    # A name of its own: a task that was given up may still be writing beside its successor.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(_header(array.dtype, array.size))
-            stream.write(array.data)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise refused(path, array.nbytes, error) from error
+    save_array(directory / tokens, np.ascontiguousarray(ids, TOKENS))
+    save_array(directory / documents, np.ascontiguousarray(lengths, LENGTHS))
 
 
 def write_index(directory: Path, shards: Sequence[Shard]) -> None:
@@ -157,16 +141,8 @@ def read_index(directory: Path) -> tuple[Shard, ...]:
     return index.shards
 
 
-def _header(dtype: np.dtype[Number], size: int) -> bytes:
-    stream = BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": dtype.str, "fortran_order": False, "shape": (size,)}
-    )
-    return stream.getvalue()
-
-
 def _check_size(path: Path, dtype: np.dtype[Number], count: int) -> None:
-    size = len(_header(dtype, count)) + dtype.itemsize * count
+    size = len(array_header(dtype, (count,))) + dtype.itemsize * count
     try:
         found = path.stat().st_size
     except OSError as error:
@@ -185,13 +161,7 @@ def mapped(path: Path, dtype: np.dtype[Number], size: int) -> NDArray[Number]:
     """
     if not size:  # an empty file cannot be mapped
         return np.zeros(0, dtype)
-    try:
-        # Unlike np.load this opens .npy files only and can never reach the unpickler.
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise ArtifactError(
-            f"{path} must be a whole .npy file", f"{type(error).__name__}: {error}", REBUILD
-        ) from error
+    array = open_array(path)
     if array.dtype != dtype or array.shape != (size,):
         raise ArtifactError(
             f"{path} must hold {size} values of type {dtype.name}",

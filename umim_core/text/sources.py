@@ -24,6 +24,7 @@ Paths = Annotated[
     PlainSerializer(_shown, return_type=list[str], when_used="json"),
 ]
 FieldName = Annotated[str, Field(min_length=1, description="Field that holds the text")]
+NulPolicy = Literal["refuse", "keep"]
 MaxBad = Annotated[int, Field(ge=0, description="Unusable rows to skip before giving up")]
 
 
@@ -45,6 +46,9 @@ class JsonLines(_SourceModel):
     paths: Paths
     field: FieldName = "text"
     max_bad: MaxBad = 0
+    nul: Annotated[
+        NulPolicy, Field(description="What becomes of text with NUL characters, mostly damage")
+    ] = "refuse"
 
 
 class ParquetFiles(_SourceModel):

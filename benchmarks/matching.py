@@ -1,0 +1,219 @@
+"""Matching against a Python loop, pyahocorasick and the tokenizer: a table, then one JSON line.
+
+    python benchmarks/matching.py --out docs/results/matching.json
+    python benchmarks/matching.py --ids tokens.npy --tokenizer DIR --held-out 1000000
+
+Rules are mined on the ids but for their end. That end, decoded to text, is what the tokenizer and
+the matchers read, one thread each. All matchers must return the same spans. Gates (PERFORMANCE,
+P2): at most 5 % of the tokenizer's time, 5 times the Python loop, at most 50 bytes per rule in
+memory and on disk, and below 1 s to load as many rules as the paper mines from WikiText-103.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import (
+    Gate,
+    Report,
+    Spread,
+    add_report_options,
+    alternate,
+    at_least,
+    at_most,
+    close,
+    facts,
+    fix_threads,
+    ratio,
+    timed,
+)
+from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
+from benchmarks.mining_process import LENGTH, whole_segments
+from benchmarks.pages import matching_page
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+OURS, LOOP, AHO, TOKENIZER = "ours", "Python sets", "pyahocorasick", "tokenizer"
+RULES_OF_PAPER: Final = {2: 216_700, 3: 684_793, 4: 1_266_080}
+LIBRARIES: Final = ("numba", "numpy", "pyahocorasick", "tokenizers", "transformers")
+_VOCABULARY: Final = 1 << 15
+_PIECE_TOKENS: Final = 4096
+_MATCHERS: Final = (OURS, LOOP, AHO)
+
+
+def rule_sets(counts: NgramCounts) -> dict[str, RuleSet]:
+    """Return the rule sets that are measured; counts must reach down to tau 5."""
+    return {
+        "tau 5": RuleSet.from_counts(counts, tau=5),
+        "tau 50": RuleSet.from_counts(counts, tau=50),
+        "tau 5, nested": RuleSet.from_counts(counts, tau=5, overlap="none", containment="keep"),
+    }
+
+
+def held_out(ids: Ids, tokenizer: Any) -> tuple[list[str], NDArray[np.int32]]:
+    """Return ids as text in pieces, and the ids [T] that the tokenizer gives for those."""
+    pieces = [ids[low : low + _PIECE_TOKENS].tolist() for low in range(0, len(ids), _PIECE_TOKENS)]
+    texts = [tokenizer.decode(piece) for piece in pieces]
+    return texts, np.concatenate(encode(texts, tokenizer))
+
+
+def encode(texts: list[str], tokenizer: Any) -> list[NDArray[np.int32]]:
+    """Tokenize by the library's fastest call."""
+    backend = tokenizer.backend_tokenizer
+    encoded = backend.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(piece.ids, dtype=np.int32) for piece in encoded]
+
+
+def compare(
+    rules: RuleSet, ids: Ids, tokenize: Callable[[], object], rounds: int
+) -> tuple[Report, bool]:
+    """Run all sides in alternation.
+
+    Args:
+        rules: The rules.
+        ids: Held-out ids in whole segments [T].
+        tokenize: Tokenizes the text of those ids.
+        rounds: Rounds.
+
+    Returns:
+        The figures, and whether all matchers gave the same spans.
+    """
+    segments = np.asarray(ids).reshape(-1, LENGTH)
+    offsets = np.arange(len(segments) + 1, dtype=np.int64) * LENGTH
+    matcher, loop, automaton = Matcher(rules), SetLoop(rules), AhoCorasick(rules)
+    sides: dict[str, Callable[[], object]] = {
+        OURS: lambda: matcher.segment_many(ids, offsets),
+        LOOP: lambda: loop(segments),
+        AHO: lambda: automaton(segments),
+        TOKENIZER: tokenize,
+    }
+    spans: dict[str, Spans] = {}
+
+    def warmed(name: str, result: Any) -> None:
+        if name != TOKENIZER:
+            spans[name] = merged_spans(*result[:2]) if name == OURS else result
+
+    seconds = alternate(sides, rounds, warmed)
+    found: Report = {"rules": {str(n): count for n, count in rules.counts_by_order.items()}}
+    found["merged_spans"] = len(spans[LOOP])
+    found["sides"] = {
+        name: {
+            "seconds": Spread.of(seconds[name]).as_dict(),
+            "tokens_per_s": len(ids) / Spread.of(seconds[name]).median,
+            **({} if name == OURS else {"ratio": ratio(seconds, name, OURS).as_dict()}),
+        }
+        for name in sides
+    }
+    found["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER).as_dict()
+    return found, all(spans[name] == spans[LOOP] for name in _MATCHERS)
+
+
+def bytes_per_rule(rules: RuleSet, folder: Path) -> dict[str, float]:
+    """Return the bytes per rule of the tables in memory and on disk, and of all files."""
+    files = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    tables = sum(size for path, size in files.items() if path.parent.name == "matcher")
+    sizes = {"memory": rules.tables.nbytes, "disk": tables, "directory": sum(files.values())}
+    return {name: size / len(rules) for name, size in sizes.items()}
+
+
+def synthetic_rules(per_order: Mapping[int, int], seed: int = 0) -> RuleSet:
+    """Return random rules, which share next to no prefixes: the worst case for the tables."""
+    generator = np.random.default_rng(seed)
+    bits = _VOCABULARY.bit_length() - 1
+    ids, support = {}, {}
+    for n, count in per_order.items():
+        keys = np.zeros(0, dtype=np.int64)
+        while len(keys) < count:
+            more = generator.integers(0, 1 << n * bits, count, dtype=np.int64)
+            keys = np.union1d(keys, more)
+        keys = np.sort(generator.choice(keys, count, replace=False))
+        columns = [(keys >> bits * (n - 1 - i)) & (_VOCABULARY - 1) for i in range(n)]
+        ids[n] = np.stack(columns, axis=1).astype(np.int32)
+        support[n] = np.ones(count, dtype=np.int64)
+    return RuleSet(ids, support, overlap="none", containment="keep", source="explicit")
+
+
+def load_times(folder: Path, ids: Ids, rounds: int) -> list[float]:
+    """Return the seconds from a rule directory to the units of a first segment."""
+
+    def load() -> object:
+        return Matcher(RuleSet.load(folder)).segment(ids[:LENGTH])
+
+    load()
+    return [timed(load)[0] for _ in range(rounds)]
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate."""
+    found: dict[str, Gate] = {}
+    for name, measured in report["rule_sets"].items():
+        of = name.replace(", ", "_").replace(" ", "_")
+        share, loop = measured["tokenizing_share"], measured["sides"][LOOP]["ratio"]
+        found[f"{of}_of_tokenizing"] = at_most(share["median"], 0.05)
+        found[f"{of}_times_python_loop"] = at_least(loop["median"], 5.0)
+    measured = [*report["rule_sets"].values(), report["synthetic"]]
+    for place in ("memory", "disk"):
+        largest = max(found["bytes_per_rule"][place] for found in measured)
+        found[f"bytes_per_rule_{place}"] = at_most(largest, 50.0)
+    load = report["synthetic"]["load_seconds"]["median"]
+    found["load_seconds"] = at_most(load, 1.0)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a gate is missed or a result differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_corpus_options(parser)
+    parser.add_argument("--held-out", type=int, default=1 << 20, help="tokens at the end")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--synthetic", type=int, nargs=3, default=list(RULES_OF_PAPER.values()))
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    fix_threads()
+    from umim_core.backbone import load_tokenizer
+
+    ids = open_ids(ids_file(options), options.tokens)
+    tokenizer = load_tokenizer(options.tokenizer)
+    counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
+    texts, encoded = held_out(ids[-options.held_out :], tokenizer)
+    rest, _ = whole_segments(encoded)
+    report: Report = {
+        "benchmark": "matching",
+        "facts": facts(LIBRARIES, options.commit),
+        "held_out_tokens": len(rest),
+        "segment_length": LENGTH,
+        "rule_sets": {},
+        "equal": True,
+    }
+    with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
+        for number, (name, rules) in enumerate(rule_sets(counts).items()):
+            found, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
+            rules.save(Path(folder) / str(number))
+            found["bytes_per_rule"] = bytes_per_rule(rules, Path(folder) / str(number))
+            report["rule_sets"][name] = found
+            report["equal"] &= equal
+        rules = synthetic_rules(dict(zip(ORDERS, options.synthetic, strict=True)))
+        rules.save(Path(folder) / "synthetic")
+        seconds = load_times(Path(folder) / "synthetic", rest, options.rounds)
+        report["synthetic"] = {
+            "rules": {str(n): count for n, count in rules.counts_by_order.items()},
+            "bytes_per_rule": bytes_per_rule(rules, Path(folder) / "synthetic"),
+            "load_seconds": Spread.of(seconds).as_dict(),
+        }
+    report["gates"] = gates(report)
+    return close(report, options.out, matching_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

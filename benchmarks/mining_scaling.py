@@ -1,0 +1,258 @@
+"""Cost of mining against tokens, each size predicted before it is measured.
+
+    python benchmarks/mining_scaling.py --ids tokens.npy --repeat 10 --base base.npy \
+        --out docs/results/mining_scaling.json
+
+For each size the law of ``umim_core.rules.prediction`` is fitted on a sample of at most the next
+smaller power of ten of tokens, and its prediction is written to the result file before the
+measurement starts. Gates (PERFORMANCE, P1, P7): memory and time within 25 %. ``--repeat`` mines a
+corpus repeated on segment borders: its rules at so many times tau must be those of the corpus
+itself, within the predicted memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from benchmarks.common import (
+    THREADS,
+    Gate,
+    Report,
+    Spread,
+    add_report_options,
+    at_most,
+    close,
+    facts,
+    fresh,
+    ratio,
+    save,
+)
+from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.mining_process import LENGTH, load_counts, same_counts, whole_segments
+from benchmarks.pages import SCALING_FIGURE, scaling_page
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.prediction import SAMPLE_TOKENS
+from umim_core.rules.ruleset import RuleSet
+
+SIZES: Final = (10**6, 3_162_278, 10**7, 31_622_777, 10**8)
+MAX_ERROR: Final = 0.25
+LIBRARIES: Final = ("matplotlib", "numba", "numpy")
+_WARM_TOKENS: Final = 1 << 16
+Save = Callable[[], None]
+
+
+def decade_below(tokens: int) -> int:
+    """Return the largest power of ten below a number above 1."""
+    power = 1
+    while power * 10 < tokens:
+        power *= 10
+    return power
+
+
+def predictions(file: Path, tokens: int, tau: int) -> Report:
+    """State the cost of counting the first ``tokens`` ids from samples of them."""
+    samples = {"decade": decade_below(tokens), "dry_run": SAMPLE_TOKENS}
+    return {
+        law: fresh(
+            "mining_process",
+            what="predict",
+            ids=file,
+            tokens=tokens,
+            tau=tau,
+            sample_tokens=sample,
+        )
+        for law, sample in samples.items()
+        if sample < tokens
+    }
+
+
+def measure(file: Path, tokens: int, options: argparse.Namespace) -> Report:
+    """Count the first ``tokens`` ids: memory in one new process, times in another."""
+    common = {"ids": file, "tokens": tokens, "tau": options.tau}
+    counted = fresh("mining_process", what="count", **common)
+    timed = fresh("mining_process", what="pairs", rounds=options.rounds, **common)
+    one, two = (timed["seconds"][f"threads_{n}"] for n in (1, THREADS))
+    per_token = 1e9 / counted["tokens"]
+    return {
+        "tokens": counted["tokens"],
+        "peak_bytes": counted["peak_bytes"],
+        "rules": counted["rules"],
+        "distinct": timed["distinct"],
+        "seconds": Spread.of(two).median,
+        "nanoseconds_1": Spread.of([per_token * second for second in one]).as_dict(),
+        "nanoseconds_2": Spread.of([per_token * second for second in two]).as_dict(),
+        "threads": ratio(timed["seconds"], "threads_1", f"threads_{THREADS}").as_dict(),
+    }
+
+
+def errors(prediction: Report, measured: Report) -> dict[str, float]:
+    """Return how far each quantity was predicted too high, as a share of the measurement."""
+    pairs = {
+        "memory": (prediction["memory_bytes"], measured["peak_bytes"]),
+        "seconds": (sum(prediction["seconds"].values()), measured["seconds"]),
+        "distinct": (sum(prediction["distinct"].values()), sum(measured["distinct"].values())),
+        "rules": (sum(prediction["frequent"].values()), sum(measured["rules"].values())),
+    }
+    return {name: predicted / max(found, 1e-9) - 1 for name, (predicted, found) in pairs.items()}
+
+
+def scale(file: Path, sizes: list[int], report: Report, store: Save, options: Any) -> None:
+    """Predict, store, then measure, one size after the other; last the decade beyond."""
+    for size in sizes:
+        stated = report["predictions"][str(size)] = predictions(file, size, options.tau)
+        store()
+        measured = report["measured"][str(size)] = measure(file, size, options)
+        for prediction in stated.values():
+            prediction["error"] = errors(prediction, measured)
+        store()
+    beyond = 10 * sizes[-1]
+    law = fresh(
+        "mining_process",
+        what="predict",
+        ids=file,
+        tokens=sizes[-1],
+        tau=options.tau,
+        sample_tokens=sizes[-1],
+        total=beyond,
+    )
+    report["predictions"][str(beyond)] = {"decade": law}
+
+
+def repeat(base: Ids, times: int, tau: int, report: Report, store: Save) -> None:
+    """Mine a corpus repeated on segment borders, and the corpus itself.
+
+    Args:
+        base: Token ids [T]; the remainder of a segment is left out.
+        times: How often it is repeated.
+        tau: Threshold of the corpus itself; ``times`` that of the repeated one.
+        report: Receives the results under "repeat".
+        store: Writes the report; called when the prediction stands in it.
+    """
+    ids, _ = whole_segments(base)
+    with tempfile.TemporaryDirectory(prefix="umim-repeat-") as name:
+        folder = Path(name)
+        np.save(folder / "base.npy", ids, allow_pickle=False)
+        write_repeated(folder / "repeated.npy", ids, times)
+        many = {"ids": folder / "repeated.npy", "tau": times * tau}
+        prediction = fresh("mining_process", what="predict", **many)
+        report["repeat"] = found = {
+            "times": times,
+            "tau": times * tau,
+            "base_tokens": len(ids),
+            "predicted_bytes": prediction["memory_bytes"],
+        }
+        store()
+        counted = fresh("mining_process", what="count", save=folder / "many.npz", **many)
+        fresh(
+            "mining_process",
+            what="count",
+            ids=folder / "base.npy",
+            tau=tau,
+            save=folder / "one.npz",
+        )
+        one, all_ = load_counts(folder / "one.npz"), load_counts(folder / "many.npz")
+        found |= {
+            "tokens": counted["tokens"],
+            "seconds": counted["seconds"],
+            "peak_bytes": counted["peak_bytes"],
+            "rules": counted["rules"],
+            "equal": same_counts(one, all_, times) and same_rules(one, all_),
+        }
+
+
+def write_repeated(path: Path, ids: Ids, times: int) -> None:
+    """Write ids several times over into one array file."""
+    repeated = open_memmap(path, mode="w+", dtype=np.int32, shape=(times * len(ids),))
+    for number in range(times):
+        repeated[number * len(ids) : (number + 1) * len(ids)] = ids
+    repeated.flush()
+
+
+def same_rules(one: NgramCounts, other: NgramCounts) -> bool:
+    """Return whether the default filters leave the same rules of both."""
+    rules, others = RuleSet.from_counts(one), RuleSet.from_counts(other)
+    return all(np.array_equal(rules.ids_by_order[n], others.ids_by_order[n]) for n in ORDERS)
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate that applies."""
+    found: dict[str, Gate] = {}
+    for law in ("decade", "dry_run"):
+        stated = [
+            by_law[law]["error"]
+            for by_law in report["predictions"].values()
+            if law in by_law and "error" in by_law[law]
+        ]
+        for quantity in ("memory", "seconds"):
+            if stated:
+                worst = max(abs(error[quantity]) for error in stated)
+                found[f"{quantity}_error_{law}"] = at_most(worst, MAX_ERROR)
+    repeated = report["repeat"]
+    if repeated is not None:
+        share = repeated["peak_bytes"] / repeated["predicted_bytes"]
+        found["repeat_memory_of_prediction"] = at_most(share, 1.0)
+    return found
+
+
+def draw(report: Report, out: Path | None) -> None:
+    """Write the figure beside the results."""
+    if out is not None and report["measured"]:
+        from benchmarks.scaling_figure import figure_svg
+
+        out.with_name(SCALING_FIGURE).write_text(figure_svg(report), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a gate is missed or the repeated corpus has other rules."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_corpus_options(parser)
+    parser.add_argument("--tau", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="those the ids reach")
+    parser.add_argument("--rounds", type=int, default=10, help="below 10 s; else 3")
+    parser.add_argument("--repeat", type=int, help="how often --base is repeated")
+    parser.add_argument("--base", type=Path, help="ids (.npy) of the corpus that is repeated")
+    parser.add_argument("--base-tokens", type=int, help="read only the first so many of them")
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    if (options.repeat is None) != (options.base is None):
+        parser.error("--repeat and --base go together")
+
+    file = ids_file(options)
+    available = len(open_ids(file, options.tokens))
+    sizes = [size for size in sorted(options.sizes) if size <= available]
+    if not sizes:
+        parser.error(f"the ids must reach a size, at least {min(options.sizes):,}")
+    report: Report = {
+        "benchmark": "mining_scaling",
+        "facts": facts(LIBRARIES, options.commit),
+        "segment_length": LENGTH,
+        "tau": options.tau,
+        "predictions": {},
+        "measured": {},
+        "repeat": None,
+    }
+
+    def store() -> None:
+        save(report, options.out)
+
+    fresh("mining_process", what="count", ids=file, tokens=_WARM_TOKENS)  # compiles, once
+    scale(file, sizes, report, store, options)
+    if options.repeat is not None:
+        base = open_ids(options.base, options.base_tokens)
+        repeat(base, options.repeat, options.tau, report, store)
+    report["equal"] = report["repeat"] is None or report["repeat"]["equal"]
+    report["gates"] = gates(report)
+    draw(report, options.out)
+    return close(report, options.out, scaling_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

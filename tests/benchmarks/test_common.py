@@ -1,0 +1,119 @@
+"""Gates, alternation, fresh processes and results of the benchmarks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import common
+from benchmarks.common import (
+    ROOT,
+    Report,
+    Spread,
+    alternate,
+    at_least,
+    at_most,
+    close,
+    facts,
+    fresh,
+    peak_bytes,
+    ratio,
+    timed,
+)
+
+
+def test_a_gate_that_asks_for_more_is_met_at_its_limit() -> None:
+    assert at_least(2.5, 2.5) == (2.5, 2.5, True)
+    assert at_least(2.4999, 2.5) == (2.4999, 2.5, False)
+
+
+def test_a_gate_that_asks_for_less_is_met_at_its_limit() -> None:
+    assert at_most(1.2, 1.2) == (1.2, 1.2, True)
+    assert at_most(1.2001, 1.2) == (1.2001, 1.2, False)
+
+
+def test_the_verdict_is_that_of_the_value_before_rounding() -> None:
+    assert at_least(2.499999, 2.5) == (2.5, 2.5, False)
+
+
+def test_a_spread_holds_median_and_quartiles() -> None:
+    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
+
+
+def test_a_ratio_is_the_median_over_the_rounds_that_both_took_part_in() -> None:
+    found = ratio({"peer": [2.0, 6.0, 4.0], "ours": [1.0, 2.0, 2.0, 99.0]}, "peer", "ours")
+    assert found == Spread(2.0, 2.0, 2.5, 3)
+
+
+def test_sides_alternate_after_a_warm_up() -> None:
+    calls: list[str] = []
+    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
+    seconds = alternate(sides, 4)
+    assert calls == ["a", "b", *"abbaabba"]
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 4, "b": 4}
+
+
+def test_results_of_the_warm_up_are_handed_on() -> None:
+    found: dict[str, object] = {}
+    alternate({"a": lambda: 1, "b": lambda: 2}, 2, found.__setitem__)
+    assert found == {"a": 1, "b": 2}
+
+
+def test_slow_sides_take_part_in_three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "SLOW_SECONDS", 0.0)
+    assert len(alternate({"a": lambda: None}, 10)["a"]) == 3
+
+
+def test_the_garbage_collector_rests_during_a_run_and_works_after_a_failed_one() -> None:
+    assert timed(gc.isenabled)[1] is False
+    with pytest.raises(ZeroDivisionError):
+        timed(lambda: 1 // 0)
+    assert gc.isenabled()
+
+
+def test_the_peak_of_a_process_is_not_that_of_its_parent() -> None:
+    held = bytearray(b"x") * (300 << 20)
+    code = "from benchmarks.common import peak_bytes; print(peak_bytes())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert peak_bytes() > len(held)
+    assert 1 << 20 < float(done.stdout) < 200 << 20
+
+
+def test_a_failed_process_says_why() -> None:
+    with pytest.raises(RuntimeError, match="invalid choice: 'nothing'"):
+        fresh("mining_process", what="nothing", ids="x.npy")
+
+
+def report(passed: bool = True, equal: bool = True) -> Report:
+    return {"gates": {"speed": (1.0, 2.0, passed)}, "equal": equal}
+
+
+@pytest.mark.parametrize(
+    ("passed", "equal", "status"), [(True, True, 0), (False, True, 1), (True, False, 1)]
+)
+def test_the_status_tells_a_missed_gate_and_the_results_are_written(
+    passed: bool, equal: bool, status: int, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.json"
+    assert close(report(passed, equal), out, lambda found: "the page\n") == status
+    assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
+    assert out.with_suffix(".md").read_text("utf-8") == "the page\n"
+
+
+def test_the_last_line_is_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    close(report(), None, lambda found: "the page\n")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["equal"] is True
+
+
+def test_facts_name_versions_and_no_path() -> None:
+    found = facts(["numpy"], "abc")
+    assert found["versions"].keys() == {"python", "numpy"}
+    assert found["commit"] == "abc"
+    assert "/" not in json.dumps(found)

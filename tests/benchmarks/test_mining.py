@@ -1,0 +1,166 @@
+"""The mining benchmark: sides, gates and a tiny run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import mining
+from benchmarks.common import ROOT, Report
+from benchmarks.mining import COUNTER, OURS, PREFIX, compare, gates, make_sides
+from benchmarks.mining_process import (
+    LENGTH,
+    distinct,
+    load_counts,
+    same_counts,
+    save_counts,
+    whole_segments,
+)
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import UniformOffsets
+
+SEGMENTS = 80  # a prediction needs 64
+
+
+@pytest.fixture
+def ids(rng: np.random.Generator) -> np.ndarray:
+    """Token ids in which some are far more frequent than others."""
+    return (rng.zipf(1.3, SEGMENTS * LENGTH) % 1000).astype(np.uint32)
+
+
+def found(**changes: object) -> Report:
+    """Figures that meet every gate."""
+    sides = {name: {"tokens_per_s": 9e6, "cores": 1} for name in (mining.OURS, mining.OURS_1)}
+    medians = {
+        mining.DUCKDB: 3.0,
+        mining.DUCKDB_APRIORI: 2.6,
+        COUNTER: 7.0,
+        mining.COUNTER_PACKED: 5.5,
+        mining.OURS_1: 1.7,
+    }
+    return {
+        "sides": sides,
+        "ratios": {name: {"median": median} for name, median in medians.items()},
+        "same": {COUNTER: True, PREFIX: True},
+        "memory": {"peak_bytes": 110.0, "predicted_bytes": 100.0},
+        "ray": None,
+        **changes,
+    }
+
+
+def verdicts(report: Report) -> dict[str, bool]:
+    return {name: passed for name, (_, _, passed) in gates(report).items()}
+
+
+def test_all_sides_find_the_same(ids: np.ndarray) -> None:
+    sides = make_sides(ids, 5, counter_tokens=len(ids))
+    assert PREFIX not in sides
+    report = compare(sides, rounds=1)
+    assert report["same"] == dict.fromkeys(sides, True)
+    counts = count_ngrams(ids, UniformOffsets(LENGTH, SEGMENTS), 5)
+    assert report["rules"] == {str(n): len(counts.keys[n]) for n in (2, 3, 4)}
+    assert min(report["rules"].values()) > 0
+
+
+def test_a_prefix_for_counter_is_read_by_ours_too(ids: np.ndarray) -> None:
+    sides = make_sides(ids, 5, counter_tokens=len(ids) // 2)
+    few = {name: sides[name] for name in (OURS, mining.OURS_1, COUNTER, PREFIX)}
+    assert few[COUNTER].tokens == few[PREFIX].tokens == len(ids) // 2
+    assert few[PREFIX].read(few[PREFIX].run())[2][1].sum() > 0
+    tuples, ours = (few[name].read(few[name].run()) for name in (COUNTER, PREFIX))
+    assert all(np.array_equal(tuples[n][1], ours[n][1]) for n in (2, 3, 4))
+
+
+def test_a_side_that_finds_less_is_seen(ids: np.ndarray) -> None:
+    sides = make_sides(ids, 5, counter_tokens=len(ids))
+    whole = sides[mining.POLARS]
+
+    def short() -> dict:
+        result = whole.run()
+        keys, counts = result[4]
+        return {**result, 4: (keys[1:], counts[1:])}
+
+    few = {OURS: sides[OURS], mining.POLARS: replace(whole, run=short)}
+    assert len(short()[4][0]) == len(whole.run()[4][0]) - 1
+    assert compare(few, rounds=1)["same"] == {OURS: True, mining.POLARS: False}
+
+
+def test_the_gates_are_met_by_good_figures() -> None:
+    assert set(verdicts(found()).values()) == {True}
+
+
+def test_the_faster_formulation_of_a_peer_counts() -> None:
+    values = gates(found())
+    assert values["times_duckdb"][0] == 2.6
+    assert values["times_counter_per_core"][0] == 5.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({"same": {COUNTER: False}}, "equal_to_counter"),
+        ({"same": {COUNTER: True, PREFIX: False}}, "equal_to_counter"),
+        ({"memory": {"peak_bytes": 121.0, "predicted_bytes": 100.0}}, "memory_of_prediction"),
+        ({"ray": {"tokens": 10**8, "share": {"median": 0.59}}}, "ray_of_kernel"),
+    ],
+)
+def test_a_gate_is_missed(changes: Report, missed: str) -> None:
+    assert [name for name, passed in verdicts(found(**changes)).items() if not passed] == [missed]
+
+
+def test_a_figure_above_the_bound_misses_a_gate() -> None:
+    report = found()
+    report["sides"][mining.OURS_1]["tokens_per_s"] = 34e6
+    assert verdicts(report)["tokens_per_s_and_core_below_bound"] is False
+
+
+def test_the_ray_path_is_judged_on_large_corpora_only() -> None:
+    small = {"tokens": 10**8 - 1, "share": {"median": 0.1}}
+    assert "ray_of_kernel" not in gates(found(ray=small))
+
+
+def test_saved_counts_come_back(ids: np.ndarray, tmp_path: Path) -> None:
+    counts = count_ngrams(ids, UniformOffsets(LENGTH, SEGMENTS), 5)
+    save_counts(tmp_path / "counts.npz", counts)
+    again = load_counts(tmp_path / "counts.npz")
+    assert same_counts(counts, again)
+    assert not same_counts(counts, again, times=2)
+    assert again.tau == 5
+
+
+def test_a_remainder_of_a_segment_is_left_out() -> None:
+    ids, offsets = whole_segments(np.zeros(LENGTH + 5, np.int32))
+    assert (len(ids), len(offsets)) == (LENGTH, 2)
+
+
+def test_distinct_candidates_of_the_lowest_order_are_all_pairs(ids: np.ndarray) -> None:
+    rows = ids.reshape(-1, LENGTH)
+    pairs = {(int(a), int(b)) for row in rows for a, b in pairwise(row)}
+    assert distinct(ids, UniformOffsets(LENGTH, SEGMENTS), 5)["2"] == len(pairs)
+
+
+@pytest.mark.full
+def test_a_tiny_run_writes_results_and_page(ids: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", ids)
+    out = tmp_path / "mining.json"
+    command = [sys.executable, "benchmarks/mining.py", "--ids", tmp_path / "ids.npy", "--rounds", 1]
+    command += ["--counter-tokens", 20_000, "--out", out, "--commit", "abc"]
+    command += ["--ray", tmp_path / "ids.npy", "--ray-rounds", 1]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=600
+    )
+    report = json.loads(out.read_text("utf-8"))
+    assert json.loads(done.stdout.splitlines()[-1]) == report
+    assert report["equal"] is True and report["ray"]["equal"] is True
+    passed = all(gate[2] for gate in report["gates"].values())
+    assert done.returncode == (0 if passed else 1)
+    assert report["memory"]["peak_bytes"] > 0
+    assert str(tmp_path) not in out.read_text("utf-8")
+    assert "| DuckDB " in out.with_suffix(".md").read_text("utf-8")

@@ -1,0 +1,84 @@
+"""Every peer of the mining benchmark finds the grams of a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import mining_peers as peers
+from benchmarks.mining_peers import Grams
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import UniformOffsets
+
+TAU = 3
+
+
+def naive(rows: np.ndarray, tau: int) -> Grams:
+    """Count in a dictionary, gram by gram."""
+    found: Grams = {}
+    for n in (2, 3, 4):
+        counts: dict[tuple[int, ...], int] = {}
+        for row in rows:
+            for start in range(len(row) - n + 1):
+                gram = tuple(int(token) for token in row[start : start + n])
+                counts[gram] = counts.get(gram, 0) + 1
+        kept = sorted(gram for gram, count in counts.items() if count >= tau)
+        support = np.array([counts[gram] for gram in kept], np.int64)
+        found[n] = np.array(kept, np.int64).reshape(-1, n), support
+    return found
+
+
+def grams(peer: str, rows: np.ndarray, tau: int) -> Grams:
+    """Run one peer and read its result."""
+    bits = peers.id_bits(int(rows.max()))
+    if peer == "tuples":
+        return peers.grams_of_tuples(peers.counter_tuples(rows, tau))
+    if peer == "integers":
+        return peers.grams_of_integers(peers.counter_packed(rows, bits, tau), bits)
+    return peers.grams_of_packed(getattr(peers, peer)(rows, bits, tau), bits)
+
+
+PEERS = ("duckdb_plain", "duckdb_apriori", "polars_groups", "tuples", "integers")
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("vocabulary", [1, 3, 5])
+def test_a_peer_finds_what_a_plain_loop_finds(
+    peer: str, vocabulary: int, rng: np.random.Generator
+) -> None:
+    rows = rng.integers(0, vocabulary, (60, 16), dtype=np.int32)
+    expected = naive(rows, TAU)
+    assert len(expected[4][0])
+    assert peers.same(grams(peer, rows, TAU), expected)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_finds_nothing_where_nothing_is_frequent(peer: str) -> None:
+    rows = np.arange(64, dtype=np.int32).reshape(4, 16)
+    assert [len(counts) for _, counts in grams(peer, rows, 2).values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_keeps_the_largest_ids_apart(peer: str) -> None:
+    rows = np.array([[65535, 65534, 65535, 65534] * 2, [65534, 65535, 65534, 65535] * 2])
+    assert peers.same(grams(peer, rows, 2), naive(rows, 2))
+
+
+def test_ours_is_read_into_the_common_form(rng: np.random.Generator) -> None:
+    rows = rng.integers(0, 5, (20, 16), dtype=np.int32)
+    counts = count_ngrams(rows.reshape(-1), UniformOffsets(16, 20), TAU)
+    assert peers.same(peers.grams_of_counts(counts), naive(rows, TAU))
+
+
+def test_ids_that_four_do_not_fit_into_a_key_are_refused() -> None:
+    assert peers.id_bits(65535) == 16
+    with pytest.raises(SystemExit, match="below 65536, not 65536"):
+        peers.id_bits(65536)
+
+
+def test_one_different_count_is_seen(rng: np.random.Generator) -> None:
+    rows = rng.integers(0, 3, (20, 16), dtype=np.int32)
+    one, other = naive(rows, TAU), naive(rows, TAU)
+    assert peers.same(one, other)
+    other[3][1][0] += 1
+    assert not peers.same(one, other)

@@ -1,0 +1,83 @@
+"""The pages of the benchmarks agree with their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import Report
+from benchmarks.pages import PAGES, RESULTS, gate_table, main, matching_page, outdated, table
+
+FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
+SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
+
+
+def matching() -> Report:
+    """A small result of the matching benchmark."""
+    sizes = {"memory": 30.0, "disk": 31.0, "directory": 40.0}
+    ours = {"seconds": SPREAD, "tokens_per_s": 2e6}
+    return {
+        "facts": FACTS,
+        "held_out_tokens": 1024,
+        "segment_length": 512,
+        "rule_sets": {
+            "tau 5": {
+                "rules": {"2": 1000, "3": 200, "4": 34},
+                "sides": {"ours": ours, "Python sets": {**ours, "ratio": SPREAD}},
+                "bytes_per_rule": sizes,
+            }
+        },
+        "synthetic": {
+            "rules": {"2": 10, "3": 20, "4": 30},
+            "bytes_per_rule": sizes,
+            "load_seconds": SPREAD,
+        },
+        "gates": {"load_seconds": [1.5, 1.0, False]},
+        "equal": True,
+    }
+
+
+def test_the_committed_pages_agree_with_the_committed_results() -> None:
+    assert outdated(RESULTS) == [], "run python -m benchmarks.pages"
+
+
+def test_a_page_of_other_results_is_seen_and_written_anew(tmp_path: Path) -> None:
+    report = matching()
+    results, page = tmp_path / "matching.json", tmp_path / "matching.md"
+    results.write_text(json.dumps(report), "utf-8")
+    assert main(["--check", "--folder", str(tmp_path)]) == 1
+    assert main(["--folder", str(tmp_path)]) == 0
+    assert main(["--check", "--folder", str(tmp_path)]) == 0
+    report["held_out_tokens"] = 2048
+    results.write_text(json.dumps(report), "utf-8")
+    assert outdated(tmp_path) == ["matching"]
+    assert "1,024 tokens" in page.read_text("utf-8")
+
+
+def test_a_folder_without_results_needs_no_page(tmp_path: Path) -> None:
+    assert outdated(tmp_path) == []
+
+
+def test_the_columns_of_a_table_are_aligned() -> None:
+    lines = table(["side", "s"], [["a", 1], ["longer", 1000]]).splitlines()
+    assert lines[0] == "| side   |    s |"
+    assert lines[1] == "| ------ | ---: |"
+    assert lines[3] == "| longer | 1000 |"
+
+
+@pytest.mark.parametrize(("equal", "text"), [(True, "Equal results: yes."), (False, "NO.")])
+def test_missed_gates_and_different_results_are_named(equal: bool, text: str) -> None:
+    shown = gate_table({**matching(), "equal": equal})
+    assert "missed" in shown and shown.endswith(text)
+
+
+def test_a_page_shows_figures_gates_and_facts() -> None:
+    page = matching_page(matching())
+    for text in ("1,234", "1.000 s (0.500-2.000)", "10 / 20 / 30", "load seconds", "0123456789ab."):
+        assert text in page
+
+
+def test_every_result_file_has_a_page() -> None:
+    assert set(PAGES) == {"mining", "matching", "mining_scaling"}

@@ -1,0 +1,193 @@
+"""Packed grams, their selection, segment borders without an array, and the checks of inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ngram_oracle import Grams, as_dict, by_gram, document_oracle, flat, oracle
+
+from umim_core.errors import CorpusError, RuleSetError
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import (
+    MAX_TOKEN_ID,
+    ORDERS,
+    TOKEN_BITS,
+    NgramCounts,
+    UniformOffsets,
+    check_offsets,
+    read_ids,
+    select,
+)
+
+SEGMENTS = [[1, 2, 3, 1, 2], [1, 2, 3, 9], [1, 2], [2, 3, 1, 2, 3, 1]]
+ENDS = [5, 11, 17]
+
+
+def counted(tau: int = 1) -> NgramCounts:
+    """SEGMENTS with documents; the second one ends with the third segment."""
+    counts = count_ngrams(*flat(SEGMENTS), tau)
+    found = document_oracle(SEGMENTS, ENDS)
+    documents = {
+        n: np.array([found[tuple(gram)] for gram in counts.ids(n).tolist()], dtype=np.int64)
+        for n in ORDERS
+    }
+    return NgramCounts(counts.keys, counts.support, tau, documents)
+
+
+def test_a_key_is_the_rank_of_the_prefix_and_the_last_token() -> None:
+    counts = count_ngrams(*flat([[7, 8, 9, 8, 9, 6]]), 1)
+    assert counts.ids(2).tolist() == [[7, 8], [8, 9], [9, 6], [9, 8]]
+    assert counts.keys[2].tolist() == [(a << TOKEN_BITS) | b for a, b in counts.ids(2).tolist()]
+    assert counts.ids(3).tolist() == [[7, 8, 9], [8, 9, 6], [8, 9, 8], [9, 8, 9]]
+    ranks = (0, 1, 1, 3)
+    last = (9, 6, 8, 9)
+    pairs = zip(ranks, last, strict=True)
+    assert counts.keys[3].tolist() == [(rank << TOKEN_BITS) | token for rank, token in pairs]
+    assert len(counts) == 4 + 4 + 3
+
+
+@given(
+    segments=st.lists(
+        st.lists(st.sampled_from([0, 1, 2, MAX_TOKEN_ID]), max_size=9), min_size=1, max_size=6
+    ),
+    tau=st.integers(1, 4),
+    more=st.integers(0, 3),
+    min_documents=st.integers(1, 3),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_selection_equals_counting_again(
+    segments: list[list[int]], tau: int, more: int, min_documents: int, data: st.DataObject
+) -> None:
+    ids, offsets = flat(segments)
+    inner = data.draw(st.lists(st.integers(0, ids.size), max_size=4).map(sorted))
+    found = document_oracle(segments, [*inner, ids.size])
+    counts = count_ngrams(ids, offsets, tau)
+    documents = {
+        n: np.array([found[tuple(g)] for g in counts.ids(n).tolist()], np.int64) for n in ORDERS
+    }
+    got = select(
+        NgramCounts(counts.keys, counts.support, tau, documents), tau + more, min_documents
+    )
+    want = {g: c for g, c in oracle(segments, tau + more).items() if found[g] >= min_documents}
+    assert as_dict(got) == want
+    assert got.tau == tau + more
+    assert got.documents is not None
+    assert by_gram(got, got.documents) == {gram: found[gram] for gram in want}
+    for n in ORDERS:
+        assert got.keys[n].tolist() == sorted(got.keys[n].tolist())
+
+
+def test_selection_keeps_the_prefix_of_everything_it_keeps() -> None:
+    grams = as_dict(select(counted(), 2, 2))
+    assert {len(gram) for gram in grams} == {2, 3, 4}
+    assert all(gram[:-1] in grams for gram in grams if len(gram) > 2)
+
+
+def test_selection_without_documents_returns_none() -> None:
+    counts = count_ngrams(*flat(SEGMENTS), 1)
+    assert select(counts, 2).documents is None
+    assert as_dict(select(counts, 2)) == oracle(SEGMENTS, 2)
+
+
+def test_selection_at_the_same_threshold_changes_nothing() -> None:
+    counts = counted(2)
+    again = select(counts, 2)
+    for n in ORDERS:
+        assert again.keys[n].tolist() == counts.keys[n].tolist()
+        assert again.support[n].tolist() == counts.support[n].tolist()
+
+
+def test_nothing_may_be_left() -> None:
+    empty: Grams = {}
+    assert as_dict(select(counted(), 1000)) == empty
+    assert as_dict(select(counted(), 1, 4)) == empty
+
+
+def test_a_smaller_threshold_than_that_of_the_counts_is_refused() -> None:
+    with pytest.raises(RuleSetError, match="tau must be at least 3, the threshold of the counts"):
+        select(counted(3), 2)
+
+
+@pytest.mark.parametrize("least", [0, -1])
+def test_less_than_one_document_is_refused(least: int) -> None:
+    with pytest.raises(RuleSetError, match=f"min_documents must be 1, or above .*; got {least}"):
+        select(counted(), 1, least)
+
+
+def test_documents_that_were_not_counted_cannot_be_asked_for() -> None:
+    with pytest.raises(RuleSetError, match=r"where documents were counted; got 2\. Count"):
+        select(count_ngrams(*flat(SEGMENTS), 1), 1, 2)
+
+
+BOUND = st.none() | st.integers(-12, 12)
+
+
+@given(
+    length=st.integers(1, 1 << 40),
+    count=st.integers(0, 8),
+    start=BOUND,
+    stop=BOUND,
+    step=st.none() | st.integers(-4, 4).filter(bool),
+)
+def test_uniform_offsets_are_the_array_they_stand_for(
+    length: int, count: int, start: int | None, stop: int | None, step: int | None
+) -> None:
+    uniform = UniformOffsets(length, count)
+    array = np.arange(count + 1, dtype=np.int64) * length
+    assert len(uniform) == len(array)
+    where = slice(start, stop, step)
+    assert uniform[where].tolist() == array[where].tolist()
+    assert uniform[where].dtype == np.int64
+    for index in range(-len(array), len(array)):
+        assert uniform[index] == array[index]
+        assert uniform[int(np.int64(index))] == array[index]
+    for outside in (len(array), -len(array) - 1):
+        with pytest.raises(IndexError):
+            uniform[outside]
+
+
+@given(length=st.integers(1, 50), count=st.integers(0, 8), position=st.integers(0, 400))
+def test_the_first_border_at_or_after_a_position(length: int, count: int, position: int) -> None:
+    uniform = UniformOffsets(length, count)
+    array = np.arange(count + 1) * length
+    found = uniform.find(position)
+    assert min(found, count + 1) == np.searchsorted(array, position)
+
+
+@given(length=st.integers(2, 9), tokens=st.integers(0, 60), tau=st.integers(1, 3))
+@settings(deadline=None)
+def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau: int) -> None:
+    ids = np.random.default_rng(tokens).integers(0, 3, tokens)
+    count = tokens // length
+    array = np.arange(count + 1, dtype=np.int64) * length
+    for kernel in ("numba", "numpy"):
+        got = count_ngrams(ids, UniformOffsets(length, count), tau, kernel=kernel)
+        want = count_ngrams(ids[: count * length], array, tau)
+        assert as_dict(got) == as_dict(want)
+
+
+@pytest.mark.parametrize("offsets", [UniformOffsets(4, 3), UniformOffsets(0, 3)])
+def test_uniform_borders_beyond_the_tokens_are_refused(offsets: UniformOffsets) -> None:
+    with pytest.raises(CorpusError, match="borders must rise from 0 to 11"):
+        check_offsets(offsets, 11)
+    with pytest.raises(CorpusError, match="borders must rise from 0 to 11"):
+        count_ngrams(np.zeros(11, np.int32), offsets, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64, np.uint64])
+def test_ids_are_read_as_one_type_and_cannot_be_written(dtype: type[np.integer]) -> None:
+    ids = np.array([5, 6, 7, 8], dtype=dtype)
+    got = read_ids(ids, 1, 3)
+    assert (got.tolist(), got.dtype) == ([6, 7], np.int32)
+    assert not got.flags.writeable
+    assert ids.flags.writeable, "the array itself stays as it was"
+
+
+def test_ids_that_do_not_lie_side_by_side_are_read_too() -> None:
+    ids = np.arange(10, dtype=np.int32)[::2]
+    got = read_ids(ids, 1, 4)
+    assert got.tolist() == [2, 4, 6]
+    assert got.flags.c_contiguous

@@ -1,0 +1,105 @@
+"""A corpus made ready for mining: token shards, whole segments, ids that take no part."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.rules.grams import UniformOffsets, read_ids
+from umim_core.rules.protect import protected_ids
+from umim_core.text import Source, iter_token_pieces
+from umim_core.text.shards import ShardWriter, TokenShards
+
+_HASHED_TOKENS: Final = 1 << 20
+
+
+def check_absent(out: Path) -> None:
+    """Refuse an output directory that exists, before hours of counting and not after.
+
+    Raises:
+        ArtifactError: If it exists.
+    """
+    if os.path.lexists(out):
+        raise ArtifactError(
+            "the output directory must not exist", str(out), "Remove it or choose another name."
+        )
+
+
+def excluded_ids(
+    tokenizer: PreTrainedTokenizerBase | None, protect: tuple[str, ...]
+) -> tuple[int, ...]:
+    """Return the ids that take part in no rule: special and protected ones.
+
+    Raises:
+        ConfigError: If tokens are to be protected and there is no tokenizer.
+    """
+    if tokenizer is None:
+        if protect:
+            raise ConfigError(
+                "protected tokens need a tokenizer", list(protect), "Name it with --tokenizer."
+            )
+        return ()
+    return tuple(int(token) for token in protected_ids(tokenizer, protect))
+
+
+def whole_segments(
+    shards: TokenShards, tokenizer: PreTrainedTokenizerBase | None, length: int
+) -> UniformOffsets:
+    """Return the borders of the whole segments of a corpus.
+
+    Raises:
+        CorpusError: If there is none, or the corpus holds ids that the tokenizer does not have.
+    """
+    offsets = UniformOffsets(length, len(shards) // length)
+    if not offsets.count:
+        raise CorpusError(
+            f"the corpus must hold at least one segment of {length} tokens",
+            "less",
+            "Give more text or lower --segment-length.",
+        )
+    if tokenizer is not None and shards.max_id >= len(tokenizer):
+        raise CorpusError(
+            f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
+            shards.max_id,
+            "Name the tokenizer that made them.",
+        )
+    return offsets
+
+
+@contextmanager
+def tokenized_corpus(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, beside: Path
+) -> Iterator[TokenShards]:
+    """Give the corpus as token shards in a folder that is removed afterwards."""
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=beside)
+    except OSError as error:
+        raise ArtifactError(
+            f"{beside} must be a folder that can be written", error.strerror, "Choose another one."
+        ) from error
+    with folder as name:
+        writer = ShardWriter(Path(name))
+        for ids, ends_document in iter_token_pieces(source, tokenizer):
+            writer.add(ids)
+            if ends_document:
+                writer.end_document()
+        writer.close()
+        yield TokenShards.open(Path(name))
+
+
+def ids_digest(shards: TokenShards, offsets: UniformOffsets) -> str:
+    """Return the SHA-256 of the ids in whole segments, as int32."""
+    digest = hashlib.sha256()
+    total = offsets[-1]
+    for start in range(0, total, _HASHED_TOKENS):
+        digest.update(read_ids(shards, start, min(start + _HASHED_TOKENS, total)).tobytes())
+    return digest.hexdigest()
