@@ -1,7 +1,8 @@
 """Frequent n-grams by other means: DuckDB, Polars and Python's Counter.
 
-All of them return the same grams. The ids of a gram are packed into one 64-bit key (four ids of at
-most 16 bits), which is faster in every peer than four columns. numpy packs them; that time counts.
+All of them return the same grams. But for the plain SQL over four columns, the ids of a gram are
+packed into one 64-bit key (four ids of at most 16 bits), which is faster in every peer. numpy packs
+them; that time counts.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ MAX_BITS: Final = 16
 Rows = NDArray[np.integer]  # segments of one length [S, L]
 Keys = NDArray[np.uint64]
 PackedCounts = dict[int, tuple[Keys, NDArray[np.integer]]]
+ColumnCounts = dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]  # ids [R, n], counts [R]
 TupleCounts = dict[int, dict[tuple[int, ...], int]]
 Grams = dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]
 
+_GROUP_COLUMNS: Final = (
+    "SELECT {names}, count(*) AS c FROM grams WHERE t{last} >= 0"
+    " GROUP BY {names} HAVING count(*) >= {tau}"
+)
 _GROUP: Final = "SELECT k, count(*) AS c FROM grams GROUP BY k HAVING count(*) >= {tau}"
 _GROUP_SEMI: Final = (
     "SELECT k, count(*) AS c FROM grams"
@@ -58,7 +64,25 @@ def packed(rows: Rows, order: int, bits: int) -> Keys:
     return keys.ravel()
 
 
-def duckdb_plain(rows: Rows, bits: int, tau: int) -> PackedCounts:
+def duckdb_columns(rows: Rows, tau: int) -> ColumnCounts:
+    """Count every gram with GROUP BY over columns of ids; -1 stands behind the end of a row."""
+    length, longest = rows.shape[1], ORDERS[-1]
+    padded = np.full((len(rows), length + longest - 1), -1, dtype=np.int32)
+    padded[:, :length] = rows
+    columns = {f"t{step}": padded[:, step : step + length].ravel() for step in range(longest)}
+    found: ColumnCounts = {}
+    with duckdb.connect(config={"threads": THREADS}) as connection:
+        connection.register("grams", pa.table(columns))
+        for n in ORDERS:
+            names = [f"t{step}" for step in range(n)]
+            query = _GROUP_COLUMNS.format(names=", ".join(names), last=n - 1, tau=tau)
+            table = connection.sql(query).to_arrow_table()
+            ids = np.stack([table[name].to_numpy() for name in names], axis=1)
+            found[n] = ids.astype(np.int64), table["c"].to_numpy()
+    return found
+
+
+def duckdb_packed(rows: Rows, bits: int, tau: int) -> PackedCounts:
     """Count every gram of each order with GROUP BY."""
     found: PackedCounts = {}
     with duckdb.connect(config={"threads": THREADS}) as connection:
@@ -124,6 +148,15 @@ def counter_packed(rows: Rows, bits: int, tau: int) -> dict[int, dict[int, int]]
 def grams_of_counts(counts: NgramCounts) -> Grams:
     """Return our result in the common form: per order the grams [R, n], rising, and counts [R]."""
     return {n: (counts.ids(n).astype(np.int64), counts.support[n]) for n in ORDERS}
+
+
+def grams_of_columns(found: ColumnCounts) -> Grams:
+    """Return the result of a peer with columns in the common form."""
+    grams: Grams = {}
+    for n, (ids, counts) in found.items():
+        order = np.lexsort(ids.T[::-1])
+        grams[n] = ids[order], counts[order]
+    return grams
 
 
 def grams_of_packed(found: PackedCounts, bits: int) -> Grams:

@@ -31,6 +31,8 @@ def naive(rows: np.ndarray, tau: int) -> Grams:
 def grams(peer: str, rows: np.ndarray, tau: int) -> Grams:
     """Run one peer and read its result."""
     bits = peers.id_bits(int(rows.max()))
+    if peer == "columns":
+        return peers.grams_of_columns(peers.duckdb_columns(rows, tau))
     if peer == "tuples":
         return peers.grams_of_tuples(peers.counter_tuples(rows, tau))
     if peer == "integers":
@@ -38,7 +40,7 @@ def grams(peer: str, rows: np.ndarray, tau: int) -> Grams:
     return peers.grams_of_packed(getattr(peers, peer)(rows, bits, tau), bits)
 
 
-PEERS = ("duckdb_plain", "duckdb_apriori", "polars_groups", "tuples", "integers")
+PEERS = ("columns", "duckdb_packed", "duckdb_apriori", "polars_groups", "tuples", "integers")
 
 
 @pytest.mark.parametrize("peer", PEERS)

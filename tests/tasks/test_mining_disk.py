@@ -116,7 +116,6 @@ def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
             assert found, str(error)
             refused.add(Path(found[1]).name)
         assert published(root) == []
-        assert psutil.disk_usage(str(root)).percent > 0 or pages == 1
         assert runs[name](small_disk(1 << 24)) == want, "the rerun succeeds"
         assert leftovers(root) == []
         for path in root.iterdir():
@@ -175,21 +174,33 @@ class _Writer:
         self._stream.close()
 
 
-@pytest.mark.parametrize("name", ["tokenize", "count", "filter", "rules"])
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param("tokenize", 1, marks=pytest.mark.full),
+        ("tokenize", 7),
+        pytest.param("count", 1, marks=pytest.mark.full),
+        ("count", 7),
+        ("filter", 1),
+        ("rules", 1),
+    ],
+)
 def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
-    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
 ) -> None:
     want = runs[name](tmp_path / "undisturbed")
     faults = Faults(monkeypatch)
-    refused: list[str] = []
-    for fail_at in range(1, 500):
+    refused: set[str | None] = set()
+    ignored: set[str | None] = set()
+    for fail_at in range(1, 500, step):
         root = tmp_path / str(fail_at)
         faults.arm(fail_at)
         try:
             assert runs[name](root) == want
+            ignored.add(faults.fired)
         except ArtifactError as error:
             assert "must be writable; got Input/output error" in str(error)
-            refused.append(str(faults.fired))
+            refused.add(faults.fired)
         fired = faults.fired
         faults.arm(0)
         for path in published(root):
@@ -200,14 +211,13 @@ def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
             break
     else:
         pytest.fail("every run failed")
-    assert {"write", "fsync", "replace", "rename"} <= set(refused)
-    # Only the note in the lock, and notes of progress, may fail without consequences.
-    assert len(refused) >= fail_at - 1 - faults.calls.count("pwrite") - 12
+    assert refused == {"write", "fsync", "replace", "rename"} if step == 1 else refused
+    assert ignored <= {None, "pwrite"}, "only the note in a lock may fail without consequences"
 
 
 def mined(corpus: TinyCorpus, folder: Path) -> tuple[str, str]:
     """Mine a corpus in this process: by the library, and by the stages."""
-    np.save(folder / "ids.npy", corpus.ids)
+    np.save(folder / "ids.npy", corpus.ids.astype(np.uint32))
     source = TokenIds(path=str(folder / "ids.npy"))
     report = mine_rules(
         source, folder / "rules", options=MiningOptions(tau=TAU, segment_length=20, threads=2)

@@ -16,7 +16,7 @@ from numpy.lib.format import open_memmap
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone import load_tokenizer
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.candidates import SAMPLE_TAU
 from umim_core.rules.counting import thread_count
 from umim_core.rules.finding import SearchOptions
@@ -76,6 +76,8 @@ def predict_mining(
         CorpusError: If the source is unusable.
     """
     chosen = options.check()
+    if tokens is not None and tokens < 1:
+        raise ConfigError("tokens must be at least 1", tokens, "Leave it out or raise it.")
     known = None if tokenizer is None else load_tokenizer(tokenizer, revision=revision)
     sample = _sample(source, known, tokens, seed)
     offsets = UniformOffsets(chosen.segment_length, len(sample.ids) // chosen.segment_length)
@@ -180,21 +182,33 @@ def _sample_of_bytes(
     share = max(_SAMPLE_BYTES // 16, _SAMPLE_BYTES // len(files))
     read = 0
     with tempfile.TemporaryDirectory(prefix="umim-sample-") as folder:
-        names = []
+        heads: dict[str, CorpusFile] = {}
         for number in np.random.default_rng(seed).permutation(len(files)):
             room = _SAMPLE_BYTES - read if len(files) == 1 else min(share, _SAMPLE_BYTES - read)
             head = _head(files[number], sizes[number], room, source)
-            (Path(folder) / f"{number}").write_bytes(head)
-            names.append(str(Path(folder) / f"{number}"))
+            copy = Path(folder) / f"{number}.head"
+            copy.write_bytes(head)
+            heads[str(copy)] = files[number]
             read += len(head)
             if read >= _SAMPLE_BYTES:
                 break
-        heads = source.model_copy(update={"paths": tuple(names)})
         began = time.perf_counter()
-        ids, _ = _first_ids(heads, tokenizer, at_most=sys.maxsize)
+        try:
+            copies = source.model_copy(update={"paths": tuple(heads)})
+            ids, _ = _first_ids(copies, tokenizer, at_most=sys.maxsize)
+        except CorpusError as error:
+            raise _about_files(error, heads) from error
         seconds = time.perf_counter() - began
     total = tokens if tokens is not None else round(sum(sizes) * len(ids) / max(read, 1))
     return Sample(ids, total, seconds / max(len(ids), 1))
+
+
+def _about_files(error: CorpusError, heads: dict[str, CorpusFile]) -> CorpusError:
+    """Name the files in an error about their heads; lines and bytes are the same in both."""
+    rule, value = error.rule, str(error.value)
+    for head, file in heads.items():
+        rule, value = rule.replace(head, str(file)), value.replace(head, str(file))
+    return CorpusError(rule, value, error.remedy)
 
 
 def _head(file: CorpusFile, size: int, room: int, source: TextFiles | JsonLines) -> bytes:

@@ -1,0 +1,42 @@
+"""Array files: mapped read-only, and nothing but arrays opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from umim_core.arrays import open_array
+from umim_core.errors import ArtifactError
+
+
+@pytest.mark.parametrize("shape", [(0,), (5,), (2, 3), ()])
+def test_an_array_comes_back_read_only(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
+    np.save(tmp_path / "x.npy", array, allow_pickle=False)
+    found = open_array(tmp_path / "x.npy")
+    assert type(found) is np.ndarray
+    assert (found.dtype, found.shape, found.tolist()) == (array.dtype, shape, array.tolist())
+    assert not found.flags.writeable
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"x\.npy must be an \.npy array; got .*No such file"):
+        open_array(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("cut", [0, 5, 9, 40, 127, 130])
+def test_a_torn_file_is_refused(tmp_path: Path, cut: int) -> None:
+    np.save(tmp_path / "x.npy", np.arange(9), allow_pickle=False)
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:cut])
+    with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+        open_array(tmp_path / "x.npy")
+
+
+def test_objects_and_archives_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "archive.npz", a=np.arange(3))
+    for name in ("objects.npy", "archive.npz"):
+        with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+            open_array(tmp_path / name)
