@@ -25,11 +25,10 @@ from umim_core.config import Cell, MiningConfig
 from umim_core.errors import ArtifactError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
-from umim_core.rules.counting import check_tau
 from umim_core.rules.filters import step_counts
 from umim_core.rules.finding import SearchOptions, find_ngrams
 from umim_core.rules.forecast import predict_search
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.mining import MiningOptions, make_rules
 from umim_core.rules.prediction import Limits, Prediction
 from umim_core.rules.preparation import excluded_ids, whole_segments

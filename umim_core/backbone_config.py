@@ -18,7 +18,7 @@ from umim_core.config import (
     validate_recipe,
 )
 from umim_core.embedded.tokenizer import ALPHABET_SIZE
-from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.text import TokenIds
 
 if TYPE_CHECKING:

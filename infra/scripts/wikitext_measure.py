@@ -14,8 +14,9 @@ import numpy as np
 from umim_core.artifacts import sha256_bytes, sha256_file
 from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
-from umim_core.rules.counting import ORDERS, NgramCounts, count_ngrams
+from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import Containment, Overlap, step_counts
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.inspection import coverage
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

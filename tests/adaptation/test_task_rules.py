@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from umim_core.adaptation.choices import Part, Question, read_questions
 from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.errors import ConfigError, RuleSetError
-from umim_core.rules.counting import ORDERS
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

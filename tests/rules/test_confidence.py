@@ -20,7 +20,7 @@ from umim_core.errors import (
     RuleSetError,
 )
 from umim_core.rules.confidence import confidence_counts, mine_confidence_rules
-from umim_core.rules.counting import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS, UniformOffsets
 from umim_core.rules.ruleset import RuleSet
 
 Grams = dict[tuple[int, ...], int]

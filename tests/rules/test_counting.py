@@ -12,17 +12,13 @@ from ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
 
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.rules.counting import (
-    MAX_TOKEN_ID,
-    ORDERS,
     Kernel,
-    NgramCounts,
     OrderCounter,
-    UniformOffsets,
     count_ngrams,
-    cut_segments,
     excluded_mask,
     segment_ranges,
 )
+from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts, UniformOffsets, cut_segments
 from umim_core.text.shards import ShardWriter, TokenShards
 
 KERNELS: list[tuple[Kernel, int]] = [("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)]

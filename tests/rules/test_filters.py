@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts, count_ngrams
+from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import (
     Containment,
     Overlap,
@@ -17,6 +17,7 @@ from umim_core.rules.filters import (
     overlap_mask,
     tau_for_budget,
 )
+from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
 
 Grams = dict[tuple[int, ...], int]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

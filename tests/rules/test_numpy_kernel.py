@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.rules.counting import ORDERS, count_ngrams
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.numpy_kernel import add_counts, local_counts
 
 

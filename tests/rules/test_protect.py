@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone import load_tokenizer
 from umim_core.errors import ConfigError
-from umim_core.rules.counting import ORDERS, count_ngrams
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.protect import NAMED_PATTERNS, protected_ids
 
 Words = Callable[[list[str]], PreTrainedTokenizerFast]

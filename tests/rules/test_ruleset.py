@@ -14,7 +14,8 @@ from umim_core.artifacts import read_json, write_json
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.fingerprint import tokenizer_fingerprint
-from umim_core.rules.counting import ORDERS, count_ngrams
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.suffix import SuffixMatcher

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from umim_core.rules.counting import ORDERS, NgramCounts, count_ngrams, cut_segments
+from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import Containment, filter_rules
+from umim_core.rules.grams import ORDERS, NgramCounts, cut_segments
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

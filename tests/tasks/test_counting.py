@@ -10,7 +10,8 @@ import pytest
 from tasks.cluster import Cluster, ray_cluster
 from tasks.counting import count_distributed
 from tasks.counting_tables import Corpus
-from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts, count_ngrams
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
 
 EMPTY = np.zeros(0, dtype=np.int64)
 

@@ -28,8 +28,9 @@ from umim_core.adaptation.choices import (
 )
 from umim_core.artifacts import sha256_bytes
 from umim_core.errors import ConfigError
-from umim_core.rules.counting import check_tau, count_ngrams
+from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import Containment, Overlap
+from umim_core.rules.grams import check_tau
 from umim_core.rules.ruleset import RuleSet
 
 TASK_ORDER: Final = 2

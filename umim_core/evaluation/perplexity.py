@@ -17,7 +17,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
-from umim_core.rules.counting import cut_segments
+from umim_core.rules.grams import cut_segments
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]

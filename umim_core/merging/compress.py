@@ -19,7 +19,7 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import CorpusError
-from umim_core.rules.counting import ORDERS
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]

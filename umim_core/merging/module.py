@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from umim_core.errors import ConfigError
-from umim_core.rules.counting import ORDERS
+from umim_core.rules.grams import ORDERS
 
 Positions = Literal["none", "learned"]
 MAX_SPAN: Final = ORDERS[-1]

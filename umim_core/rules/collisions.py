@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.counting import ORDERS
 from umim_core.rules.filters import pack_spans
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
 _REPEATED: Final = math.lcm(*ORDERS)

@@ -26,9 +26,8 @@ from umim_core.artifacts import sha256_bytes
 from umim_core.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, NumericalError
 from umim_core.merging.likelihood import token_log_probs
-from umim_core.rules.counting import ORDERS, check_tau
 from umim_core.rules.filters import Containment, Counts, Ids, Overlap, filter_rules
-from umim_core.rules.grams import Offsets, Tokens, check_offsets, read_ids
+from umim_core.rules.grams import ORDERS, Offsets, Tokens, check_offsets, check_tau, read_ids
 from umim_core.rules.ruleset import RuleSet
 
 Ints = NDArray[np.int64]

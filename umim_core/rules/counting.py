@@ -20,7 +20,6 @@ from umim_core.errors import RuleSetError
 from umim_core.rules.grams import (
     MAX_TOKEN_ID,
     ORDERS,
-    TOKEN_BITS,
     Ids,
     Ints,
     NgramCounts,
@@ -28,30 +27,14 @@ from umim_core.rules.grams import (
     Tokens,
     UniformOffsets,
     check_flat,
-    check_ids,
     check_offsets,
     check_tau,
-    cut_segments,
     read_ids,
 )
 from umim_core.rules.hashing import NO_INDEX, PartitionedCounts, rank_indexes
 from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
 from umim_core.rules.numpy_kernel import add_counts, local_counts
 
-__all__ = [
-    "MAX_TOKEN_ID",
-    "ORDERS",
-    "TOKEN_BITS",
-    "NgramCounts",
-    "UniformOffsets",
-    "add_counts",
-    "check_ids",
-    "check_offsets",
-    "check_tau",
-    "count_ngrams",
-    "cut_segments",
-    "local_counts",
-]
 Kernel = Literal["numba", "numpy"]
 CHUNK_TOKENS: Final = 1 << 20
 NO_KEYS: Final = np.zeros(0, dtype=np.int64)

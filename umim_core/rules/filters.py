@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.counting import ORDERS, TOKEN_BITS, NgramCounts
+from umim_core.rules.grams import ORDERS, TOKEN_BITS, NgramCounts
 
 Overlap = Literal["greedy", "none"]
 Containment = Literal["drop", "keep"]

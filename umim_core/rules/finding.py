@@ -21,8 +21,8 @@ from umim_core.rules.candidates import (
     miss_probability,
     sample_segments,
 )
-from umim_core.rules.counting import Kernel, check_tau, count_ngrams, thread_count
-from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, select
+from umim_core.rules.counting import Kernel, count_ngrams, thread_count
+from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, check_tau, select
 from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
 
 MAX_CANDIDATES: Final = 10_000_000

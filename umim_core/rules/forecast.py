@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import tempfile
@@ -142,7 +143,15 @@ def predict_search(
 
 
 def peak_memory_bytes() -> float:
-    """Return the largest resident memory of this process so far."""
+    """Return the largest resident memory of this process so far.
+
+    On Linux the kernel's mark of this address space: ``ru_maxrss`` begins with the parent's peak.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))
+        if peak is not None:
+            return 1024.0 * int(peak.group(1))
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, TokenizerMismatchError
 from umim_core.rules.collisions import collision_groups
-from umim_core.rules.counting import ORDERS
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import LeakError
-from umim_core.rules.counting import ORDERS
 from umim_core.rules.filters import pack_spans
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
 Ids = NDArray[np.int32]

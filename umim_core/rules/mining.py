@@ -11,10 +11,10 @@ from umim_core.backbone import Backbone, load_tokenizer, tokenizer_fingerprint
 from umim_core.errors import ConfigError
 from umim_core.rules.candidates import CandidateReport, miss_probability
 from umim_core.rules.confidence import DEFAULT_THRESHOLD, mine_confidence_rules
-from umim_core.rules.counting import Kernel, check_tau
+from umim_core.rules.counting import Kernel
 from umim_core.rules.filters import Containment, Overlap, step_counts, tau_for_budget
 from umim_core.rules.finding import MAX_CANDIDATES, LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.grams import NgramCounts, check_tau, select
 from umim_core.rules.preparation import (
     check_absent,
     excluded_ids,

@@ -173,7 +173,7 @@ class CostLaw:
         found = sum(frequent.values())
         return Prediction(
             tokens=tokens,
-            memory_bytes=self._working_bytes + _TOKEN_BYTES * block + peak,
+            memory_bytes=self._working_bytes(block) + _TOKEN_BYTES * block + peak,
             disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
             shuffle_bytes=shuffled,
             seconds={
@@ -204,7 +204,7 @@ class CostLaw:
         return Prediction(
             tokens=tokens,
             memory_bytes=max(
-                sample.memory_bytes, self._working_bytes + _TOKEN_BYTES * held + tables
+                sample.memory_bytes, self._working_bytes(held) + _TOKEN_BYTES * held + tables
             ),
             disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
             shuffle_bytes=_COUNT_BYTES * found * BLOCKS_PER_WORKER * (workers or 0),
@@ -216,9 +216,8 @@ class CostLaw:
             frequent=candidates,
         )
 
-    @property
-    def _working_bytes(self) -> float:
-        return self.base_bytes + self.threads * CHUNK_TOKENS * _BUFFER_BYTES
+    def _working_bytes(self, tokens: int) -> float:
+        return self.base_bytes + min(self.threads * CHUNK_TOKENS, tokens) * _BUFFER_BYTES
 
 
 def fit_cost_law(

@@ -23,8 +23,8 @@ from umim_core.artifacts import (
     write_manifest,
 )
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
-from umim_core.rules.counting import MAX_TOKEN_ID, ORDERS, NgramCounts
 from umim_core.rules.filters import Containment, Overlap, filter_rules
+from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
 from umim_core.rules.table import Counts, Ids, check_order, read_table, write_table
 from umim_core.rules.tables import MatcherTables
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
-from umim_core.rules.counting import MAX_TOKEN_ID
+from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.text.shard_files import (
     LENGTHS,
     REBUILD,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.rules.counting import MAX_TOKEN_ID, cut_segments
+from umim_core.rules.grams import MAX_TOKEN_ID, cut_segments
 from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.plain import Part
