@@ -109,7 +109,7 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         import ray
         from ray.exceptions import RayError
 
-        from tasks.counting import prepare_ray_data
+        from tasks.counting_tables import prepare_ray_data
 
         cpus = lease.ensure().cpus
         sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]

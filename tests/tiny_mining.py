@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 from transformers import PreTrainedTokenizerBase
 
 from tasks.lease import ClusterLease
@@ -125,6 +126,17 @@ def stored(counted: Artifact, name: str = "support") -> dict[int, dict[tuple[int
         )
         for n in ORDERS
     }
+
+
+def titles(parent: psutil.Process) -> dict[psutil.Process, str]:
+    """Return what the processes below one call themselves."""
+    found: dict[psutil.Process, str] = {}
+    for process in parent.children(recursive=True):
+        try:
+            found[process] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
 
 
 class NoCluster(ClusterLease):

@@ -247,7 +247,11 @@ def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
                 build(partial)
                 flush_tree(partial)
                 partial.rename(final)
-                flush(final.parent)
+                try:
+                    flush(final.parent)
+                except OSError:
+                    final.rename(partial)  # what failed has no final name
+                    raise
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.lib.format import open_memmap
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone import load_tokenizer
@@ -27,6 +26,7 @@ from umim_core.rules.prediction import MIN_SEGMENTS, SAMPLE_TOKENS, Prediction, 
 from umim_core.rules.preparation import excluded_ids
 from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
 from umim_core.text.files import CorpusFile, expand
+from umim_core.text.tokens import open_token_ids
 
 _SAMPLE_BYTES: Final = 10 << 20
 _PACKED: Final = (".gz", ".zst")
@@ -160,8 +160,7 @@ def _sample(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, tokens: int | None, seed: int
 ) -> Sample:
     if isinstance(source, TokenIds):
-        next(iter_token_pieces(source, None))  # refuses what is no array of ids
-        array = open_memmap(Path(source.path), mode="r")
+        array = open_token_ids(source)
         return Sample(array, len(array), 0.0)
     if isinstance(source, TextFiles | JsonLines):
         files = expand(source.paths)

@@ -23,7 +23,7 @@ from umim_core.rules.preparation import (
     whole_segments,
 )
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import Source
+from umim_core.text import Source, TokenIds
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,8 @@ def mine_rules(
         offsets = whole_segments(shards, known, chosen.segment_length)
         excluded = excluded_ids(known, chosen.protect)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
-        ends = shards.document_ends() if chosen.min_documents > 1 else None
+        told = chosen.min_documents > 1 and not isinstance(source, TokenIds)
+        ends = shards.document_ends() if told else None  # ready ids do not tell them
         counts, report = find_ngrams(shards, offsets, excluded, chosen.search, counter, ends)
         digest = ids_digest(shards, offsets)
         documents = shards.num_documents

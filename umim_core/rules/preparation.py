@@ -78,9 +78,14 @@ def whole_segments(
 def tokenized_corpus(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, beside: Path
 ) -> Iterator[TokenShards]:
-    """Give the corpus as token shards in a folder that is removed afterwards."""
+    """Give the corpus as token shards in a folder that is removed afterwards.
+
+    The folder is made in ``beside``, or in the nearest folder above that exists: parents of an
+    output that may never come are not made.
+    """
+    while not os.path.lexists(beside):
+        beside = beside.parent
     try:
-        beside.mkdir(parents=True, exist_ok=True)
         folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=beside)
     except OSError as error:
         raise ArtifactError(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.arrays import open_array
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.rules.grams import MAX_TOKEN_ID, cut_segments
 from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.pieces import cut_pieces
@@ -123,15 +124,15 @@ def iter_file_token_pieces(
     yield from tokenize_parts(iter_file_parts(source, bad), tokenizer)
 
 
-def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the ids of a ``.npy`` file in chunks, memory-mapped and checked as they are read.
+def open_token_ids(source: TokenIds) -> npt.NDArray[np.unsignedinteger]:
+    """Map a ``.npy`` file of token ids into memory.
 
-    Yields:
-        int32 arrays [up to 2^20].
+    Returns:
+        Ids [T] of an unsigned integer type; their range is not checked yet.
 
     Raises:
         CorpusError: The file is missing, torn, no plain ``.npy``, not 1-D, not of an unsigned
-            integer type, empty, or holds an id above 2^18 - 1 (the message names its position).
+            integer type, or empty.
     """
     if is_address(source.path):
         raise CorpusError(
@@ -141,12 +142,11 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
         )
     path = Path(source.path)
     try:
-        # Unlike np.load this opens .npy files only and can never reach the unpickler.
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError) as error:
+        array = open_array(path)
+    except ArtifactError as error:
         raise CorpusError(
             f"{path}: token ids must be a whole .npy file of plain integers",
-            f"{type(error).__name__}: {error}",
+            str(error.value),
             "Write it with numpy.save(path, ids.astype(numpy.uint32)).",
         ) from error
     if array.ndim != 1 or array.dtype.kind != "u" or array.size == 0:
@@ -155,8 +155,22 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
             f"shape {array.shape}, dtype {array.dtype}",
             "Write it with numpy.save(path, ids.ravel().astype(numpy.uint32)).",
         )
+    return array
+
+
+def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
+    """Yield the ids of a ``.npy`` file in chunks, checked as they are read.
+
+    Yields:
+        int32 arrays [up to 2^20].
+
+    Raises:
+        CorpusError: As :func:`open_token_ids`, or the file holds an id above 2^18 - 1 (the message
+            names its position).
+    """
+    array = open_token_ids(source)
     for start in range(0, array.size, _CHUNK_IDS):
-        yield _as_ids(array[start : start + _CHUNK_IDS], str(path), start)
+        yield _as_ids(array[start : start + _CHUNK_IDS], source.path, start)
 
 
 def segments(
