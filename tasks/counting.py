@@ -21,6 +21,7 @@ import pyarrow as pa
 import ray
 
 from tasks.counting_tables import (
+    TASK_RESTARTS,
     TOKEN_BYTES,
     Corpus,
     cluster_cpus,
@@ -131,9 +132,9 @@ def _count_order(
             [{"block": i, "low": a, "high": b} for i, (a, b) in enumerate(ranges)],
             override_num_blocks=max(1, len(ranges)),
         )
-        .map_batches(local, batch_size=None, zero_copy_batch=True)
+        .map_batches(local, batch_size=None, zero_copy_batch=True, max_retries=TASK_RESTARTS)
         .groupby("partition", num_partitions=min(PARTITIONS, cpus * _PARTITIONS_PER_CPU))
-        .map_groups(total, batch_format="pyarrow")
+        .map_groups(total, batch_format="pyarrow", max_retries=TASK_RESTARTS)
     )
     return _collect(dataset, len(ranges))
 

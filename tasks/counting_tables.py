@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from umim_core.rules.grams import Offsets, Tokens
 from umim_core.text.shards import TokenShards
 
 TOKEN_BYTES = 4
+TASK_RESTARTS = 10  # Ray Data's default is no limit: a task that kills its worker would never end
 # What these log is raised as well, as a typed error.
 _ERRORS_TOLD_TWICE = (
     "ray.data.exceptions",
@@ -68,7 +70,10 @@ def prepare_ray_data() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # it warns about hidden progress bars
     context = DataContext.get_current()
     context.enable_progress_bars = False
+    context.execution_no_progress_timeout_s = -1  # else 30 minutes; a file may take a worker hours
     context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
+    # Ray 2.60 has no other way to say ``max_retries`` than the one it warns about.
+    warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
     for name in _ERRORS_TOLD_TWICE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -31,7 +31,7 @@ from umim_core.rules.forecast import predict_search
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.mining import MiningOptions, make_rules
 from umim_core.rules.prediction import Limits, Prediction
-from umim_core.rules.preparation import excluded_ids, whole_segments
+from umim_core.rules.preparation import check_documents, excluded_ids, whole_segments
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
@@ -83,6 +83,7 @@ def count_stage(
         lease.ensure()
         shards = tokens(tokenized, "train")
         offsets = whole_segments(shards, tokenizer, segment_length)
+        check_documents(shards, config.min_documents)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
         prediction = _predict(shards, corpus, options, config) if config.limited else None
         state = out / "state"

@@ -15,6 +15,7 @@ import ray
 
 from tasks.counting import Finished, Known, count_distributed, ignore, nothing_known
 from tasks.counting_tables import (
+    TASK_RESTARTS,
     TOKEN_BYTES,
     Corpus,
     cluster_cpus,
@@ -75,7 +76,7 @@ def recount_distributed(
         dataset = ray.data.from_items(
             [{"low": low, "high": high} for low, high in ranges],
             override_num_blocks=max(1, len(ranges)),
-        ).map_batches(local, batch_size=None)
+        ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
         support = {n: np.zeros(len(keys[n]), np.int64) for n in ORDERS}
         sizes = {n: len(keys[n]) if document_ends is not None else 0 for n in ORDERS}
         documents = {n: np.zeros(sizes[n], np.int64) for n in ORDERS}

@@ -109,7 +109,7 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         import ray
         from ray.exceptions import RayError
 
-        from tasks.counting_tables import prepare_ray_data
+        from tasks.counting_tables import TASK_RESTARTS, prepare_ray_data
 
         cpus = lease.ensure().cpus
         sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
@@ -123,7 +123,10 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
 
         blocks = [pa.table({"job": [number]}) for number in range(len(placed))]
         try:
-            rows = ray.data.from_blocks(blocks).map(work, num_cpus=threads).take_all()
+            plan = ray.data.from_blocks(blocks).map(
+                work, num_cpus=threads, max_retries=TASK_RESTARTS
+            )
+            rows = plan.take_all()
         except RayError as error:
             raise ClusterError(
                 "the workers that tokenise must stay alive",

@@ -1,19 +1,19 @@
+"""``umim mine`` against counting and filtering by hand, and what it says of broken rules."""
+
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from command_line import Result, Umim, console
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.cli import main
 from umim_core.embedded.assets import embedded_path
 from umim_core.rules.ruleset import RuleSet
 
@@ -21,26 +21,9 @@ Span = tuple[int, ...]
 Rules = dict[Span, int]
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Umim = Callable[..., Result]
-
-
 @pytest.fixture
 def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    """Run the console entry with arguments, in this process."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
+    return console(monkeypatch, capsys)
 
 
 def frequent(ids: list[int], length: int, tau: int, special: set[int]) -> Rules:
@@ -186,7 +169,7 @@ def test_without_json_a_table_is_printed(umim: Umim, tmp_path: Path) -> None:
     result = umim(*arguments)
     assert result.code == 0
     rows = [line.split() for line in result.out.splitlines()]
-    assert ["120", "tokens", "in", "2", "segments"] in rows
+    assert ["120", "tokens", "in", "2", "segments,", "1", "documents;", "tau", "5"] in rows
     assert ["frequent", "overlap", "rules"] in rows
     assert ["2-grams", "3", "1", "0"] in rows
     assert f"rules written to {tmp_path / 'out'}" in result.out
@@ -208,7 +191,10 @@ TEXT = ("mine", "a.txt", "--tokenizer", "TOKENIZER", "--out", "new")
 ERRORS = {
     "out exists": ((*TEXT[:-1], "old"), "the output directory must not exist; got old"),
     "out is a file": ((*TEXT[:-1], "a.txt"), "the output directory must not exist; got a.txt"),
-    "out below a file": ((*TEXT[:-1], "a.txt/x", "--segment-length", "2"), "x must be writable"),
+    "out below a file": (
+        (*TEXT[:-1], "a.txt/x"),
+        "a.txt must be a folder that can be written",
+    ),
     "file": (("mine", "no.txt", *TEXT[2:]), "a corpus file must exist; got no.txt"),
     "ids file": (("mine", "no.npy", *TEXT[2:]), "a corpus file must exist; got no.npy"),
     "path": (("mine", "./no/such", *TEXT[2:]), "a corpus file must exist; got ./no/such"),
@@ -235,6 +221,7 @@ ERRORS = {
     "no field": (("mine", "bad.jsonl", *TEXT[2:], "--field", ""), "field: String should have at"),
     "utf-8": (("mine", "latin.txt", *TEXT[2:]), "latin.txt: text must be UTF-8"),
     "empty": (("mine", "empty.txt", *TEXT[2:]), "at least one non-empty document"),
+    "no out": (("mine", "a.npy"), "--out must name the rule directory to write; got nothing"),
 }
 
 
@@ -288,7 +275,8 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
         (["--out", "new", "--tau", "five"], "Invalid value for '--tau'"),
         (["--out", "new", "--max-bad", "-1"], "Invalid value for '--max-bad'"),
         (["--out", "new", "--taus", "5"], "No such option: --taus"),
-        ([], "Missing option '--out'"),
+        (["--out", "new", "--kernel", "cuda"], "'cuda' is not one of 'numba', 'numpy'"),
+        (["--out", "new", "--threads", "two"], "Invalid value for '--threads'"),
     ],
 )
 def test_wrong_usage_is_told(umim: Umim, corpus: Path, options: list[str], message: str) -> None:

@@ -112,17 +112,17 @@ def mine(
         threads=threads,
         kernel=kernel,
     )
+    limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
     if policy == "confidence":
-        if out is None or backbone is None or dry_run:
+        if out is None or backbone is None or dry_run or limits != Limits():
             raise ConfigError(
-                "the confidence policy needs --out and --backbone, and has no dry run",
-                f"--out {out}, --backbone {backbone}",
-                "Add them.",
+                "the confidence policy needs --out and --backbone, and has no dry run or limits",
+                f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
+                "Add the former and leave out the latter.",
             )
         report = _confident(source, out, backbone, options, confidence)
         emit(_document(report, out, {}), _lines(report, out, {}), as_json)
         return
-    limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
     prediction = None
     if dry_run or limits != Limits():
         prediction = _predict(source, tokenizer, options, tokens)

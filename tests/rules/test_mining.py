@@ -64,11 +64,6 @@ def grams_of(rules: RuleSet) -> Grams:
     }
 
 
-def documents_of(segments: list[list[int]]) -> Grams:
-    lengths = [size for size in LENGTHS if size]
-    return document_oracle(segments, np.cumsum(lengths).tolist())
-
-
 def mined(
     corpus: Source, tmp_path: Path, tokenizer: str | None, **changes: object
 ) -> tuple[MiningReport, Grams]:
@@ -91,21 +86,21 @@ def test_rules_and_report_equal_the_oracle(corpus: Source, tmp_path: Path, token
     assert sorted(report.seconds) == ["count", "filter", "tokenize"]
 
 
-@pytest.mark.parametrize("least", [2, 3, 100])
+@pytest.mark.parametrize("least", [2, 3])
 def test_rules_of_few_documents_are_left_out(
     corpus: Source, tmp_path: Path, tokenizer: str, least: int
 ) -> None:
     _, rules = mined(corpus, tmp_path, tokenizer, min_documents=least)
     segments = cut(stream(), 10)
-    found = documents_of(segments)
+    found = document_oracle(segments, np.cumsum(LENGTHS).tolist())
     assert rules == {g: c for g, c in oracle(segments, 2).items() if found[g] >= least}
-    assert bool(rules) == (least < 100)
+    assert rules
     assert RuleSet.load(tmp_path / "out").min_documents == least
 
 
 def test_documents_cannot_be_told_apart_in_ready_ids(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
-    with pytest.raises(RuleSetError, match="counting documents needs their borders"):
+    with pytest.raises(CorpusError, match="must have as many documents; got 1"):
         mine_rules(
             TokenIds(path=str(tmp_path / "ids.npy")),
             tmp_path / "out",
@@ -227,7 +222,7 @@ def test_candidate_mode_tells_what_it_may_miss_at_the_final_tau(
     ],
 )
 def test_options_have_bounds(name: str, value: int, least: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name} must be at least {least}; got {value}. Raise"):
+    with pytest.raises(ConfigError, match=f"{name} must be at least {least}; got {value}"):
         with_options(**{name: value}).check()
     assert with_options(**{name: least}).check() == with_options(**{name: least})
 

@@ -124,9 +124,9 @@ def test_candidate_mode_is_predicted_too() -> None:
     few = law.predict_candidates(offsets[-1], sample, 100)
     assert sum(few.frequent.values()) == pytest.approx(100)
     assert list(few.seconds) == ["count_sample", "recount"]
-    # A hundred times the corpus needs no larger tables, only its tokens.
-    large = law.predict_candidates(100 * offsets[-1], sample, 100)
-    assert large.memory_bytes - 400 * offsets[-1] <= few.memory_bytes
+    # A larger corpus needs no larger tables, only room for its tokens.
+    large, larger = (law.predict_candidates(k * offsets[-1], sample, 100) for k in (100, 200))
+    assert larger.memory_bytes - large.memory_bytes == 4 * 100 * offsets[-1]
     assert large.seconds["recount"] == pytest.approx(100 * few.seconds["recount"])
 
 

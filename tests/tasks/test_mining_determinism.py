@@ -21,7 +21,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.text import TextFiles
 
 ORDERINGS = [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)]
-EVERYTHING = list(itertools.product((1, 2, 4), (None, 5000, 300), ORDERINGS))
+EVERYTHING = list(itertools.product((1, 2, 4), (None, 5000, 700), ORDERINGS))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def test_three_workers_give_the_table_of_one_process(
 def test_workers_blocks_and_the_order_of_files_leave_the_digest_alone(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    found = texts(tmp_path, tiny_tokenizer, 60_007, files=5)
+    found = texts(tmp_path, tiny_tokenizer, 12_007, files=5)
     mined = {
         case: found.mine(tmp_path / str(number), *case) for number, case in enumerate(EVERYTHING)
     }

@@ -17,13 +17,14 @@ from umim_core.rules.finding import MAX_CANDIDATES, LocalCounter, SearchOptions,
 from umim_core.rules.grams import NgramCounts, check_tau, select
 from umim_core.rules.preparation import (
     check_absent,
+    check_documents,
     excluded_ids,
     ids_digest,
     tokenized_corpus,
     whole_segments,
 )
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import Source, TokenIds
+from umim_core.text import Source
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,9 @@ def mine_rules(
 
     Raises:
         ConfigError: If text is given without a tokenizer, or an option is out of its bounds.
-        RuleSetError: If ``tau`` is below 1, or documents are to be counted in ready ids.
-        CorpusError: If the source is unusable, holds less than one segment, or holds ids that the
-            tokenizer does not have.
+        RuleSetError: If ``tau`` is below 1.
+        CorpusError: If the source is unusable, holds less than one segment or fewer documents than
+            ``min_documents``, or holds ids that the tokenizer does not have.
         ArtifactError: If ``out`` exists or cannot be written.
     """
     chosen = (options or MiningOptions()).check()
@@ -148,10 +149,10 @@ def mine_rules(
     with tokenized_corpus(source, known, out.parent) as shards:
         tokenized = time.perf_counter()
         offsets = whole_segments(shards, known, chosen.segment_length)
+        check_documents(shards, chosen.min_documents)
         excluded = excluded_ids(known, chosen.protect)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
-        told = chosen.min_documents > 1 and not isinstance(source, TokenIds)
-        ends = shards.document_ends() if told else None  # ready ids do not tell them
+        ends = shards.document_ends() if chosen.min_documents > 1 else None
         counts, report = find_ngrams(shards, offsets, excluded, chosen.search, counter, ends)
         digest = ids_digest(shards, offsets)
         documents = shards.num_documents
@@ -223,14 +224,22 @@ def mine_confident_spans(
         source: Text, or ready ids of the backbone's tokenizer.
         out: Rule directory; must not exist yet.
         backbone: The model, with its tokenizer.
-        options: tau, segment length, filters and protected tokens; the others have no part in it.
+        options: tau, segment length, filters and protected tokens; budget, documents and sample
+            have no part in it.
         threshold: Probability that every token of a span exceeds.
 
     Raises:
         BackboneError: If the backbone has no tokenizer.
+        ConfigError: If an option is given that has no part in it.
         UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
     """
     chosen = options.check()
+    for name in ("rule_budget", "min_documents", "sample_tokens"):
+        value = getattr(chosen, name)
+        if value != getattr(MiningOptions, name):
+            raise ConfigError(
+                f"{name} must be left out for confidence rules", value, "It would have no effect."
+            )
     check_absent(out)
     tokenizer = backbone.require_tokenizer()
     began = time.perf_counter()

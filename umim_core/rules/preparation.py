@@ -74,6 +74,20 @@ def whole_segments(
     return offsets
 
 
+def check_documents(shards: TokenShards, min_documents: int) -> None:
+    """Refuse a threshold that no rule can reach.
+
+    Raises:
+        CorpusError: If there are fewer documents.
+    """
+    if shards.num_documents < min_documents:
+        raise CorpusError(
+            f"min_documents is {min_documents}, so the corpus must have as many documents",
+            shards.num_documents,
+            "Lower it; ready ids and a text file are one document each.",
+        )
+
+
 @contextmanager
 def tokenized_corpus(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, beside: Path
