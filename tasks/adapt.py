@@ -182,7 +182,7 @@ def _job(
         train=train,
         valid=valid,
         start=str(start.path / "checkpoint"),
-        positions=cell.positions,
+        form=cell.form(),
         max_tokens=adapt.max_tokens,
         seed=recipe.seed,
         config=config,

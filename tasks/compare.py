@@ -11,6 +11,7 @@ from tasks.stage import Artifact
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import Cell
+from umim_core.merging.policies import deviations
 
 BASE_SETTING = "WT"
 
@@ -62,6 +63,8 @@ def comparison_rows(
             overlap=result.cell.overlap,
             containment=result.cell.containment,
             positions=result.cell.positions,
+            depth=result.cell.depth,
+            kind=result.cell.kind,
             seed=seed,
             metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None)
             | _own_accuracy(setting, result.scores),
@@ -84,6 +87,8 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
         overlap=rules.overlap,
         containment=rules.containment,
         positions=checkpoint.config.positions,
+        depth=checkpoint.config.depth,
+        kind=checkpoint.config.kind,
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark),
@@ -123,7 +128,8 @@ def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:
 
 def cell_label(cell: Cell) -> str:
     """Return what a cell is called on Prefect's pages."""
-    return f"{short_name(cell.backbone)} tau {cell.tau} {cell.overlap}+{cell.containment}"
+    rules = f"{short_name(cell.backbone)} tau {cell.tau} {cell.overlap}+{cell.containment}"
+    return ", ".join([rules, *deviations(cell.positions, cell.depth, cell.kind)])
 
 
 def short_name(backbone: str) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from umim_core.errors import ConfigError
+from umim_core.merging.policies import deviations
 
 COMPARISON_PARAMS: Final = (
     "backbone",
@@ -21,6 +22,8 @@ COMPARISON_PARAMS: Final = (
     "overlap",
     "containment",
     "positions",
+    "depth",
+    "kind",
     "seed",
 )
 COMPARISON_METRICS: Final = (
@@ -69,6 +72,8 @@ class ComparisonRow(BaseModel):
         overlap: Overlap policy of the rules.
         containment: Containment policy of the rules.
         positions: Offsets inside a span as the merge module sees them.
+        depth: Layers of the merge module before it pools.
+        kind: How the merge module makes one embedding of a span.
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
         metrics: Values by name: ``COMPARISON_METRICS``, ``ppl_base_ood_<corpus>`` and
@@ -84,6 +89,8 @@ class ComparisonRow(BaseModel):
     overlap: str = "greedy"
     containment: str = "drop"
     positions: str = "none"
+    depth: int = 1
+    kind: str = "attention"
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
     metrics: dict[str, float | None] = Field(default_factory=dict)
@@ -106,8 +113,7 @@ class ComparisonRow(BaseModel):
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
         tau = "" if self.tau is None else f", τ {self.tau}"
         forms = [f for f in (self.overlap, self.containment) if f not in ("greedy", "drop")]
-        if self.positions != "none":
-            forms.append(f"{self.positions} positions")
+        forms += deviations(self.positions, self.depth, self.kind)
         if self.source == "shipped":
             forms.append("shipped")
         return f"{self.backbone}{tau}" + (f" ({', '.join(forms)})" if forms else "")

@@ -38,7 +38,7 @@ def distill_stage(
         {
             "backbone": cell.backbone,
             "revision": cell.revision,
-            "positions": cell.positions,
+            **cell.form(),
             "segment_length": recipe.segment_length,
             "train": recipe.distill.model_dump(),
             "seed": recipe.seed,
@@ -65,7 +65,7 @@ def distill_stage(
             train="train",
             valid="valid",
             start=None,
-            positions=cell.positions,
+            form=cell.form(),
             max_tokens=recipe.segment_length,
             seed=recipe.seed,
             config=recipe.distill.model_dump(),

@@ -104,6 +104,8 @@ def _label(result: CellResult) -> str:
         overlap=result.cell.overlap,
         containment=result.cell.containment,
         positions=result.cell.positions,
+        depth=result.cell.depth,
+        kind=result.cell.kind,
     ).label
 
 

@@ -32,6 +32,7 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.config import ClusterConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import ClusterError, UmimError
 from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import ModuleForm
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -52,7 +53,7 @@ class TrainJob:
         train: Directory of training rows, or the question file.
         valid: Directory of validation rows, or the question file.
         start: Checkpoint directory to start from, or None for fresh weights.
-        positions: Module variant of fresh weights.
+        form: Policies of a fresh module, fields of a ``ModuleForm``.
         max_tokens: Most tokens of a question with an answer (preference only).
         seed: Seed of weights and data order.
         config: Dumped TrainConfig or PreferenceConfig.
@@ -68,7 +69,7 @@ class TrainJob:
     train: str
     valid: str
     start: str | None
-    positions: Literal["none", "learned"]
+    form: Mapping[str, object]
     max_tokens: int
     seed: int
     config: Mapping[str, object]
@@ -217,7 +218,10 @@ def _config(job: TrainJob) -> TrainConfig:
 
 def _start_module(job: TrainJob, backbone: Backbone) -> MergeModule:
     if job.start is None:
-        module = MergeModule(backbone.hidden_size, positions=job.positions)
+        form = ModuleForm.model_validate(job.form)
+        module = MergeModule(
+            backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
+        )
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
     else:
         start = Checkpoint.load(job.start)

@@ -184,6 +184,16 @@ def test_a_checkpoint_shows_the_rules_inside(
     assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
 
 
+def test_collisions_are_shown_only_where_the_module_does_not_see_the_order(
+    umim: Umim, folder: Path, tiny_llama
+) -> None:
+    for positions, rate in (("none", 0.5), ("learned", None)):
+        module = MergeModule(tiny_llama.hidden_size, positions=positions)
+        Checkpoint.of(module, RuleSet.load("rules"), tiny_llama).save(positions)
+        assert document(umim("rules", positions, "--json"))["collision_rate"] == rate
+    assert "no two rules share a surrogate" in umim("rules", "learned").out
+
+
 def test_an_embedded_name_brings_its_tokenizer(umim: Umim) -> None:
     found = document(umim("rules", "umim-docs-llama", "--top", 1, "--json"))
     assets = embedded_path("umim-docs-llama", "checkpoint")

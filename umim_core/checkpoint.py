@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -27,19 +27,21 @@ from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import ModuleForm
 from umim_core.rules.ruleset import RuleSet
 
 CHECKPOINT_SCHEMA: Final = 1
 _MAX_HIDDEN: Final = 1 << 16
 
 
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(ModuleForm):
     """What ``config.json`` of a checkpoint holds.
 
     Attributes:
         hidden_size: Embedding size d.
         num_heads: Pooling heads h.
-        positions: Module variant.
+        positions: Form of the module, as are ``depth`` and ``kind``; those two are written only
+            where they deviate from the paper's form.
         backbone: Name of the backbone the module was distilled for.
         backbone_revision: Hub revision, or None.
         backbone_fingerprint: SHA-256 of its architecture and weights.
@@ -51,7 +53,6 @@ class CheckpointConfig(BaseModel):
 
     hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
     num_heads: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
-    positions: Literal["none", "learned"] = "none"
     backbone: str
     backbone_revision: str | None = None
     backbone_fingerprint: str
@@ -86,6 +87,8 @@ class Checkpoint:
             hidden_size=module.hidden_size,
             num_heads=module.num_heads,
             positions=module.positions,
+            depth=module.depth,
+            kind=module.kind,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,
@@ -150,20 +153,32 @@ class Checkpoint:
         """
         directory = resolve_checkpoint(name)
         read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
-        try:
-            config = CheckpointConfig.model_validate(read_json(directory / "config.json"))
-        except ValidationError as error:
-            raise CheckpointError(
-                f"{directory}/config.json must describe a merge checkpoint",
-                str(error.errors(include_url=False)[0]),
-                "Train it again with this version.",
-            ) from error
+        config = read_config(directory)
         with torch.device("meta"):  # a declared size allocates nothing and draws no weights
-            module = MergeModule(config.hidden_size, config.num_heads, config.positions)
+            module = MergeModule(
+                config.hidden_size, config.num_heads, config.positions, config.depth, config.kind
+            )
         weights = _read_weights(directory / "model.safetensors", module)
         module.load_state_dict(weights, assign=True)
         rules = RuleSet.load(directory / "rules")
         return cls(config, module.eval().requires_grad_(False), rules)
+
+
+def read_config(directory: Path) -> CheckpointConfig:
+    """Read what a checkpoint directory says about itself.
+
+    Raises:
+        CheckpointError: If it is out of bounds.
+        ArtifactError: If it is missing or not JSON.
+    """
+    try:
+        return CheckpointConfig.model_validate(read_json(directory / "config.json"))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{directory}/config.json must describe a merge checkpoint",
+            str(error.errors(include_url=False)[0]),
+            "Train it again with this version.",
+        ) from error
 
 
 def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:

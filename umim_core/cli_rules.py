@@ -43,7 +43,7 @@ class _Inspection:
     rules: RuleSet
     tokenizer: PreTrainedTokenizerBase | None
     top: list[Rule]
-    collision_rate: float
+    collision_rate: float | None
     collisions: list[list[Rule]]
     heldout: _HeldOut | None
     leaks: list[Leak] | None
@@ -82,13 +82,14 @@ def rules(
     source = source_of(tuple(heldout), field=field) if heldout else None
     found = RuleSet.load(_rule_directory(directory))
     known = None if tokenizer is None else _tokenizer_of(found, tokenizer)
+    ordered = _sees_order(directory)
     inspection = _Inspection(
         directory=directory,
         rules=found,
         tokenizer=known,
         top=top_rules(found, top),
-        collision_rate=collision_rate(found),
-        collisions=collision_examples(found, _GROUPS),
+        collision_rate=None if ordered else collision_rate(found),
+        collisions=[] if ordered else collision_examples(found, _GROUPS),
         heldout=None if source is None else _measure(found, source, known),
         leaks=_leaks(found, known) if scan and known is not None else None,
     )
@@ -108,6 +109,16 @@ def _rule_directory(name: str) -> Path:
         name,
         "Check the name, or mine rules with umim mine.",
     )
+
+
+def _sees_order(name: str) -> bool:
+    """Whether a checkpoint's module sees the order; rules alone are taken for the paper's form."""
+    path = embedded_path(name, "checkpoint") or Path(name)
+    if not (path / "config.json").is_file():
+        return False
+    from umim_core.checkpoint import read_config
+
+    return not read_config(path).permutation_invariant
 
 
 def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
@@ -243,9 +254,13 @@ def _top(inspection: _Inspection) -> list[str]:
 
 
 def _collisions(inspection: _Inspection) -> list[str]:
+    if inspection.collision_rate is None:
+        return [
+            "The merge module sees the order of a span: no two rules share a surrogate by design"
+        ]
     lines = [
         f"{inspection.collision_rate:.2%} of the rules have the surrogate of another rule "
-        "(without learned positions)"
+        "(in a module that does not see the order)"
     ]
     for group in inspection.collisions:
         texts = [f"{_shown(r, inspection.tokenizer)} ({r.count:,})" for r in group]

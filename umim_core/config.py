@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from umim_core.embedded.corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
 from umim_core.errors import ConfigError
+from umim_core.merging.policies import ModuleForm
 from umim_core.text import Source
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -100,12 +101,11 @@ class MiningConfig(Model):
         return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
 
 
-class Cell(RulesConfig):
-    """One compared configuration: a backbone, its rules and its module variant."""
+class Cell(RulesConfig, ModuleForm):
+    """One compared configuration: a backbone, its rules and the form of its merge module."""
 
     backbone: str
     revision: str | None = None
-    positions: Literal["none", "learned"] = "none"
     adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
 
 

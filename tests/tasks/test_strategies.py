@@ -108,7 +108,7 @@ def job(
         train=str(folder / "rows"),
         valid=str(folder / "rows"),
         start=str(folder / "start"),
-        positions="none",
+        form={},
         max_tokens=WIDTH,
         seed=SEED,
         config=CONFIG.model_dump(),

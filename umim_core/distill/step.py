@@ -88,7 +88,7 @@ def anchor(module: MergeModule) -> Tensor:
     over in the same order as the others. A mere sum over the parameters gives another order, and
     ZeRO-2, which reduces gradients in order of arrival, then adds those of different parameters.
     """
-    nothing = module.query.new_zeros(1, 1, module.hidden_size)
+    nothing = module.norm_o.weight.new_zeros(1, 1, module.hidden_size)
     one = torch.ones(1, dtype=torch.int64, device=nothing.device)
     zero: Tensor = module(nothing, one).sum() * 0.0
     return zero

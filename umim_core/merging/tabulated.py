@@ -1,8 +1,9 @@
 """The merge module with its first half tabulated, for a module that no longer changes.
 
-P depends on one token alone (on its offset, too, with learned positions), so it can be computed
-once per vocabulary entry. A merge is then a lookup, a softmax and one d x d product. The result is
-exact; the price is the table, V x d numbers, or four times as many with learned positions.
+What a token contributes depends on it alone (on its offset, too, with learned positions and in the
+linear form), so it can be computed once per vocabulary entry. A merge is then a lookup, a softmax
+and one d x d product; in the linear form a lookup and a sum. The result is exact; the price is the
+table, V x d numbers, or four times as many where offsets count. Depth 3 has no table.
 
 Shapes: V vocabulary, O offsets with a table of their own (1 or 4), M spans, N tokens, d size.
 """
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from umim_core.errors import ConfigError
-from umim_core.merging.module import MAX_SPAN, MergeModule
+from umim_core.merging.module import MergeModule
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TabulatedMerger:
 
     Attributes:
         module: The module whose weights were tabulated; changing them makes the table stale.
-        table: P of every vocabulary entry at every offset [V, O, d].
+        table: What every vocabulary entry contributes at every offset [V, O, d].
     """
 
     module: MergeModule
@@ -43,7 +44,8 @@ class TabulatedMerger:
             chunk: Vocabulary entries projected at once.
 
         Raises:
-            ConfigError: If the embeddings have another size than the module.
+            ConfigError: If the embeddings have another size than the module, or if its tokens look
+                at their neighbours (depth 3).
         """
         size = module.hidden_size
         if embedding_weight.shape[1] != size:
@@ -52,9 +54,9 @@ class TabulatedMerger:
                 embedding_weight.shape[1],
                 "Use the backbone that the module was trained for.",
             )
-        offsets = 1 if module.positions == "none" else MAX_SPAN
+        offsets = module.table_offsets
         parts = [
-            module.project(part.to(module.query.dtype)[:, None].expand(-1, offsets, -1))
+            module.project(part.to(module.dtype)[:, None].expand(-1, offsets, -1))
             for part in torch.split(embedding_weight, chunk)
         ]
         return cls(module, torch.cat(parts))

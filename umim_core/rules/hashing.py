@@ -9,7 +9,7 @@ import numpy as np
 
 from umim_core.errors import CorpusError
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.kernel import EMPTY, PARTITIONS, Ints, build_index, insert, rehash
+from umim_core.rules.kernel import EMPTY, PARTITIONS, Ints, build_index, collect, insert, rehash
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
 _FIRST_CAPACITY: Final = 512
@@ -66,18 +66,18 @@ class PartitionedCounts:
 
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
         """Return keys and counts of a partition that reach ``tau``, sorted by key."""
-        pairs = self._entries[partition].reshape(-1, 2)
-        pairs = pairs[(pairs[:, 0] != EMPTY) & (pairs[:, 1] >= tau)]
-        pairs = pairs[np.argsort(pairs[:, 0])]
-        return pairs[:, 0].copy(), pairs[:, 1].copy()
+        return _sorted(*collect(self._entries[partition], tau))
 
     def frequent(self, tau: int) -> tuple[Ints, Ints]:
         """Return all keys and counts that reach ``tau``, sorted by key."""
-        parts = [self.items(partition, tau) for partition in range(PARTITIONS)]
-        keys = np.concatenate([part[0] for part in parts])
-        counts = np.concatenate([part[1] for part in parts])
-        order = np.argsort(keys, kind="stable")
-        return keys[order], counts[order]
+        parts = [collect(entries, tau) for entries in self._entries]
+        keys, counts = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
+        return _sorted(keys, counts)
+
+
+def _sorted(keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    order = np.argsort(keys)
+    return keys[order], counts[order]
 
 
 def table_bytes(distinct: float) -> float:

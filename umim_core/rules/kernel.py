@@ -101,6 +101,23 @@ def rehash(old: Ints, new: Ints) -> None:
 
 
 @_njit
+def collect(entries: Ints, tau: int) -> tuple[Ints, Ints]:
+    """Return keys and counts of a table's entries that reach ``tau``, in no order."""
+    found = 0
+    for at in range(0, entries.size, 2):
+        if entries[at] != EMPTY and entries[at + 1] >= tau:
+            found += 1
+    keys, counts = np.empty(found, dtype=np.int64), np.empty(found, dtype=np.int64)
+    found = 0
+    for at in range(0, entries.size, 2):
+        if entries[at] != EMPTY and entries[at + 1] >= tau:
+            keys[found] = entries[at]
+            counts[found] = entries[at + 1]
+            found += 1
+    return keys, counts
+
+
+@_njit
 def build_index(keys: Ints, index: Ints) -> None:
     """Fill an index [2 * capacity] with (key, rank) pairs of the frequent keys; -1 where empty.
 

@@ -1,0 +1,1 @@
+"""The forms of the merge module, one class each."""

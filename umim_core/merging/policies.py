@@ -1,0 +1,107 @@
+"""Which form a merge module has: what recipes, checkpoints and modules say about it alike.
+
+==========  =====================  =============================================================
+policy      values                 meaning
+==========  =====================  =============================================================
+kind        ``attention``          tokens are projected and pooled by attention (the paper's form)
+            ``linear``             embeddings side by side, one linear layer
+depth       1                      each token is projected on its own (the paper's form)
+            3                      two layers of self-attention over the span come first
+positions   ``none``               no sign of a token's offset in its span (the paper's form)
+            ``learned``            one learned vector per offset, added to the embeddings
+==========  =====================  =============================================================
+
+The first value of each is the default. A linear module has a weight per offset, hence sees the
+order without positions; it has one layer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, Self, get_args
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from umim_core.errors import ConfigError
+
+Positions = Literal["none", "learned"]
+Depth = Literal[1, 3]
+Kind = Literal["attention", "linear"]
+_POLICIES: Final = {"positions": Positions, "depth": Depth, "kind": Kind}
+_LATER: Final = {"depth": 1, "kind": "attention"}
+
+
+def check_form(positions: str, depth: int, kind: str) -> None:
+    """Refuse a form that does not exist.
+
+    Args:
+        positions: ``none`` or ``learned``.
+        depth: 1 or 3.
+        kind: ``attention`` or ``linear``; linear takes neither positions nor more depth.
+
+    Raises:
+        ConfigError: If a policy is unknown or they do not go together.
+    """
+    values = {"positions": positions, "depth": depth, "kind": kind}
+    for name, value in values.items():
+        if value not in get_args(_POLICIES[name]):
+            known = " or ".join(map(repr, get_args(_POLICIES[name])))
+            raise ConfigError(f"{name} must be {known}", value, "Choose one.")
+    if kind == "linear" and (positions, depth) != ("none", 1):
+        raise ConfigError(
+            "a linear merge module must have positions 'none' and depth 1",
+            f"positions {positions!r}, depth {depth}",
+            "It sees the order by itself; leave both out.",
+        )
+
+
+def deviations(positions: str, depth: int, kind: str) -> tuple[str, ...]:
+    """Return in words where a form deviates from the paper's, for labels; empty for the paper's."""
+    words = (
+        "" if kind == "attention" else kind,
+        "" if depth == 1 else f"depth {depth}",
+        "" if positions == "none" else f"{positions} positions",
+    )
+    return tuple(filter(None, words))
+
+
+class ModuleForm(BaseModel):
+    """The form of a merge module, as fields of a configuration.
+
+    ``depth`` and ``kind`` are dumped only where they deviate from the paper's form: what was
+    written before they existed keeps its bytes, its digest and its stage key.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    positions: Positions = Field("none", description="What the module sees of a token's offset.")
+    depth: Depth = Field(1, description="Layers over a span before it is pooled, projection too.")
+    kind: Kind = Field("attention", description="How the module makes one embedding of a span.")
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        try:
+            check_form(self.positions, self.depth, self.kind)
+        except ConfigError as error:
+            raise ValueError(error.rule) from error
+        return self
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = handler(self)
+        return {n: v for n, v in fields.items() if n not in _LATER or v != _LATER[n]}
+
+    def form(self) -> dict[str, object]:
+        """Return the policies alone, as a stage's key holds them."""
+        return self.model_dump(include=set(_POLICIES))
+
+    @property
+    def permutation_invariant(self) -> bool:
+        """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too."""
+        return self.kind == "attention" and self.positions == "none"
