@@ -32,7 +32,6 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.config import ClusterConfig, PreferenceConfig, TrainConfig
 from umim_core.errors import ClusterError, UmimError
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import ModuleForm
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -53,7 +52,7 @@ class TrainJob:
         train: Directory of training rows, or the question file.
         valid: Directory of validation rows, or the question file.
         start: Checkpoint directory to start from, or None for fresh weights.
-        form: Policies of a fresh module, fields of a ``ModuleForm``.
+        form: Policies of a fresh module by name, the paper's where none is named.
         max_tokens: Most tokens of a question with an answer (preference only).
         seed: Seed of weights and data order.
         config: Dumped TrainConfig or PreferenceConfig.
@@ -218,10 +217,7 @@ def _config(job: TrainJob) -> TrainConfig:
 
 def _start_module(job: TrainJob, backbone: Backbone) -> MergeModule:
     if job.start is None:
-        form = ModuleForm.model_validate(job.form)
-        module = MergeModule(
-            backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
-        )
+        module = MergeModule(backbone.hidden_size, **job.form)
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
     else:
         start = Checkpoint.load(job.start)

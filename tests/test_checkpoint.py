@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from merge_modules import FORMS
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -24,14 +25,14 @@ from umim_core.errors import (
     TokenizerMismatchError,
     UmimError,
 )
-from umim_core.merging.module import MergeModule, Positions
+from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
 
-def make(backbone: Backbone, positions: Positions = "none", **rules: str) -> Checkpoint:
-    module = MergeModule(backbone.hidden_size, 4, positions)
+def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
+    module = MergeModule(backbone.hidden_size, 4, **FORMS[form])
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
     return Checkpoint.of(
         module, RuleSet.from_spans(SPANS, **rules), backbone, {"steps": 3, "loss": 1.5, "note": "a"}
@@ -54,13 +55,14 @@ def edit(directory: Path, **changes: object) -> None:
     sign(directory)
 
 
-@pytest.mark.parametrize("positions", ["none", "learned"])
-def test_round_trip(tiny_backbone: Backbone, positions: Positions, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_round_trip(tiny_backbone: Backbone, form: str, tmp_path: Path) -> None:
     fingerprint = tiny_backbone.tokenizer_fingerprint
-    checkpoint = make(tiny_backbone, positions, tokenizer_fingerprint=fingerprint)
+    checkpoint = make(tiny_backbone, form, tokenizer_fingerprint=fingerprint)
     checkpoint.save(tmp_path / "x")
     back = Checkpoint.load(tmp_path / "x")
     assert back.config == checkpoint.config
+    assert type(back.module) is type(checkpoint.module)
     assert back.config.training == {"steps": 3, "loss": 1.5, "note": "a"}
     assert back.rules.digest == checkpoint.rules.digest
     state = checkpoint.module.state_dict()
@@ -70,6 +72,20 @@ def test_round_trip(tiny_backbone: Backbone, positions: Positions, tmp_path: Pat
     spans, lengths = torch.randn(3, 4, 16), torch.tensor([2, 3, 4])
     assert torch.equal(back.module(spans, lengths), checkpoint.module(spans, lengths))
     back.check_backbone(tiny_backbone)
+
+
+@pytest.mark.parametrize("name", embedded_names())
+def test_a_shipped_configuration_is_written_again_to_its_bytes(name: str, tmp_path: Path) -> None:
+    Checkpoint.load(name).save(tmp_path / "again")
+    for file in ("config.json", "model.safetensors"):
+        shipped = resolve_checkpoint(name) / file
+        assert (tmp_path / "again" / file).read_bytes() == shipped.read_bytes()
+
+
+def test_weights_of_another_form_are_refused(saved: Path) -> None:
+    edit(saved, kind="linear")
+    with pytest.raises(CheckpointError, match="must hold the tensors"):
+        Checkpoint.load(saved)
 
 
 def test_a_loaded_module_is_frozen_and_takes_no_random_numbers(saved: Path) -> None:
@@ -206,6 +222,9 @@ def test_a_huge_declared_size_allocates_nothing(saved: Path) -> None:
         ({"hidden_size": "many"}, "hidden_size"),
         ({"num_heads": -1}, "num_heads"),
         ({"positions": "rotary"}, "positions"),
+        ({"depth": 2}, "depth"),
+        ({"kind": "mean"}, "kind"),
+        ({"kind": "linear", "depth": 3}, "linear"),
         ({"backbone": None}, "backbone"),
         ({"training": {"loss": [1]}}, "training"),
         ({"code": "import os"}, "code"),
@@ -215,7 +234,7 @@ def test_a_configuration_out_of_bounds_is_refused(
     saved: Path, changes: dict[str, object], where: str
 ) -> None:
     edit(saved, **changes)
-    with pytest.raises(CheckpointError, match=f"describe a merge checkpoint; got .*'{where}'"):
+    with pytest.raises(CheckpointError, match=f"describe a merge checkpoint; got .*{where}"):
         Checkpoint.load(saved)
 
 

@@ -64,6 +64,19 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
     assert (train.warmup_fraction, train.weight_decay, train.clip_norm) == (0.1, 1e-3, 1.0)
 
 
+def test_cells_differ_by_the_form_of_their_module() -> None:
+    forms = [{}, {"depth": 3}, {"kind": "linear"}, {"positions": "learned"}]
+    cells = [{"backbone": "a", "tau": 5, **form} for form in forms]
+    recipe = Recipe.model_validate(changed("cells", cells))
+    assert [cell.form() for cell in recipe.cells] == [{"positions": "none", **f} for f in forms]
+
+
+def test_the_form_of_the_paper_adds_nothing_to_a_saved_recipe() -> None:
+    saved = Recipe.model_validate(GOOD).model_dump(mode="json")["cells"][0]
+    assert saved["positions"] == "none"
+    assert not {"depth", "kind"} & set(saved)
+
+
 def test_recipes_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Recipe.model_validate(GOOD).seed = 3
@@ -80,6 +93,18 @@ def test_recipes_are_frozen() -> None:
         ("cells.0.tau", 0, r"cells\.0\.tau: Input should be greater than or equal to 1; got 0"),
         ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
         ("cells.0.tua", 5, r"cells\.0\.tua: Extra inputs are not permitted; got 5"),
+        ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
+        ("cells.0.kind", "mean", r"cells\.0\.kind: .*'attention' or 'linear'; got mean"),
+        (
+            "cells",
+            [{"backbone": "a", "kind": "linear", "positions": "learned"}],
+            r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
+        ),
+        (
+            "cells",
+            [{"backbone": "a", "kind": "linear", "depth": 3}],
+            r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
+        ),
         ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
         ("corpus.train_tokens", 0, r"corpus\.docstrings\.train_tokens: .*; got 0"),
         ("distill.max_steps", 0, r"distill\.max_steps: .*greater than or equal to 1; got 0"),

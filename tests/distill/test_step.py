@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from merge_modules import FORMS
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
@@ -25,7 +26,7 @@ from transformers import (
 from umim_core.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
 from umim_core.merging.compress import Segmentation
-from umim_core.merging.module import MergeModule, Positions
+from umim_core.merging.module import MergeModule
 
 Rows = list[NDArray[np.int64]]
 VOCAB, HIDDEN = 19, 16
@@ -67,8 +68,8 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
     return wrap_backbone(AutoModelForCausalLM.from_config(config).to(dtype), None)
 
 
-def model_for(backbone: Backbone, positions: Positions = "none") -> DistillModel:
-    module = MergeModule(HIDDEN, positions=positions).to(backbone.dtype)
+def model_for(backbone: Backbone, form: str = "paper") -> DistillModel:
+    module = MergeModule(HIDDEN, **FORMS[form]).to(backbone.dtype)
     module.initialise(0.2, torch.Generator().manual_seed(1))
     return DistillModel(backbone, module)
 
@@ -124,8 +125,17 @@ def test_loss_and_gradient_equal_the_plain_computation(backbone: Backbone) -> No
         torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "paper"])
+def test_every_form_gets_its_plain_gradient(form: str) -> None:
+    model = model_for(build("gpt2"), form)
+    rows, cuts = batch()
+    found = gradients(model, model(rows, cuts).cross_entropy)
+    for name, value in gradients(model, plain_loss(model, rows, cuts)[0]).items():
+        torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
+
+
 def test_learned_positions_get_their_plain_gradient() -> None:
-    model = model_for(build("llama"), positions="learned")
+    model = model_for(build("llama"), form="learned")
     rows, cuts = batch()
     found = gradients(model, model(rows, cuts).cross_entropy)
     wanted = gradients(model, plain_loss(model, rows, cuts)[0])
@@ -203,6 +213,15 @@ def test_without_merges_the_loss_is_zero_and_still_touches_every_parameter(
     loss = model(*batch([[1, 1, 1], [1], [1] * 9]))
     assert (float(loss.cross_entropy.detach()), float(loss.kl), loss.rows) == (0.0, 0.0, 0)
     loss.cross_entropy.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert int(torch.count_nonzero(parameter.grad)) == 0, name  # NaN would count
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_merges_every_form_takes_part_in_the_exchange_of_gradients(form: str) -> None:
+    model = model_for(build("gpt2"), form)
+    model(*batch([[1, 1, 1]])).cross_entropy.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert int(torch.count_nonzero(parameter.grad)) == 0, name  # NaN would count

@@ -6,64 +6,57 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from merge_modules import module_of
 from transformers import PreTrainedModel
 
 from umim_core.backbone import wrap_backbone
 from umim_core.errors import ConfigError
-from umim_core.merging.module import MAX_SPAN, MergeModule, Positions
+from umim_core.merging.module import MAX_SPAN, MergeModule
 from umim_core.merging.tabulated import TabulatedMerger
 
 VOCAB, SIZE = 29, 16
+TABULATED = {"paper": 1, "learned": MAX_SPAN, "linear": MAX_SPAN}  # and their tables
 
 
-def module_of(positions: Positions, dtype: torch.dtype) -> MergeModule:
-    module = MergeModule(SIZE, 4, positions)
-    generator = torch.Generator().manual_seed(2)
-    module.initialise(0.7, generator)
-    with torch.no_grad():
-        module.query.normal_(0.0, 1.0, generator=generator)  # far from uniform attention
-        if module.offset is not None:
-            module.offset.normal_(0.0, 1.0, generator=generator)
-    return module.to(dtype)
-
-
-@pytest.mark.parametrize("positions", ["none", "learned"])
+@pytest.mark.parametrize("form", TABULATED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("chunk", [7, 8192])
 def test_equals_the_direct_path(
-    positions: Positions,
-    dtype: torch.dtype,
-    tolerance: float,
-    chunk: int,
-    torch_rng: torch.Generator,
+    form: str, dtype: torch.dtype, tolerance: float, chunk: int, torch_rng: torch.Generator
 ) -> None:
-    module = module_of(positions, dtype)
+    module = module_of(form, SIZE, 4, dtype).requires_grad_(True)
     weight = torch.randn(VOCAB, SIZE, generator=torch_rng).to(dtype)
     span_ids = torch.randint(VOCAB, (40, MAX_SPAN), generator=torch_rng)
     lengths = torch.arange(40) % MAX_SPAN + 1  # every length
     merger = TabulatedMerger.of(module, weight, chunk)
-    assert merger.table.shape == (VOCAB, 1 if positions == "none" else MAX_SPAN, SIZE)
+    assert merger.table.shape == (VOCAB, TABULATED[form], SIZE)
     got, direct = merger(span_ids, lengths), module(weight[span_ids], lengths)
     assert got.dtype == dtype and not got.requires_grad
     assert torch.allclose(got, direct, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("positions", ["none", "learned"])
-def test_narrow_batches_equal_the_direct_path(positions: Positions) -> None:
-    module = module_of(positions, torch.float64)
+@pytest.mark.parametrize("form", TABULATED)
+def test_narrow_batches_equal_the_direct_path(form: str) -> None:
+    module = module_of(form, SIZE, 4, torch.float64)
     weight = torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(5)).double()
     span_ids, lengths = torch.tensor([[3, 4], [4, 3]]), torch.tensor([2, 2])
     got = TabulatedMerger.of(module, weight)(span_ids, lengths)
     assert torch.allclose(got, module(weight[span_ids], lengths), rtol=0, atol=1e-12)
     same = bool(torch.allclose(got[0], got[1], rtol=0, atol=1e-12))
-    assert same == (positions == "none")  # only learned positions see the order
+    assert same == (form == "paper")  # the others see the order
+
+
+@pytest.mark.parametrize("form", ["depth 3", "depth 3, learned"])
+def test_a_form_whose_tokens_look_at_their_neighbours_is_refused(form: str) -> None:
+    with pytest.raises(ConfigError, match="on its own to be tabulated; got depth 3"):
+        TabulatedMerger.of(module_of(form, SIZE), torch.zeros(VOCAB, SIZE))
 
 
 def test_serves_a_half_precision_backbone(
     tiny_model: Callable[[str, int], PreTrainedModel],
 ) -> None:
     backbone = wrap_backbone(tiny_model("llama", 0).bfloat16(), None)
-    module = module_of("none", torch.float32)
+    module = module_of("paper", SIZE)
     span_ids, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
     got = TabulatedMerger.of(module, backbone.embedding_weight)(span_ids, lengths)
     direct = module(backbone.embed(span_ids), lengths)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tasks.compare import cell_label
 from tasks.comparison import Accuracy, ComparisonRow, comparison_markdown, comparison_table
 from tasks.report import write_report
 from tasks.report_data import (
@@ -20,6 +21,7 @@ from tasks.report_data import (
     SpanExample,
     SpeedRow,
 )
+from umim_core.config import Cell
 from umim_core.errors import ConfigError
 
 FIGURES = {"accuracy", "perplexity", "alignment", "losses", "throughput"}
@@ -204,6 +206,16 @@ def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
 def test_a_metric_that_nobody_queries_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got top_1\. Use one of token_reduction"):
         ComparisonRow(backbone="b", tau=5, metrics={"top_1": 0.5})
+
+
+def test_labels_tell_forms_of_the_module_apart() -> None:
+    row = ComparisonRow(backbone="b", tau=5, depth=3, positions="learned")
+    assert row.label == "b, τ 5 (depth 3, learned positions)"
+    assert ComparisonRow(backbone="b", tau=5, kind="linear").label == "b, τ 5 (linear)"
+    assert ComparisonRow(backbone="b", tau=5).label == "b, τ 5"
+    cells = [Cell(backbone="hub/umim-b"), Cell(backbone="hub/umim-b", kind="linear")]
+    labels = ["b tau 5 greedy+drop", "b tau 5 greedy+drop, linear"]
+    assert [cell_label(cell) for cell in cells] == labels
 
 
 def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:

@@ -31,6 +31,7 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.config import Cell, ClusterConfig, DocstringCorpus, Recipe, TrainConfig
 from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import ShardWriter
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LENGTH, STEPS = 16, 40
@@ -85,8 +86,10 @@ def inputs(
     def save_tokens(out: Path, least: int) -> Metrics:
         rng = np.random.default_rng(0)
         for split, rows in (("train", 14), ("valid", 4)):
-            ids = rng.integers(least, least + 7, rows * LENGTH).astype(np.int32)
-            np.save(out / f"{split}.npy", ids)
+            writer = ShardWriter(out / split)
+            writer.add(rng.integers(least, least + 7, rows * LENGTH).astype(np.int32))
+            writer.end_document()
+            writer.close()
         return {}
 
     builds: dict[str, Callable[[Path], Metrics]] = {
@@ -175,6 +178,27 @@ def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -
     assert steps == list(range(1, STEPS + 1))
     checkpoint = Checkpoint.load(in_process.path / "checkpoint")
     assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
+
+
+@pytest.mark.parametrize("form", [{"depth": 3, "positions": "learned"}, {"kind": "linear"}])
+def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
+    inputs: Inputs, in_process: Artifact, tmp_path: Path, form: dict[str, object]
+) -> None:
+    cell = Cell(backbone=inputs.recipe.cells[0].backbone, **form)
+    recipe = inputs.recipe.model_copy(
+        update={
+            "cells": (cell,),
+            "distill": inputs.recipe.distill.model_copy(update={"max_steps": 10}),
+        }
+    )
+    with ClusterLease(ClusterConfig(workers=0)) as lease:
+        artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
+    config = Checkpoint.load(artifact.path / "checkpoint").config
+    assert config.form() == cell.form() == {"positions": "none", **form}
+    assert form.items() <= artifact.manifest()["config"].items()
+    assert not {"depth", "kind"} & set(in_process.manifest()["config"])
+    losses = [row["valid_kl"] for row in read_curve(artifact) if "valid_kl" in row]
+    assert losses[-1] < losses[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,59 @@
+"""The paper's form against its formula, and what it cannot see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from merge_modules import module_of, placed, pooled, spans_of, uniform
+
+from umim_core.merging.module import MAX_SPAN, AttentionPooling, MergeModule
+
+
+def test_is_the_default() -> None:
+    module = MergeModule(16)
+    assert type(module) is AttentionPooling
+    assert (module.num_heads, module.positions, module.depth, module.kind) == (
+        4,
+        "none",
+        1,
+        "attention",
+    )
+
+
+@pytest.mark.parametrize("form", ["paper", "learned"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_equals_the_formula_in_plain_arithmetic(
+    form: str, length: int, torch_rng: torch.Generator
+) -> None:
+    module = module_of(form, 8, 2, torch.float64)
+    span = spans_of(1, length, 8, torch_rng).double()
+    got = module(span, torch.tensor([length]))[0]
+    want = pooled(module, placed(module, span[0].tolist()))
+    assert torch.allclose(got, torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "heads"), [(4, 4), (16, 4), (64, 1), (128, 8), (256, 4)])
+def test_has_exactly_the_parameters_of_the_paper(size: int, heads: int) -> None:
+    def count(module: MergeModule) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    assert count(MergeModule(size, heads)) == 2 * size * size + 7 * size
+    assert count(MergeModule(size, heads, "learned")) == 2 * size * size + (7 + MAX_SPAN) * size
+
+
+def test_learned_positions_begin_as_the_form_of_the_paper(torch_rng: torch.Generator) -> None:
+    plain, learned = MergeModule(16), MergeModule(16, positions="learned")
+    for module in (plain, learned):
+        module.initialise(0.5, torch.Generator().manual_seed(8))
+    spans, lengths = spans_of(6, 3, 16, torch_rng), torch.tensor([1, 2, 3, 3, 2, 1])
+    assert torch.equal(plain(spans, lengths), learned(spans, lengths))
+
+
+def test_weights_are_drawn_in_this_order() -> None:
+    module, generator = MergeModule(16), torch.Generator().manual_seed(8)
+    module.initialise(0.5, torch.Generator().manual_seed(8))
+    for layer in (module.linear_kv, module.linear_o):
+        weight, bias = uniform(layer, 0.25, generator)
+        assert torch.equal(layer.weight, weight)
+        assert torch.equal(layer.bias, bias)
+    assert torch.equal(module.query, torch.empty(4, 4).normal_(0.0, 0.02, generator=generator))
