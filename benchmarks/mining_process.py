@@ -130,7 +130,7 @@ def distinct(ids: Ids, offsets: UniformOffsets, tau: int) -> dict[str, int]:
     for n in ORDERS:
         counter = OrderCounter(n, rank_indexes(keys, n), excluded_mask(()), threads=THREADS)
         counter.add(ids, offsets)
-        keys[n], _ = counter.table.frequent(tau)
+        keys[n], _ = counter.frequent(tau)
         found[str(n)] = len(counter.table)
     return found
 

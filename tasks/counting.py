@@ -65,7 +65,8 @@ def count_distributed(
     Args:
         corpus: What is counted.
         tau: Least count.
-        block_tokens: Tokens that one task counts, about; None takes two tasks per core.
+        block_tokens: Tokens that one task counts, about; None takes a task per core, or more where
+            its tables would pass about 1 GB.
         known: Returns the keys and support of an order that an earlier run has finished, or None.
         finished: Receives those of each order that this run finishes.
         progress: Receives bytes read, bytes in all and what is being counted.

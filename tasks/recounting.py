@@ -1,7 +1,7 @@
 """Exact counts of given n-grams on Ray Data, and the one who counts for :mod:`tasks.mine`.
 
 A map task counts its own range of tokens into vectors; they are added up on the driver. Nothing is
-shuffled. There are two tasks per core, so the vectors that move do not grow with the corpus.
+shuffled. There is one task per core, so the vectors that move do not grow with the corpus.
 """
 
 from __future__ import annotations

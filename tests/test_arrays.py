@@ -1,4 +1,4 @@
-"""Array files: mapped read-only, and nothing but arrays opened."""
+"""Array files: mapped read-only, nothing but arrays opened, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from umim_core.arrays import open_array
+from umim_core.arrays import open_array, save_array
 from umim_core.errors import ArtifactError
 
 
@@ -40,3 +40,29 @@ def test_objects_and_archives_are_refused(tmp_path: Path) -> None:
     for name in ("objects.npy", "archive.npz"):
         with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
             open_array(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64, np.float32, np.bool_])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 4), (2, 0)])
+def test_the_bytes_are_those_of_numpy(
+    tmp_path: Path, dtype: type[np.generic], shape: tuple[int, ...]
+) -> None:
+    array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    np.save(tmp_path / "numpy.npy", array)
+    save_array(tmp_path / "ours.npy", array)
+    assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "numpy.npy").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["numpy.npy", "ours.npy"]
+
+
+def test_a_view_with_gaps_is_written_whole(tmp_path: Path) -> None:
+    array = np.arange(40).reshape(5, 8)[::2, ::3]
+    save_array(tmp_path / "a.npy", array)
+    assert np.array_equal(open_array(tmp_path / "a.npy"), array)
+
+
+def test_a_file_that_cannot_be_written_is_named_with_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ArtifactError, match=r"file/a\.npy \(24 bytes\) must be writable; got Not a directory"
+    ):
+        save_array(tmp_path / "file" / "a.npy", np.zeros(3))

@@ -223,7 +223,7 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     counter = OrderCounter(2, {}, excluded_mask(()), threads=2, chunk_tokens=30)
     for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
         counter.add(ids, offsets, low, high)
-    keys, support = counter.table.frequent(1)
+    keys, support = counter.frequent(1)
     assert keys.tolist() == want.keys[2].tolist()
     assert support.tolist() == want.support[2].tolist()
 

@@ -54,7 +54,7 @@ def counted(ids: np.ndarray, offsets: UniformOffsets, tau: int) -> dict[int, tup
     for n in ORDERS:
         counter = OrderCounter(n, rank_indexes(keys, n), excluded_mask(()), threads=1)
         counter.add(ids, offsets)
-        keys[n], _ = counter.table.frequent(tau)
+        keys[n], _ = counter.frequent(tau)
         found[n] = len(counter.table), len(keys[n])
     return found
 

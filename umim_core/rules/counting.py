@@ -36,7 +36,9 @@ from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
 from umim_core.rules.numpy_kernel import add_counts, local_counts
 
 Kernel = Literal["numba", "numpy"]
-CHUNK_TOKENS: Final = 1 << 20
+CHUNK_TOKENS: Final = 1 << 19
+CHUNKS_PER_THREAD: Final = 2  # so that a thread that is done early finds another one
+_INSERT_TASKS: Final = 8
 NO_KEYS: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -89,7 +91,7 @@ def count_ngrams(
             indexes = rank_indexes(counts.keys, order)
             counter = OrderCounter(order, indexes, dropped, threads=threads)
             counter.add(ids, offsets)
-            counts.keys[order], counts.support[order] = counter.table.frequent(tau)
+            counts.keys[order], counts.support[order] = counter.frequent(tau)
     return counts
 
 
@@ -151,13 +153,18 @@ class OrderCounter:
         Raises:
             CorpusError: If an id is out of range or a count passes 2^63 - 1.
         """
-        buffers = [_Buffers(self._chunk_tokens) for _ in range(self._threads)]
+        buffers = [_Buffers(self._chunk_tokens) for _ in range(CHUNKS_PER_THREAD * self._threads)]
         chunks = _chunks(ids, offsets, self._chunk_tokens, low, high)
         with ThreadPoolExecutor(self._threads) as pool:
-            while group := list(islice(chunks, self._threads)):
+            while group := list(islice(chunks, len(buffers))):
                 used = buffers[: len(group)]
                 list(pool.map(self._scatter, group, used))
-                list(pool.map(self._insert, range(self._threads), repeat(used)))
+                list(pool.map(self._insert, range(_INSERT_TASKS), repeat(used)))
+
+    def frequent(self, tau: int) -> tuple[Ints, Ints]:
+        """Return all keys and counts that reach ``tau``, sorted by key."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            return self.table.frequent(tau, pool)
 
     def _scatter(self, chunk: tuple[Ids, Ints], buffers: _Buffers) -> None:
         ids, offsets = chunk
@@ -167,7 +174,7 @@ class OrderCounter:
         scatter_keys(ids, offsets, self._order, ranks, buffers.keys, buffers.borders)
 
     def _insert(self, first: int, buffers: list[_Buffers]) -> None:
-        for partition in range(first, PARTITIONS, self._threads):
+        for partition in range(first, PARTITIONS, _INSERT_TASKS):
             for buffer in buffers:
                 low, high = buffer.borders[partition], buffer.borders[partition + 1]
                 self.table.add(partition, buffer.keys[low:high])

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from umim_core.errors import CorpusError
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.kernel import EMPTY, PARTITIONS, Ints, build_index, collect, insert, rehash
+from umim_core.rules.kernel import (
+    EMPTY,
+    PARTITIONS,
+    Ints,
+    build_index,
+    collect,
+    insert,
+    merge,
+    rehash,
+)
 
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
 _FIRST_CAPACITY: Final = 512
 _MAX_LOAD: Final = 0.8
 _GROWTH: Final = 1.6
 _INDEX_LOAD: Final = 0.5
+_RUNS: Final = 4  # a power of two
 BYTES_PER_PAIR: Final = 16
 
 
@@ -65,17 +77,32 @@ class PartitionedCounts:
             self._entries[partition] = larger
 
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
-        """Return keys and counts of a partition that reach ``tau``, sorted by key."""
-        return _sorted(*collect(self._entries[partition], tau))
+        """Return keys and counts of a partition that reach ``tau``, in no order."""
+        keys, counts = collect(self._entries[partition], tau)
+        return keys, counts
 
-    def frequent(self, tau: int) -> tuple[Ints, Ints]:
-        """Return all keys and counts that reach ``tau``, sorted by key."""
-        parts = [collect(entries, tau) for entries in self._entries]
-        keys, counts = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
-        return _sorted(keys, counts)
+    def frequent(self, tau: int, pool: Executor | None = None) -> tuple[Ints, Ints]:
+        """Return all keys and counts that reach ``tau``, sorted by key.
+
+        Args:
+            tau: Least count.
+            pool: Threads that sort a run of partitions each; None sorts in this one.
+        """
+        runs = [range(first, PARTITIONS, _RUNS) for first in range(_RUNS)]
+        found = list((map if pool is None else pool.map)(partial(self._sorted_run, tau), runs))
+        while len(found) > 1:
+            found = [
+                merge(*one, *other) for one, other in zip(found[::2], found[1::2], strict=True)
+            ]
+        return found[0]
+
+    def _sorted_run(self, tau: int, partitions: range) -> tuple[Ints, Ints]:
+        parts = [self.items(partition, tau) for partition in partitions]
+        return sort_pairs(*(np.concatenate([part[column] for part in parts]) for column in (0, 1)))
 
 
-def _sorted(keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def sort_pairs(keys: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Return keys and counts by rising key."""
     order = np.argsort(keys)
     return keys[order], counts[order]
 

@@ -118,6 +118,22 @@ def collect(entries: Ints, tau: int) -> tuple[Ints, Ints]:
 
 
 @_njit
+def merge(keys: Ints, counts: Ints, other_keys: Ints, other_counts: Ints) -> tuple[Ints, Ints]:
+    """Return two sorted lists of different keys, and their counts, as one."""
+    size = keys.size + other_keys.size
+    merged, merged_counts = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    a, b = 0, 0
+    for at in range(size):
+        if b == other_keys.size or (a < keys.size and keys[a] < other_keys[b]):
+            merged[at], merged_counts[at] = keys[a], counts[a]
+            a += 1
+        else:
+            merged[at], merged_counts[at] = other_keys[b], other_counts[b]
+            b += 1
+    return merged, merged_counts
+
+
+@_njit
 def build_index(keys: Ints, index: Ints) -> None:
     """Fill an index [2 * capacity] with (key, rank) pairs of the frequent keys; -1 where empty.
 

@@ -14,14 +14,20 @@ from typing import Final
 
 from umim_core.errors import ResourceLimitError, RuleSetError
 from umim_core.rules.candidates import sample_segments
-from umim_core.rules.counting import CHUNK_TOKENS, NO_KEYS, OrderCounter, excluded_mask
+from umim_core.rules.counting import (
+    CHUNK_TOKENS,
+    CHUNKS_PER_THREAD,
+    NO_KEYS,
+    OrderCounter,
+    excluded_mask,
+)
 from umim_core.rules.grams import ORDERS, Offsets, Tokens
 from umim_core.rules.growth import GrowthLaw
 from umim_core.rules.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.rules.recount import Recount
 
 SAMPLE_TOKENS: Final = 1 << 21
-BLOCKS_PER_WORKER: Final = 2
+BLOCKS_PER_WORKER: Final = 1
 _MIN_BLOCK_TOKENS: Final = 1 << 21
 _MAX_BLOCK_TOKENS: Final = 1 << 27  # about 1 GB of tables for prose
 MIN_SEGMENTS: Final = 64
@@ -217,7 +223,10 @@ class CostLaw:
         )
 
     def _working_bytes(self, tokens: int) -> float:
-        return self.base_bytes + min(self.threads * CHUNK_TOKENS, tokens) * _BUFFER_BYTES
+        return (
+            self.base_bytes
+            + min(self.threads * CHUNKS_PER_THREAD * CHUNK_TOKENS, tokens) * _BUFFER_BYTES
+        )
 
 
 def fit_cost_law(
@@ -267,7 +276,7 @@ def fit_cost_law(
             began = time.perf_counter()
             counter = OrderCounter(n, rank_indexes(keys, n), mask, threads=threads)
             counter.add(sample[: part[-1]], part)
-            keys[n], _ = counter.table.frequent(tau)
+            keys[n], _ = counter.frequent(tau)
             seconds[n] = (time.perf_counter() - began) / max(sizes[-1], 1)
             distinct[n].append(len(counter.table))
             frequent[n].append(len(keys[n]))
