@@ -74,7 +74,7 @@ def run(
 
     loaded = find_recipe(recipe)
     if dry_run:
-        from flows.planning import plan, predict
+        from flows.planning import check_limits, plan, predict
 
         steps = plan(loaded)
         told = predict(loaded)
@@ -87,6 +87,7 @@ def run(
         for backbone, prediction in told.items():
             lines += ["", f"mining for {backbone}, predicted from a sample:", *prediction.lines()]
         _emit(document, lines, as_json)
+        check_limits(loaded, told.values())
         return
     _log_progress()
     if isinstance(loaded, BackboneRecipe):
@@ -143,7 +144,7 @@ def _log_progress() -> None:
     """Show the stages on stderr, one line each."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-    for name in ("umim.stage", "umim.pipeline", "umim.lock"):
+    for name in ("umim.stage", "umim.pipeline", "umim.lock", "umim.count"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from flows import parts
@@ -11,9 +11,10 @@ from tasks.lease import ClusterLease
 from tasks.stage import Artifact
 from umim_core.backbone_config import BackboneRecipe
 from umim_core.config import FilesCorpus, Recipe
+from umim_core.errors import UnknownSizeError
+from umim_core.rules.costs import Limits, Prediction
 from umim_core.rules.forecast import predict_mining
 from umim_core.rules.mining import MiningOptions
-from umim_core.rules.prediction import Limits, Prediction
 
 
 class Planner:
@@ -51,12 +52,12 @@ def predict(recipe: Recipe | BackboneRecipe) -> dict[str, Prediction]:
     """Predict what mining takes, per backbone, from about 10 MB of the recipe's own text.
 
     Returns:
-        Nothing for a corpus that is not there before the run, as the docstring corpus, or that is
-        too small.
+        Nothing for a corpus that is not there before the run, as the docstring corpus, whose size
+        its files do not tell and ``train_tokens`` neither, or that is too small.
 
     Raises:
-        ResourceLimitError: If a prediction is beyond the recipe's limits.
         CorpusError: If the text cannot be read.
+        ConfigError: If a protected pattern is malformed.
     """
     if not isinstance(recipe, Recipe) or not isinstance(recipe.corpus, FilesCorpus):
         return {}
@@ -67,23 +68,38 @@ def predict(recipe: Recipe | BackboneRecipe) -> dict[str, Prediction]:
         cells = [
             cell for cell in recipe.cells if (cell.backbone, cell.revision) == (backbone, revision)
         ]
-        told = predict_mining(
-            recipe.corpus.train,
-            tokenizer=backbone,
-            revision=revision,
-            options=MiningOptions(
-                tau=min(cell.tau for cell in cells),
-                segment_length=recipe.segment_length,
-                protect=mining.protect,
-                min_documents=mining.min_documents,
-                sample_tokens=mining.sample_tokens,
-                max_candidates=mining.max_candidates,
-            ),
-            tokens=recipe.corpus.train_tokens,
-            workers=recipe.cluster.cpus or os.cpu_count() or 1,
-        )
-        limits = Limits.of(mining.max_memory_gib, mining.max_disk_gib, mining.max_hours)
+        try:
+            told = predict_mining(
+                recipe.corpus.train,
+                tokenizer=backbone,
+                revision=revision,
+                options=MiningOptions(
+                    tau=min(cell.tau for cell in cells),
+                    segment_length=recipe.segment_length,
+                    protect=mining.protect,
+                    min_documents=mining.min_documents,
+                    sample_tokens=mining.sample_tokens,
+                    max_candidates=mining.max_candidates,
+                ),
+                at_most=recipe.corpus.train_tokens,
+                block_tokens=mining.block_tokens,
+                workers=recipe.cluster.cpus or os.cpu_count() or 1,
+            )
+        except UnknownSizeError:
+            continue
         if told is not None:
-            limits.check(told)
             found[backbone] = told
     return found
+
+
+def check_limits(recipe: Recipe | BackboneRecipe, predictions: Iterable[Prediction]) -> None:
+    """Refuse predictions beyond the recipe's limits.
+
+    Raises:
+        ResourceLimitError: If there is one.
+    """
+    if isinstance(recipe, Recipe):
+        mining = recipe.mining
+        limits = Limits.of(mining.max_memory_gib, mining.max_disk_gib, mining.max_hours)
+        for prediction in predictions:
+            limits.check(prediction)

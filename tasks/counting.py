@@ -1,12 +1,13 @@
 r"""Exact n-gram counts on Ray Data.
 
 Each order is one pass. A map task reads its own range of segments, counts it in a hash table (the
-map-side combine) and hands on one row per hash partition; the rows are grouped by partition, added
-up and cut at tau. The frequent keys of an order are the barrier before the next one. A row is a
-packed list of keys and one of counts, so few rows move, whatever the number of n-grams::
+map-side combine) and hands on one row per hash partition; the rows are sorted by partition into
+a few pieces, added up and cut at tau. The frequent keys of an order are the barrier before the
+next one. A row is a packed list of keys and one of counts, so few rows move, whatever the number
+of n-grams::
 
     segments 0..k   -> task 0 -> rows (0, keys, counts) .. (63, keys, counts) \
-    segments k..2k  -> task 1 -> rows (0, keys, counts) .. (63, keys, counts)  > group by partition
+    segments k..2k  -> task 1 -> rows (0, keys, counts) .. (63, keys, counts)  > sort by partition
     ...                                                                       /
 
 Workers import this module, so it stays free of torch.
@@ -38,7 +39,7 @@ from umim_core.rules.hashing import PartitionedCounts, rank_indexes
 from umim_core.rules.kernel import PARTITIONS
 from umim_core.rules.prediction import default_block_tokens
 
-_PARTITIONS_PER_CPU = 2
+_PIECES_PER_CPU = 2
 Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 Finished = Callable[[int, np.ndarray, np.ndarray], None]
 
@@ -121,12 +122,17 @@ def _count_order(
             for partition in range(PARTITIONS):
                 yield packed_row(partition, np.array([block]), *counter.table.items(partition))
 
-    def total(rows: pa.Table) -> pa.Table:
-        table, partition = PartitionedCounts(), rows["partition"][0].as_py()
-        for row in range(rows.num_rows):
+    def total(rows: pa.Table) -> Iterable[pa.Table]:
+        table, blocks = PartitionedCounts(), dict[int, list[np.ndarray]]()
+        for row, partition in enumerate(rows["partition"].to_pylist()):
             table.add(partition, unpacked(rows, "keys", row), unpacked(rows, "counts", row))
-        blocks = [unpacked(rows, "blocks", row) for row in range(rows.num_rows)]
-        return packed_row(partition, np.sort(np.concatenate(blocks)), *table.items(partition, tau))
+            blocks.setdefault(partition, []).append(unpacked(rows, "blocks", row))
+        for partition, found in blocks.items():
+            yield packed_row(
+                partition, np.sort(np.concatenate(found)), *table.items(partition, tau)
+            )
+
+    pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
 
     dataset = (
         ray.data.from_items(
@@ -134,8 +140,8 @@ def _count_order(
             override_num_blocks=max(1, len(ranges)),
         )
         .map_batches(local, batch_size=None, zero_copy_batch=True, max_retries=TASK_RESTARTS)
-        .groupby("partition", num_partitions=min(PARTITIONS, cpus * _PARTITIONS_PER_CPU))
-        .map_groups(total, batch_format="pyarrow", max_retries=TASK_RESTARTS)
+        .sort("partition", boundaries=[PARTITIONS * k // pieces for k in range(1, pieces)])
+        .map_batches(total, batch_size=None, batch_format="pyarrow", max_retries=TASK_RESTARTS)
     )
     return _collect(dataset, len(ranges))
 

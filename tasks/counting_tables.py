@@ -71,6 +71,7 @@ def prepare_ray_data() -> None:
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_no_progress_timeout_s = -1  # else 30 minutes; a file may take a worker hours
+    context.target_max_block_size = 1 << 40  # a piece of the sort stays one block
     context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED
     # Ray 2.60 has no other way to say ``max_retries`` than the one it warns about.
     warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")

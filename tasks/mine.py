@@ -19,24 +19,36 @@ from tasks.recounting import ClusterCounter
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.arrays import save_array
-from umim_core.artifacts import publish_directory, read_manifest, write_manifest
+from umim_core.artifacts import (
+    publish_directory,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell, MiningConfig
 from umim_core.errors import ArtifactError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
+from umim_core.rules.costs import Limits, Prediction
 from umim_core.rules.filters import step_counts
 from umim_core.rules.finding import SearchOptions, find_ngrams
 from umim_core.rules.forecast import predict_search
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.mining import MiningOptions, make_rules
-from umim_core.rules.prediction import Limits, Prediction
-from umim_core.rules.preparation import check_documents, excluded_ids, whole_segments
+from umim_core.rules.preparation import (
+    check_documents,
+    excluded_ids,
+    ids_digest,
+    whole_segments,
+)
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
 _GIB = 2.0**30
 _SCHEMA = 1
+_CORPUS = "corpus.json"
 _ARRAYS = ("keys", "support", "documents")
 
 
@@ -66,7 +78,7 @@ def count_stage(
     sampling = asdict(options) if config.sample_tokens is not None else {}
     spec = StageSpec(
         "count",
-        2,
+        3,
         {
             "tau": tau,
             "segment_length": segment_length,
@@ -97,9 +109,10 @@ def count_stage(
                 progress=lambda done, total, text: leave_note(state, done, total, text),
             )
             ends = shards.document_ends() if options.count_documents else None
-            counts, report = find_ngrams(shards, offsets, excluded, options, counter, ends)
+            counts, report = find_ngrams(shards, offsets, options, counter, ends)
         seconds = time.monotonic() - began
         _write_counts(out, counts)
+        write_json(out / _CORPUS, {"digest": ids_digest(shards, offsets)})
         candidates = {} if report is None else asdict(report)
         return {
             "tokens": float(offsets[-1]),
@@ -120,7 +133,11 @@ def filter_stage(
     segment_length: int,
     config: MiningConfig,
 ) -> Artifact:
-    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``."""
+    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``.
+
+    Raises:
+        CorpusError: If the corpus has fewer documents than a rule must occur in.
+    """
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     options = MiningOptions(
         tau=cell.tau,
@@ -132,7 +149,7 @@ def filter_stage(
     )
     spec = StageSpec(
         "filter",
-        2,
+        3,
         {
             "tau": cell.tau,
             "overlap": cell.overlap,
@@ -146,11 +163,13 @@ def filter_stage(
     )
 
     def build(out: Path) -> Metrics:
+        # Counts serve any least number of documents, so those found may know of fewer.
+        check_documents(tokens(tokenized, "train"), config.min_documents)
         kept, ruleset = make_rules(
             _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
             options,
             tokenizer_fingerprint=fingerprint,
-            corpus_digest=tokenized.folder_digest("train"),
+            corpus_digest=_corpus_digest(counted.path),
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")
@@ -188,6 +207,11 @@ def _predict(
 
 
 def _errors(prediction: Prediction, seconds: float) -> Metrics:
+    """Return what was predicted, and how wrong the time was.
+
+    Memory is told but not compared: it is that of a worker, and the driver's peak says nothing
+    about it.
+    """
     told = sum(prediction.seconds.values())
     return {
         "predicted_seconds": told,
@@ -237,6 +261,17 @@ def _write_counts(out: Path, counts: NgramCounts) -> None:
         arrays = getattr(counts, name)
         for order in ORDERS if arrays is not None else ():
             save_array(out / f"{name}_{order}.npy", arrays[order])
+
+
+def _corpus_digest(folder: Path) -> str:
+    raw = read_json(folder / _CORPUS)
+    if not isinstance(raw, dict) or not isinstance(raw.get("digest"), str):
+        raise ArtifactError(
+            f"{folder / _CORPUS} must hold the corpus digest",
+            raw,
+            "Remove the artifact; it will be built again.",
+        )
+    return str(raw["digest"])
 
 
 def _read_counts(folder: Path, tau: int) -> NgramCounts:

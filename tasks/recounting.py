@@ -26,9 +26,9 @@ from tasks.counting_tables import (
 )
 from tasks.meter import Progress, metered
 from umim_core.errors import ClusterError
-from umim_core.rules.counting import NO_KEYS
+from umim_core.rules.counting import count_ngrams
 from umim_core.rules.finding import recount_ranges
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts, Offsets, Tokens
 from umim_core.rules.prediction import BLOCKS_PER_WORKER
 from umim_core.rules.recount import NO_DOCUMENTS, Recount
 
@@ -63,34 +63,53 @@ def recount_distributed(
         def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
             opened = ray.get(reference)
             wanted, ends = ray.get(tables)
-            for low, high in zip(batch["low"], batch["high"], strict=True):
+            for number, low, high in zip(batch["range"], batch["low"], batch["high"], strict=True):
                 recount = Recount(wanted, count_documents=ends is not None)
                 ends_or_none = NO_DOCUMENTS if ends is None else ends
                 recount.add(opened.open(), opened.offsets, int(low), int(high), ends_or_none)
                 meter.add(int(high - low) * TOKEN_BYTES)
                 for order in ORDERS:
                     yield packed_row(
-                        order, NO_KEYS, recount.support[order], recount.documents[order]
+                        order,
+                        np.array([number], np.int64),
+                        recount.support[order],
+                        recount.documents[order],
                     )
 
         dataset = ray.data.from_items(
-            [{"low": low, "high": high} for low, high in ranges],
+            [{"range": number, "low": a, "high": b} for number, (a, b) in enumerate(ranges)],
             override_num_blocks=max(1, len(ranges)),
         ).map_batches(local, batch_size=None, max_retries=TASK_RESTARTS)
-        support = {n: np.zeros(len(keys[n]), np.int64) for n in ORDERS}
-        sizes = {n: len(keys[n]) if document_ends is not None else 0 for n in ORDERS}
-        documents = {n: np.zeros(sizes[n], np.int64) for n in ORDERS}
-        rows_seen = 0
-        for rows in result_tables(dataset):
-            for row in range(rows.num_rows):
-                order = rows["partition"][row].as_py()
-                support[order] += unpacked(rows, "keys", row)
-                documents[order] += unpacked(rows, "counts", row)
-                rows_seen += 1
-    if rows_seen != len(ranges) * len(ORDERS):
+        sizes = {n: len(keys[n]) for n in ORDERS}
+        return _added(
+            result_tables(dataset), sizes, sizes if document_ends is not None else {}, len(ranges)
+        )
+
+
+def _added(
+    tables: Iterable[pa.Table], sizes: dict[int, int], spread: dict[int, int], ranges: int
+) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Add up the counts of all ranges, once each is accounted for."""
+    support = {n: np.zeros(sizes[n], np.int64) for n in ORDERS}
+    documents = {n: np.zeros(spread.get(n, 0), np.int64) for n in ORDERS}
+    left = {(n, number) for n in ORDERS for number in range(ranges)}
+    for rows in tables:
+        for row in range(rows.num_rows):
+            order = rows["partition"][row].as_py()
+            for number in unpacked(rows, "blocks", row).tolist():
+                if (order, number) not in left:
+                    raise ClusterError(
+                        f"each of {ranges} ranges must be counted once",
+                        f"range {number} of {order}-grams once more",
+                        "Run the same command again.",
+                    )
+                left.remove((order, number))
+            support[order] += unpacked(rows, "keys", row)
+            documents[order] += unpacked(rows, "counts", row)
+    if left:
         raise ClusterError(
-            f"{len(ranges) * len(ORDERS)} partial counts must come back",
-            rows_seen,
+            f"{ranges * len(ORDERS)} partial counts must come back",
+            ranges * len(ORDERS) - len(left),
             "Run the same command again.",
         )
     return support, documents
@@ -124,6 +143,10 @@ class ClusterCounter:
             finished=self.finished,
             progress=self.progress,
         )
+
+    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
+        """Count what occurs at least ``tau`` times in a sample, in this process: it is small."""
+        return count_ngrams(ids, offsets, tau, self.corpus.excluded)
 
     def recount(
         self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None

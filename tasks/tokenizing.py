@@ -15,14 +15,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from tasks.token_jobs import Tokenized, TokenJob, tokenize_file
-from umim_core.errors import (
-    ArtifactError,
-    BackboneError,
-    ClusterError,
-    CorpusError,
-    TokenizerMismatchError,
-    UmimError,
-)
+from umim_core import errors
+from umim_core.errors import ClusterError, CorpusError, UmimError
 from umim_core.text import BadRows, TextFiles, TokenIds
 from umim_core.text.shard_files import Shard, first_tokens, write_index
 
@@ -33,8 +27,9 @@ Outcome = Tokenized | UmimError
 
 logger = logging.getLogger("umim.tokenize")
 _ERRORS = {
-    kind.__name__: kind
-    for kind in (ArtifactError, BackboneError, CorpusError, TokenizerMismatchError)
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, UmimError)
 }
 
 
@@ -147,7 +142,7 @@ def _outcome(job: TokenJob) -> str:
     """
     try:
         done = tokenize_file(job)
-    except tuple(_ERRORS.values()) as error:
+    except UmimError as error:
         value = {} if error.value is None else {"value": str(error.value)}
         parts = {"rule": error.rule, "remedy": error.remedy, **value}
         return json.dumps({"error": type(error).__name__, "parts": parts})

@@ -13,8 +13,8 @@ from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from umim_core.rules.costs import Prediction
     from umim_core.rules.mining import MiningOptions, MiningReport
-    from umim_core.rules.prediction import Prediction
     from umim_core.text import Source
 
 _GIB = 2.0**30
@@ -25,8 +25,8 @@ def mine(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Text files, .jsonl, .parquet or .npy files (globs and s3:// allowed), or one "
-            "Hugging Face data set name."
+            help="Text, .jsonl (both also .gz, .zst) or .parquet files, globs and s3:// allowed; a "
+            "local .npy file of ids; or one Hugging Face data set name."
         ),
     ],
     out: Annotated[
@@ -49,8 +49,9 @@ def mine(
         str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="Probability that every token of a confident span exceeds.")
-    ] = 0.5,
+        float | None,
+        typer.Option(help="Probability that every token of a confident span exceeds; 0.5."),
+    ] = None,
     rule_budget: Annotated[
         int | None, typer.Option(help="Most rules; tau is raised until they fit.")
     ] = None,
@@ -59,12 +60,19 @@ def mine(
     ] = 1,
     protect: Annotated[
         list[str] | None,
-        typer.Option(help="Regular expression of tokens that no rule may contain, or 'digits'."),
+        typer.Option(
+            help="Regular expression of tokens that no rule may contain, or digits, capitals, "
+            "newlines; may be repeated."
+        ),
     ] = None,
     sample_tokens: Annotated[
         int | None,
         typer.Option(help="Candidate mode: choose n-grams on so many tokens, count only those."),
     ] = None,
+    max_candidates: Annotated[
+        int, typer.Option(help="Most candidates of candidate mode.")
+    ] = 10_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample in candidate mode.")] = 0,
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
@@ -79,7 +87,8 @@ def mine(
         bool, typer.Option("--dry-run", help="Predict memory, disk and time from a sample; stop.")
     ] = False,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens of the corpus, where the files do not tell them.")
+        int | None,
+        typer.Option(help="Tokens of the corpus, for a prediction; plain text tells them."),
     ] = None,
     max_memory_gib: Annotated[
         float | None, typer.Option(help="Refuse if more memory is predicted.")
@@ -93,8 +102,8 @@ def mine(
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
+    from umim_core.rules.costs import Limits
     from umim_core.rules.mining import MiningOptions, mine_rules
-    from umim_core.rules.prediction import Limits
     from umim_core.text import source_of
 
     if out is None and not dry_run:
@@ -109,10 +118,24 @@ def mine(
         min_documents=min_documents,
         protect=tuple(protect or ()),
         sample_tokens=sample_tokens,
+        max_candidates=max_candidates,
+        seed=seed,
         threads=threads,
         kernel=kernel,
     )
     limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
+    predicts = dry_run or limits != Limits()
+    _refuse(
+        {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
+        "belong to the confidence policy",
+    )
+    _refuse(
+        {"--tokenizer": tokenizer, "--threads": threads} if policy == "confidence" else {},
+        "have no part in the confidence policy; the backbone brings its tokenizer",
+    )
+    _refuse({"--tokens": tokens} if not predicts else {}, "belong to --dry-run or a limit")
+    if predicts and kernel == "numpy":
+        raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
     if policy == "confidence":
         if out is None or backbone is None or dry_run or limits != Limits():
             raise ConfigError(
@@ -120,11 +143,13 @@ def mine(
                 f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
                 "Add the former and leave out the latter.",
             )
-        report = _confident(source, out, backbone, options, confidence)
+        report = _confident(
+            source, out, backbone, options, 0.5 if confidence is None else confidence
+        )
         emit(_document(report, out, {}), _lines(report, out, {}), as_json)
         return
     prediction = None
-    if dry_run or limits != Limits():
+    if predicts:
         prediction = _predict(source, tokenizer, options, tokens)
         if prediction is None:
             small = "The corpus is too small for a prediction: mining it takes seconds."
@@ -144,15 +169,26 @@ def mine(
     emit(_document(report, out, errors), _lines(report, out, errors), as_json)
 
 
+def _refuse(options: dict[str, object], rule: str) -> None:
+    """Refuse options that would be ignored."""
+    given = [f"{name} {value}" for name, value in options.items() if value is not None]
+    if given:
+        names = " and ".join(options)
+        raise ConfigError(f"{names} {rule}", ", ".join(given), "Leave them out.")
+
+
 def _confident(
-    source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float
+    source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float | None
 ) -> MiningReport:
     from umim_core.backbone import load_backbone
+    from umim_core.rules.confidence import DEFAULT_THRESHOLD
     from umim_core.rules.mining import mine_confident_spans
 
     quiet()
     model = load_backbone(backbone)
-    return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
+    return mine_confident_spans(
+        source, out, backbone=model, options=options, threshold=threshold or DEFAULT_THRESHOLD
+    )
 
 
 def _predict(

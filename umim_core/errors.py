@@ -41,6 +41,10 @@ class ConfigError(UmimError):
     """A recipe, option or argument is outside its bounds."""
 
 
+class UnknownSizeError(ConfigError):
+    """The size of a corpus cannot be told from its files."""
+
+
 class CorpusError(UmimError):
     """Input text or token ids cannot be used."""
 

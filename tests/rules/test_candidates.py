@@ -30,7 +30,7 @@ def find(
     excluded: tuple[int, ...] = (),
 ) -> tuple[NgramCounts, CandidateReport]:
     counter = LocalCounter(ids, offsets, excluded, threads=2)
-    counts, report = find_ngrams(ids, offsets, excluded, options, counter, document_ends)
+    counts, report = find_ngrams(ids, offsets, options, counter, document_ends)
     assert report is not None
     return counts, report
 

@@ -39,7 +39,7 @@ def test_grams_with_their_documents_equal_the_oracle(
     ends = np.array([*inner, ids.size], dtype=np.int64)
     counter = LocalCounter(ids, offsets, tuple(excluded), threads=threads)
     options = SearchOptions(tau, count_documents=True)
-    counts, report = find_ngrams(ids, offsets, tuple(excluded), options, counter, ends)
+    counts, report = find_ngrams(ids, offsets, options, counter, ends)
     assert report is None
     assert counts.documents is not None
     documents = document_oracle(segments, ends.tolist())
@@ -54,7 +54,7 @@ def test_without_documents_none_are_counted() -> None:
     ids, offsets = flat([[1, 2, 3], [1, 2, 3]])
     counter = LocalCounter(ids, offsets)
     ends = np.array([6])
-    counts, report = find_ngrams(ids, offsets, (), SearchOptions(2), counter, ends)
+    counts, report = find_ngrams(ids, offsets, SearchOptions(2), counter, ends)
     assert (counts.documents, report) == (None, None)
 
 
@@ -62,7 +62,7 @@ def test_an_empty_corpus_holds_nothing() -> None:
     ids, offsets = flat([[]])
     options = SearchOptions(1, count_documents=True, sample_tokens=5)
     counter = LocalCounter(ids, offsets)
-    counts, report = find_ngrams(ids, offsets, (), options, counter, np.array([0]))
+    counts, report = find_ngrams(ids, offsets, options, counter, np.array([0]))
     assert (as_dict(select(counts, 1, 1)), report) == ({}, None)
 
 
@@ -71,7 +71,7 @@ def test_a_sample_as_large_as_the_corpus_is_no_sample(sample_tokens: int) -> Non
     ids = np.random.default_rng(0).integers(0, 5, 600)
     offsets = UniformOffsets(6, 100)
     options = SearchOptions(3, sample_tokens=sample_tokens)
-    counts, report = find_ngrams(ids, offsets, (), options, LocalCounter(ids, offsets))
+    counts, report = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
     assert report is None
     assert as_dict(counts) == as_dict(count_ngrams(ids, offsets, 3))
 
@@ -102,14 +102,14 @@ def test_documents_without_borders_are_refused(ends: np.ndarray | None) -> None:
     ids, offsets = flat([[1, 2]])
     options = SearchOptions(1, count_documents=True)
     with pytest.raises(RuleSetError, match="counting documents needs their borders; got none"):
-        find_ngrams(ids, offsets, (), options, LocalCounter(ids, offsets), ends)
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), ends)
 
 
 def test_document_borders_that_end_too_early_are_refused() -> None:
     ids, offsets = flat([[1, 2, 3, 4]])
     options = SearchOptions(1, count_documents=True)
     with pytest.raises(CorpusError, match="documents must reach token 4"):
-        find_ngrams(ids, offsets, (), options, LocalCounter(ids, offsets), np.array([2, 3]))
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), np.array([2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_document_borders_that_end_too_early_are_refused() -> None:
 def test_options_out_of_their_bounds_are_refused(options: SearchOptions, message: str) -> None:
     ids, offsets = flat([[1, 2, 3, 4]])
     with pytest.raises(RuleSetError, match=message):
-        find_ngrams(ids, offsets, (), options, LocalCounter(ids, offsets))
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
 
 
 @pytest.mark.parametrize("threads", [0, -2])

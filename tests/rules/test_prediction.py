@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from umim_core.errors import ResourceLimitError, RuleSetError
 from umim_core.rules import prediction
 from umim_core.rules.candidates import SAMPLE_TAU
+from umim_core.rules.costs import Limits, Prediction
 from umim_core.rules.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.rules.finding import LocalCounter, SearchOptions, find_ngrams
 from umim_core.rules.grams import ORDERS, UniformOffsets
@@ -24,8 +25,6 @@ from umim_core.rules.hashing import rank_indexes
 from umim_core.rules.prediction import (
     BLOCKS_PER_WORKER,
     CostLaw,
-    Limits,
-    Prediction,
     default_block_tokens,
     fit_cost_law,
 )
@@ -117,7 +116,7 @@ def test_candidate_mode_is_predicted_too() -> None:
     sample = 1 << 17
     law = fit_cost_law(ids, offsets, SAMPLE_TAU, sample_tokens=sample, resident_bytes=no_memory)
     options = SearchOptions(20, sample_tokens=sample)
-    _, report = find_ngrams(ids, offsets, (), options, LocalCounter(ids, offsets))
+    _, report = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
     assert report is not None
     told = law.predict_candidates(offsets[-1], sample, 10**7)
     assert sum(told.frequent.values()) == pytest.approx(report.candidates, rel=0.25)

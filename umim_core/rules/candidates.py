@@ -52,6 +52,8 @@ class CandidateReport:
 def sample_segments(ids: Tokens, offsets: Offsets, tokens: int, seed: int) -> tuple[Ids, Ints]:
     """Return a random sample of whole segments, in groups of neighbours.
 
+    Full groups are chosen; a shorter one at the end is taken only where all are.
+
     Args:
         ids: Token ids [T].
         offsets: Segment borders [num_segments + 1].
@@ -70,7 +72,10 @@ def sample_segments(ids: Tokens, offsets: Offsets, tokens: int, seed: int) -> tu
     segments, total = len(offsets) - 1, int(offsets[-1])
     groups = -(-segments // GROUP_SEGMENTS)
     wanted = min(groups, max(1, math.ceil(groups * tokens / max(total, 1))))
-    chosen = np.sort(np.random.default_rng(seed).choice(groups, wanted, replace=False))
+    full = segments // GROUP_SEGMENTS
+    chosen = np.arange(groups)
+    if wanted <= full:  # the rest of a group at the end may be one segment: no sample
+        chosen = np.sort(np.random.default_rng(seed).choice(full, wanted, replace=False))
     parts, sizes = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
     for group in chosen:
         low = int(group) * GROUP_SEGMENTS
@@ -88,7 +93,7 @@ def choose_candidates(sample: NgramCounts, limit: int) -> NgramCounts:
         RuleSetError: If ``limit`` is below 1.
     """
     if limit < 1:
-        raise RuleSetError("there must be room for a candidate", limit, "Raise the rule budget.")
+        raise RuleSetError("there must be room for a candidate", limit, "Raise max_candidates.")
     support = np.sort(np.concatenate([sample.support[n] for n in ORDERS]))[::-1]
     if len(support) <= limit:
         return sample

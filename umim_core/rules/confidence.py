@@ -22,17 +22,42 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.artifacts import sha256_bytes
 from umim_core.backbone import Backbone
-from umim_core.errors import ConfigError, CorpusError, NumericalError
+from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.rules.filters import Containment, Counts, Ids, Overlap, filter_rules
 from umim_core.rules.grams import ORDERS, Offsets, Tokens, check_offsets, check_tau, read_ids
+from umim_core.rules.preparation import ids_digest
 from umim_core.rules.ruleset import RuleSet
 
 Ints = NDArray[np.int64]
 SpanCounts = tuple[dict[int, Ids], dict[int, Counts]]
 DEFAULT_THRESHOLD: Final = 0.5  # paper
+
+
+def check_threshold(threshold: float) -> None:
+    """Check a probability to be exceeded.
+
+    Raises:
+        ConfigError: If it is not between 0 and 1.
+    """
+    if not 0 < threshold < 1:
+        raise ConfigError("threshold must lie between 0 and 1", threshold, "The paper takes 0.5.")
+
+
+def check_segment(backbone: Backbone, length: int) -> None:
+    """Check that segments of ``length`` tokens fit the backbone, before any is tokenised.
+
+    Raises:
+        EvaluationError: If they exceed its positions.
+    """
+    limit = backbone.max_positions
+    if limit is not None and length > limit:
+        raise EvaluationError(
+            f"rows must fit the backbone's {limit} positions",
+            f"{length} positions",
+            "Lower segment_length.",
+        )
 
 
 def confidence_counts(
@@ -65,8 +90,7 @@ def confidence_counts(
         EvaluationError: If a segment exceeds the backbone's positions.
         NumericalError: If a probability is NaN.
     """
-    if not 0 < threshold < 1:
-        raise ConfigError("threshold must lie between 0 and 1", threshold, "The paper takes 0.5.")
+    check_threshold(threshold)
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
@@ -180,6 +204,6 @@ def mine_confidence_rules(
         containment=containment,
         segment_length=segment_length,
         tokenizer_fingerprint=backbone.tokenizer_fingerprint or None,
-        corpus_digest=sha256_bytes(read_ids(ids, 0, len(ids)).tobytes()),
+        corpus_digest=ids_digest(ids, offsets),
         source="confidence",
     )

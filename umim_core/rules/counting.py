@@ -8,6 +8,7 @@ are the barrier before the next one. A cluster runs the same loops (``tasks.coun
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
@@ -111,7 +112,11 @@ def thread_count(threads: int | None) -> int:
     """
     if threads is not None and threads < 1:
         raise RuleSetError("threads must be at least 1", threads, "Leave it out for all cores.")
-    return threads or len(os.sched_getaffinity(0))
+    if threads is not None:
+        return threads
+    if sys.platform == "darwin":  # does not tell which cores a process may use
+        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 class OrderCounter:

@@ -23,6 +23,7 @@ from umim_core.rules.candidates import (
 )
 from umim_core.rules.counting import Kernel, count_ngrams, thread_count
 from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, check_tau, select
+from umim_core.rules.hashing import rank_index
 from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
 
 MAX_CANDIDATES: Final = 10_000_000
@@ -54,6 +55,9 @@ class Counter(Protocol):
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
 
+    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times in a sample held in memory."""
+
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None
     ) -> tuple[dict[int, Ints], dict[int, Ints]]:
@@ -80,8 +84,12 @@ class LocalCounter:
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
+        return self.count_sample(self.ids, self.offsets, tau)
+
+    def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
+        """Count everything that occurs at least ``tau`` times in a sample held in memory."""
         return count_ngrams(
-            self.ids, self.offsets, tau, self.excluded, threads=self.threads, kernel=self.kernel
+            ids, offsets, tau, self.excluded, threads=self.threads, kernel=self.kernel
         )
 
     def recount(
@@ -91,7 +99,12 @@ class LocalCounter:
         threads = thread_count(self.threads)
         total = int(self.offsets[-1])
         ranges = recount_ranges(total, document_ends, threads) or [(0, 0)]
-        recounts = [Recount(keys, count_documents=document_ends is not None) for _ in ranges]
+        # Each range has its own counts; the indexes, larger than those, are only read.
+        indexes = {n: rank_index(keys[n]) for n in ORDERS}
+        recounts = [
+            Recount(keys, count_documents=document_ends is not None, indexes=indexes)
+            for _ in ranges
+        ]
         ends = NO_DOCUMENTS if document_ends is None else document_ends
         with ThreadPoolExecutor(threads) as pool:
             jobs = [
@@ -100,15 +113,12 @@ class LocalCounter:
             ]
             for job in jobs:
                 job.result()
-        support = {n: sum_vectors([recount.support[n] for recount in recounts]) for n in ORDERS}
-        documents = {n: sum_vectors([recount.documents[n] for recount in recounts]) for n in ORDERS}
-        return support, documents
-
-
-def sum_vectors(vectors: list[Ints]) -> Ints:
-    """Return the sum [R] of vectors [R]."""
-    total: Ints = np.sum(vectors, axis=0, dtype=np.int64)
-    return total
+        whole = recounts[0]
+        for part in recounts[1:]:
+            for n in ORDERS:
+                np.add(whole.support[n], part.support[n], out=whole.support[n])
+                np.add(whole.documents[n], part.documents[n], out=whole.documents[n])
+        return whole.support, whole.documents
 
 
 def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[tuple[int, int]]:
@@ -122,7 +132,6 @@ def recount_ranges(total: int, document_ends: Ints | None, parts: int) -> list[t
 def find_ngrams(
     ids: Tokens,
     offsets: Offsets,
-    excluded: tuple[int, ...],
     options: SearchOptions,
     counter: Counter,
     document_ends: Ints | None = None,
@@ -132,9 +141,8 @@ def find_ngrams(
     Args:
         ids: Token ids [T].
         offsets: Segment borders [num_segments + 1].
-        excluded: Ids that take part in no n-gram.
         options: What is looked for.
-        counter: Counts the corpus.
+        counter: Counts the corpus, without the ids that take part in no n-gram.
         document_ends: End positions of the documents [D], where they are counted.
 
     Returns:
@@ -158,7 +166,7 @@ def find_ngrams(
         _, documents = counter.recount(counts.keys, ends)
         return NgramCounts(counts.keys, counts.support, counts.tau, documents), None
     sample, borders = sample_segments(ids, offsets, options.sample_tokens, options.seed)
-    found = count_ngrams(sample, borders, SAMPLE_TAU, excluded)
+    found = counter.count_sample(sample, borders, SAMPLE_TAU)
     chosen = choose_candidates(found, options.max_candidates)
     support, documents = counter.recount(chosen.keys, ends)
     recounted = NgramCounts(chosen.keys, support, 0, documents if ends is not None else None)

@@ -1,4 +1,4 @@
-"""What mining a source would take, from a part of it: nothing else is read."""
+"""What mining a source would take, from a part of it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone import load_tokenizer
-from umim_core.errors import ConfigError, CorpusError
+from umim_core.errors import ConfigError, CorpusError, UnknownSizeError
 from umim_core.rules.candidates import SAMPLE_TAU
+from umim_core.rules.costs import Prediction
 from umim_core.rules.counting import thread_count
 from umim_core.rules.finding import SearchOptions
 from umim_core.rules.grams import Offsets, Tokens, UniformOffsets
 from umim_core.rules.mining import MiningOptions
-from umim_core.rules.prediction import MIN_SEGMENTS, SAMPLE_TOKENS, Prediction, fit_cost_law
+from umim_core.rules.prediction import MIN_SEGMENTS, SAMPLE_TOKENS, fit_cost_law
 from umim_core.rules.preparation import excluded_ids
 from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
-from umim_core.text.files import CorpusFile, expand
+from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.tokens import open_token_ids
 
 _SAMPLE_BYTES: Final = 10 << 20
+_SMALL: Final = 1 << 15  # tokens; mined before a sample is counted
 _PACKED: Final = (".gz", ".zst")
 
 
@@ -54,7 +56,9 @@ def predict_mining(
     options: MiningOptions,
     revision: str | None = None,
     tokens: int | None = None,
+    at_most: int | None = None,
     workers: int | None = None,
+    block_tokens: int | None = None,
     seed: int = 0,
 ) -> Prediction | None:
     """Predict what mining a source takes, from about 10 MB of its text.
@@ -66,7 +70,9 @@ def predict_mining(
         revision: Revision of the tokenizer on the hub.
         tokens: Tokens of the corpus, where they cannot be told from the sizes of its files:
             compressed ones, Parquet, data sets.
+        at_most: Tokens after which mining stops; None for no limit.
         workers: Workers of a cluster, each of one thread; None for one process.
+        block_tokens: Tokens that a worker counts at a time; None for the default.
         seed: Of the choice of files and segments.
 
     Returns:
@@ -80,20 +86,22 @@ def predict_mining(
     if tokens is not None and tokens < 1:
         raise ConfigError("tokens must be at least 1", tokens, "Leave it out or raise it.")
     known = None if tokenizer is None else load_tokenizer(tokenizer, revision=revision)
-    sample = _sample(source, known, tokens, seed)
+    sample = _sample(source, known, tokens, at_most, seed)
+    total = sample.total if at_most is None else min(sample.total, at_most)
     offsets = UniformOffsets(chosen.segment_length, len(sample.ids) // chosen.segment_length)
     prediction = predict_search(
         sample.ids,
         offsets,
         excluded_ids(known, chosen.protect),
         chosen.search,
-        tokens=sample.total,
+        tokens=total,
         threads=thread_count(chosen.threads if workers is None else 1),
         workers=workers,
+        block_tokens=block_tokens,
     )
     if prediction is None:
         return None
-    tokenizing = {"tokenize": sample.seconds_per_token * sample.total}
+    tokenizing = {"tokenize": sample.seconds_per_token * total}
     return replace(prediction, seconds=tokenizing | prediction.seconds)
 
 
@@ -121,10 +129,15 @@ def predict_search(
         block_tokens: Tokens that a worker counts at a time; None for the default.
 
     Returns:
-        The prediction; None where there are too few segments for one.
+        The prediction; None for a corpus of a few thousand tokens.
     """
-    if len(offsets) - 1 < MIN_SEGMENTS:
+    if tokens < _SMALL:
         return None
+    if len(offsets) - 1 < MIN_SEGMENTS:  # long segments: borders hardly change how tables grow
+        length = len(ids) // MIN_SEGMENTS
+        if length < 2:
+            return None
+        offsets = UniformOffsets(length, MIN_SEGMENTS)
     exact = options.sample_tokens is None or options.sample_tokens >= tokens
     law = fit_cost_law(
         ids,
@@ -136,10 +149,12 @@ def predict_search(
         resident_bytes=peak_memory_bytes,
     )
     if exact or options.sample_tokens is None:
-        return law.predict(tokens, workers=workers, block_tokens=block_tokens)
-    return law.predict_candidates(
-        tokens, options.sample_tokens, options.max_candidates, workers=workers
-    )
+        told = law.predict(tokens, workers=workers, block_tokens=block_tokens)
+    else:
+        told = law.predict_candidates(
+            tokens, options.sample_tokens, options.max_candidates, workers=workers
+        )
+    return law.with_documents(told, workers=workers) if options.count_documents else told
 
 
 def peak_memory_bytes() -> float:
@@ -157,7 +172,11 @@ def peak_memory_bytes() -> float:
 
 
 def _sample(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, tokens: int | None, seed: int
+    source: Source,
+    tokenizer: PreTrainedTokenizerBase | None,
+    tokens: int | None,
+    at_most: int | None,
+    seed: int,
 ) -> Sample:
     if isinstance(source, TokenIds):
         array = open_token_ids(source)
@@ -168,13 +187,14 @@ def _sample(
             return _sample_of_bytes(source, files, tokenizer, tokens, seed)
     began = time.perf_counter()
     ids, whole = _first_ids(source, tokenizer)
-    if tokens is None and not whole:
-        raise ConfigError(
+    known = tokens or at_most
+    if known is None and not whole:
+        raise UnknownSizeError(
             "the number of tokens must be given where the files do not tell it",
             f"a source of kind {source.kind}, compressed or not plain text",
             "Give it with --tokens, e.g. 0.25 times the bytes of English text.",
         )
-    total = len(ids) if whole or tokens is None else tokens
+    total = len(ids) if whole or known is None else known
     return Sample(ids, total, (time.perf_counter() - began) / max(len(ids), 1))
 
 
@@ -221,7 +241,7 @@ def _about_files(error: CorpusError, heads: dict[str, CorpusFile]) -> CorpusErro
 
 def _head(file: CorpusFile, size: int, room: int, source: TextFiles | JsonLines) -> bytes:
     """Return up to ``room`` bytes of a file, cut after a line, or for text after a space."""
-    with file.open() as stream:
+    with file.open() as stream, typed_errors(file):
         head = stream.read(room)
         if len(head) == size:
             return head

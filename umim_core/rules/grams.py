@@ -154,9 +154,20 @@ def check_ids(ids: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def read_ids(ids: Tokens, low: int, high: int) -> Ids:
-    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range."""
+    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range.
+
+    Raises:
+        CorpusError: If ids are missing, out of range or no flat array of integers.
+    """
     chunk = np.asarray(ids[low:high])
     check_range(chunk)
+    if chunk.size != high - low:  # what is missing would be counted as not there
+        raise CorpusError(
+            f"tokens {low} to {high} of the corpus must be there",
+            f"{chunk.size} of {high - low}",
+            "On a shared file system, wait until every machine sees the whole files; else "
+            "tokenize the text again.",
+        )
     view = np.ascontiguousarray(chunk, dtype=np.int32).view()
     view.flags.writeable = False  # so that the compiled loops have one signature
     return view

@@ -25,7 +25,7 @@ from umim_core.rules.kernel import (
 NO_WEIGHTS: Final = np.zeros(0, dtype=np.int64)
 _FIRST_CAPACITY: Final = 512
 _MAX_LOAD: Final = 0.8
-_GROWTH: Final = 1.6
+_GROWTH: Final = 1.4
 _INDEX_LOAD: Final = 0.5
 _RUNS: Final = 4  # a power of two
 BYTES_PER_PAIR: Final = 16
@@ -111,7 +111,7 @@ def table_bytes(distinct: float) -> float:
     """Return the size in bytes of :class:`PartitionedCounts` once it holds so many keys.
 
     The partitions fill evenly, so all of them have the smallest capacity of the growth sequence
-    that holds their share; while the last one grows, its old table is still there.
+    that holds their share.
     """
     share, capacity = distinct / PARTITIONS, _FIRST_CAPACITY
     while _limit(capacity) < share:

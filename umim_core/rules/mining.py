@@ -10,7 +10,12 @@ from typing import Self
 from umim_core.backbone import Backbone, load_tokenizer, tokenizer_fingerprint
 from umim_core.errors import ConfigError
 from umim_core.rules.candidates import CandidateReport, miss_probability
-from umim_core.rules.confidence import DEFAULT_THRESHOLD, mine_confidence_rules
+from umim_core.rules.confidence import (
+    DEFAULT_THRESHOLD,
+    check_segment,
+    check_threshold,
+    mine_confidence_rules,
+)
 from umim_core.rules.counting import Kernel
 from umim_core.rules.filters import Containment, Overlap, step_counts, tau_for_budget
 from umim_core.rules.finding import MAX_CANDIDATES, LocalCounter, SearchOptions, find_ngrams
@@ -74,6 +79,7 @@ class MiningOptions:
             ("sample_tokens", 1),
             ("max_candidates", 1),
             ("threads", 1),
+            ("seed", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -145,15 +151,15 @@ def mine_rules(
     chosen = (options or MiningOptions()).check()
     check_absent(out)
     known = None if tokenizer is None else load_tokenizer(tokenizer)
+    excluded = excluded_ids(known, chosen.protect)  # a bad pattern is told before hours of work
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as shards:
         tokenized = time.perf_counter()
         offsets = whole_segments(shards, known, chosen.segment_length)
         check_documents(shards, chosen.min_documents)
-        excluded = excluded_ids(known, chosen.protect)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
         ends = shards.document_ends() if chosen.min_documents > 1 else None
-        counts, report = find_ngrams(shards, offsets, excluded, chosen.search, counter, ends)
+        counts, report = find_ngrams(shards, offsets, chosen.search, counter, ends)
         digest = ids_digest(shards, offsets)
         documents = shards.num_documents
     counted = time.perf_counter()
@@ -242,6 +248,9 @@ def mine_confident_spans(
             )
     check_absent(out)
     tokenizer = backbone.require_tokenizer()
+    check_threshold(threshold)
+    check_segment(backbone, chosen.segment_length)
+    excluded = excluded_ids(tokenizer, chosen.protect)
     began = time.perf_counter()
     with tokenized_corpus(source, tokenizer, out.parent) as shards:
         tokenized = time.perf_counter()
@@ -252,7 +261,7 @@ def mine_confident_spans(
             offsets,
             threshold=threshold,
             tau=chosen.tau,
-            excluded=excluded_ids(tokenizer, chosen.protect),
+            excluded=excluded,
             overlap=chosen.overlap,
             containment=chosen.containment,
             segment_length=chosen.segment_length,

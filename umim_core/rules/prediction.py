@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from umim_core.errors import ResourceLimitError, RuleSetError
+from umim_core.errors import RuleSetError
 from umim_core.rules.candidates import sample_segments
+from umim_core.rules.costs import Prediction
 from umim_core.rules.counting import (
     CHUNK_TOKENS,
     CHUNKS_PER_THREAD,
@@ -32,8 +33,9 @@ _MIN_BLOCK_TOKENS: Final = 1 << 21
 _MAX_BLOCK_TOKENS: Final = 1 << 27  # about 1 GB of tables for prose
 MIN_SEGMENTS: Final = 64
 _HALVINGS: Final = 3
-_GIB: Final = 2.0**30
-_HOUR: Final = 3600.0
+_ENOUGH: Final = 100  # frequent n-grams in a sample, to say how many more there will be
+_SPREAD: Final = (0.85, 0.925, 1.0, 1.075, 1.15)
+_MAPPED_TOKENS: Final = 1 << 28  # what token shards keep mapped at a time
 _TOKEN_BYTES: Final = 4
 _COUNT_BYTES: Final = 8
 _BUFFER_BYTES: Final = 24  # of a thread, per token of its chunk: ranks, keys, ids
@@ -48,88 +50,6 @@ def default_block_tokens(tokens: int, workers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What mining is expected to take.
-
-    Attributes:
-        tokens: Tokens of the corpus.
-        memory_bytes: Resident memory of a process that counts, at its peak.
-        disk_bytes: Token shards, frequent n-grams and rules.
-        shuffle_bytes: (key, count) pairs that move between the workers of a cluster.
-        seconds: Per stage.
-        distinct: Distinct candidate n-grams per order that such a process counts.
-        frequent: Of these, how many reach tau.
-    """
-
-    tokens: int
-    memory_bytes: float
-    disk_bytes: float
-    shuffle_bytes: float
-    seconds: dict[str, float]
-    distinct: dict[int, float]
-    frequent: dict[int, float]
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the numbers for JSON."""
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """Return the numbers for people, one a line."""
-        times = self.seconds
-        rows = [
-            ("tokens", f"{self.tokens:,}"),
-            ("memory of a process", f"{self.memory_bytes / _GIB:.2f} GiB"),
-            ("disk", f"{self.disk_bytes / _GIB:.2f} GiB"),
-            ("shuffled", f"{self.shuffle_bytes / _GIB:.2f} GiB"),
-            *((f"time, {name.replace('_', ' ')}", f"{times[name]:,.1f} s") for name in times),
-            ("time, all", f"{sum(times.values()):,.1f} s"),
-            *((f"frequent {n}-grams", f"{count:,.0f}") for n, count in self.frequent.items()),
-        ]
-        return [f"  {name:20}{value:>18}" for name, value in rows]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What mining may take at most; None for no limit.
-
-    Attributes:
-        memory_bytes: Resident memory.
-        disk_bytes: Disk.
-        seconds: Time of all stages.
-    """
-
-    memory_bytes: float | None = None
-    disk_bytes: float | None = None
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, gib_memory: float | None, gib_disk: float | None, hours: float | None) -> Limits:
-        """Return limits given in GiB and hours."""
-        given = ((gib_memory, _GIB), (gib_disk, _GIB), (hours, _HOUR))
-        return cls(*(None if value is None else value * unit for value, unit in given))
-
-    def check(self, prediction: Prediction) -> None:
-        """Refuse a prediction beyond a limit.
-
-        Raises:
-            ResourceLimitError: If there is one.
-        """
-        total = sum(prediction.seconds.values())
-        for name, unit, found, limit in (
-            ("memory", _GIB, prediction.memory_bytes, self.memory_bytes),
-            ("disk", _GIB, prediction.disk_bytes, self.disk_bytes),
-            ("time", _HOUR, total, self.seconds),
-        ):
-            if limit is not None and found > limit:
-                kind = "hours" if name == "time" else "GiB"
-                raise ResourceLimitError(
-                    f"mining must take at most {limit / unit:.3g} {kind} of {name}",
-                    f"{found / unit:.3g} {kind} predicted for {prediction.tokens:,} tokens",
-                    "Raise tau or the limit, or use candidate mode (sample_tokens).",
-                )
-
-
-@dataclass(frozen=True)
 class CostLaw:
     """Growth of the tables and time per token, fitted on one corpus.
 
@@ -140,6 +60,7 @@ class CostLaw:
         recount_seconds_per_token: Of the pass that counts given n-grams, likewise.
         base_bytes: Memory of the process before it counts.
         threads: Threads of the sample.
+        tau: Threshold of the sample.
     """
 
     distinct: dict[int, GrowthLaw]
@@ -148,6 +69,7 @@ class CostLaw:
     recount_seconds_per_token: float
     base_bytes: float
     threads: int
+    tau: int
 
     def predict(
         self, tokens: int, *, workers: int | None = None, block_tokens: int | None = None
@@ -163,23 +85,23 @@ class CostLaw:
         block = tokens
         if workers is not None:
             block = min(block_tokens or default_block_tokens(tokens, workers), tokens)
-        distinct = {n: self.distinct[n].at(block) for n in ORDERS}
-        frequent = {
-            n: min(self.frequent[n].at(tokens), self.distinct[n].at(tokens)) for n in ORDERS
-        }
+        distinct = {n: min(self.distinct[n].at(block), float(block)) for n in ORDERS}
+        frequent = {n: self._frequent(n, tokens) for n in ORDERS}
         peak = 0.0
         for n in ORDERS:
             kept = sum(frequent[m] for m in ORDERS if m < n)
             indexes = sum(index_bytes(frequent[m]) for m in ORDERS if m < n)
             sorting = _COPIES * BYTES_PER_PAIR * frequent[n]
-            peak = max(peak, table_bytes(distinct[n]) + indexes + BYTES_PER_PAIR * kept + sorting)
+            # The size of a table jumps when it grows; the law cannot say when exactly.
+            table = sum(table_bytes(share * distinct[n]) for share in _SPREAD) / len(_SPREAD)
+            peak = max(peak, table + indexes + BYTES_PER_PAIR * kept + sorting)
         shuffled = 0.0
         if workers is not None:
             shuffled = BYTES_PER_PAIR * math.ceil(tokens / block) * sum(distinct.values())
         found = sum(frequent.values())
         return Prediction(
             tokens=tokens,
-            memory_bytes=self._working_bytes(block) + _TOKEN_BYTES * block + peak,
+            memory_bytes=self._working_bytes(block) + peak,
             disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
             shuffle_bytes=shuffled,
             seconds={
@@ -209,9 +131,7 @@ class CostLaw:
         tables = index_bytes(found) + BYTES_PER_PAIR * found + vectors
         return Prediction(
             tokens=tokens,
-            memory_bytes=max(
-                sample.memory_bytes, self._working_bytes(held) + _TOKEN_BYTES * held + tables
-            ),
+            memory_bytes=max(sample.memory_bytes, self._working_bytes(held) + tables),
             disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
             shuffle_bytes=_COUNT_BYTES * found * BLOCKS_PER_WORKER * (workers or 0),
             seconds={
@@ -222,11 +142,31 @@ class CostLaw:
             frequent=candidates,
         )
 
-    def _working_bytes(self, tokens: int) -> float:
-        return (
-            self.base_bytes
-            + min(self.threads * CHUNKS_PER_THREAD * CHUNK_TOKENS, tokens) * _BUFFER_BYTES
+    def with_documents(self, told: Prediction, *, workers: int | None = None) -> Prediction:
+        """Add the pass that counts documents to a prediction.
+
+        The border of each document takes 8 bytes more, of which the law knows nothing.
+        """
+        found = sum(told.frequent.values())
+        vectors = 3 * _COUNT_BYTES * found * (self.threads if workers is None else 1)
+        tables = index_bytes(found) + BYTES_PER_PAIR * found + vectors
+        seconds = self.recount_seconds_per_token * told.tokens / (workers or 1)
+        return replace(
+            told,
+            memory_bytes=max(told.memory_bytes, self._working_bytes(told.tokens) + tables),
+            seconds=told.seconds | {"documents": seconds},
         )
+
+    def _frequent(self, order: int, tokens: int) -> float:
+        """Return the n-grams expected to reach tau; the most there can be where few were seen."""
+        most = min(self.distinct[order].at(tokens), tokens / self.tau)
+        law = self.frequent[order]
+        return min(law.at(tokens), most) if law.value >= _ENOUGH else most
+
+    def _working_bytes(self, tokens: int) -> float:
+        buffered = min(self.threads * CHUNKS_PER_THREAD * CHUNK_TOKENS, tokens)
+        mapped = min(tokens, _MAPPED_TOKENS)
+        return self.base_bytes + buffered * _BUFFER_BYTES + mapped * _TOKEN_BYTES
 
 
 def fit_cost_law(
@@ -290,4 +230,5 @@ def fit_cost_law(
         (time.perf_counter() - began) / len(sample) / threads,
         base,
         threads,
+        tau,
     )

@@ -13,7 +13,7 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
-from umim_core.rules.grams import UniformOffsets, read_ids
+from umim_core.rules.grams import Offsets, Tokens, UniformOffsets, read_ids
 from umim_core.rules.protect import protected_ids
 from umim_core.text import Source, iter_token_pieces
 from umim_core.text.shards import ShardWriter, TokenShards
@@ -115,10 +115,14 @@ def tokenized_corpus(
         yield TokenShards.open(Path(name))
 
 
-def ids_digest(shards: TokenShards, offsets: UniformOffsets) -> str:
-    """Return the SHA-256 of the ids in whole segments, as int32."""
+def ids_digest(ids: Tokens, offsets: Offsets) -> str:
+    """Return the SHA-256 of the ids in whole segments, as int32: the digest of a corpus.
+
+    Raises:
+        CorpusError: If an id is out of range, or there are fewer than the segments hold.
+    """
     digest = hashlib.sha256()
-    total = offsets[-1]
+    total = int(offsets[-1])
     for start in range(0, total, _HASHED_TOKENS):
-        digest.update(read_ids(shards, start, min(start + _HASHED_TOKENS, total)).tobytes())
+        digest.update(read_ids(ids, start, min(start + _HASHED_TOKENS, total)).tobytes())
     return digest.hexdigest()

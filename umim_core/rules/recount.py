@@ -56,14 +56,22 @@ class Recount:
         keys: Sorted packed keys [R_n] per order, as in ``NgramCounts``; the prefix of every n-gram
             must be among those of order n - 1.
         count_documents: Count documents too (24 bytes per n-gram instead of 8).
+        indexes: ``rank_index`` of the keys per order, shared by those that count the same keys;
+            None builds them.
 
     Attributes:
         support: Occurrences [R_n] per order so far.
         documents: Documents [R_n] per order so far; empty where they are not counted.
     """
 
-    def __init__(self, keys: Mapping[int, Ints], *, count_documents: bool = False) -> None:
-        self._indexes = {n: rank_index(keys[n]) for n in ORDERS}
+    def __init__(
+        self,
+        keys: Mapping[int, Ints],
+        *,
+        count_documents: bool = False,
+        indexes: Mapping[int, Ints] | None = None,
+    ) -> None:
+        self._indexes = {n: rank_index(keys[n]) for n in ORDERS} if indexes is None else indexes
         self._none = np.zeros(1 << 18, dtype=np.bool_)
         self._counts_documents = count_documents
         self.support = {n: np.zeros(len(keys[n]), dtype=np.int64) for n in ORDERS}

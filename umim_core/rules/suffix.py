@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.errors import ConfigError
 from umim_core.rules.trie import LONGEST, Ints, Words, advance
 
 
@@ -62,5 +63,15 @@ class SuffixMatcher:
 
         Returns:
             How many units each row takes back and which unit it gets.
+
+        Raises:
+            ConfigError: If there is not one token and one flag per row.
         """
+        # The compiled loop would write beyond the rows.
+        if not tokens.shape == running.shape == self._borders.shape:
+            raise ConfigError(
+                f"tokens and running must have {self._borders.size} rows",
+                f"shapes {tokens.shape} and {running.shape}",
+                "Give one token and one flag per row.",
+            )
         return Advance(*advance(tokens, running, self._recent, self._borders, self._slots))

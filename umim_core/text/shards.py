@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -132,7 +133,8 @@ class ShardWriter:
 class TokenShards:
     """A tokenised corpus: a sequence of int32 ids with document borders.
 
-    Made by :meth:`open` or :meth:`of_array`. Slices read no more than they ask for.
+    Made by :meth:`open` or :meth:`of_array`. Slices read no more than they ask for; threads may
+    share one object.
 
     Attributes:
         directory: Where it lies, or None for an array in memory.
@@ -272,11 +274,15 @@ class TokenShards:
     def _ids(self, number: int, shard: Shard) -> NDArray[np.int32]:
         if self.directory is None:
             return self._arrays[number][0]
-        if number not in self._maps:
-            self._maps[number] = mapped(self.directory / shard.files[0], TOKENS, shard.tokens)
+        # Threads share the maps: another one may let go of any of them between two lines.
+        ids = self._maps.get(number)
+        if ids is None:
+            ids = mapped(self.directory / shard.files[0], TOKENS, shard.tokens)
+            self._maps[number] = ids
             if len(self._maps) > _OPEN_SHARDS:
-                self._maps.popitem(last=False)
-        return self._maps[number]
+                with suppress(KeyError):
+                    self._maps.popitem(last=False)
+        return ids
 
     def _lengths(self, number: int, shard: Shard) -> NDArray[np.int64]:
         if self.directory is None:
