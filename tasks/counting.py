@@ -35,7 +35,7 @@ from tasks.meter import ByteMeter, Progress, metered
 from umim_core.errors import ClusterError
 from umim_core.rules.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.rules.hashing import PartitionedCounts, rank_indexes
+from umim_core.rules.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.rules.kernel import PARTITIONS
 from umim_core.rules.prediction import default_block_tokens
 
@@ -123,14 +123,19 @@ def _count_order(
                 yield packed_row(partition, np.array([block]), *counter.table.items(partition))
 
     def total(rows: pa.Table) -> Iterable[pa.Table]:
-        table, blocks = PartitionedCounts(), dict[int, list[np.ndarray]]()
+        groups: dict[int, list[int]] = {}
         for row, partition in enumerate(rows["partition"].to_pylist()):
-            table.add(partition, unpacked(rows, "keys", row), unpacked(rows, "counts", row))
-            blocks.setdefault(partition, []).append(unpacked(rows, "blocks", row))
-        for partition, found in blocks.items():
-            yield packed_row(
-                partition, np.sort(np.concatenate(found)), *table.items(partition, tau)
-            )
+            groups.setdefault(partition, []).append(row)
+        for partition, members in groups.items():
+            blocks = np.sort(np.concatenate([unpacked(rows, "blocks", row) for row in members]))
+            pairs = [
+                (unpacked(rows, "keys", row), unpacked(rows, "counts", row)) for row in members
+            ]
+            table = PartitionedCounts()
+            table.reserve(partition, sum(keys.size for keys, _ in pairs))
+            for keys, support in pairs:
+                table.add(partition, keys, support)
+            yield packed_row(partition, blocks, *table.items(partition, tau))
 
     pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
 
@@ -169,6 +174,4 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
             len(seen),
             "Run the same command again; finished orders are kept.",
         )
-    flat = np.concatenate(keys)
-    order = np.argsort(flat, kind="stable")
-    return flat[order], np.concatenate(support)[order]
+    return sort_pairs(np.concatenate(keys), np.concatenate(support))

@@ -100,7 +100,7 @@ def _added(
                 if (order, number) not in left:
                     raise ClusterError(
                         f"each of {ranges} ranges must be counted once",
-                        f"range {number} of {order}-grams once more",
+                        f"range {number} of {order}-grams, not awaited",
                         "Run the same command again.",
                     )
                 left.remove((order, number))

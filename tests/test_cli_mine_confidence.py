@@ -118,3 +118,22 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
     assert (result.code, result.out) == (1, "")
     assert message in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+CONFIDENCE_ERRORS = {
+    "no model": (),
+    "dry model": ("--backbone", "x", "--dry-run"),
+    "model with limits": ("--backbone", "x", "--max-hours", 1),
+}
+
+
+@pytest.mark.parametrize("name", CONFIDENCE_ERRORS)
+def test_what_the_confidence_policy_needs_is_told(
+    umim: Umim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a b c")
+    result = umim("mine", "a.txt", "--policy", "confidence", "--out", "o", *CONFIDENCE_ERRORS[name])
+    message = "the confidence policy needs --out and --backbone, and has no dry run or limits"
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err

@@ -174,10 +174,10 @@ def test_a_dry_run_of_ready_ids_needs_no_tokenizer(umim: Umim, corpus: Path) -> 
 
 
 def test_a_dry_run_of_a_small_corpus_says_so(umim: Umim, corpus: Path) -> None:
-    how = ("mine", "ids.npy", "--segment-length", 512, "--dry-run")
-    assert umim(*how).out == (
-        "The corpus is too small for a prediction: mining it takes seconds.\n"
-    )
+    np.save("few.npy", np.arange(2000, dtype=np.uint16))
+    how = ("mine", "few.npy", "--segment-length", 512, "--dry-run")
+    small = "The corpus is too small for a prediction: mining it takes seconds.\n"
+    assert umim(*how).out == small
     assert json.loads(umim(*how, "--json").out) == {"prediction": None}
 
 
@@ -185,7 +185,7 @@ def test_a_dry_run_believes_the_number_of_tokens(umim: Umim, corpus: Path, token
     result = mine(umim, tokenizer, "--dry-run", "--tokens", 10**12, "--json")
     prediction = json.loads(result.out)["prediction"]
     assert prediction["tokens"] == 10**12
-    assert prediction["memory_bytes"] > 4e12
+    assert prediction["disk_bytes"] > 4e12
 
 
 def test_a_dry_run_of_packed_text_reads_it(umim: Umim, corpus: Path, tokenizer: Path) -> None:
@@ -242,8 +242,9 @@ def test_within_its_limits_a_run_tells_how_good_the_prediction_was(
 def test_limits_on_a_corpus_too_small_for_a_prediction_do_not_stop_it(
     umim: Umim, corpus: Path
 ) -> None:
+    np.save("few.npy", np.arange(2000, dtype=np.uint16))
     how = ("--segment-length", 512, "--out", "out", "--max-hours", "1e-12", "--json")
-    result = umim("mine", "ids.npy", *how)
+    result = umim("mine", "few.npy", *how)
     assert result.code == 0, result.err
     assert "prediction" not in json.loads(result.out)
 
@@ -258,15 +259,14 @@ ERRORS = {
     "dry tau": (("--dry-run", "--tau", 0), "tau must be at least 1; got 0"),
     "dry pattern": (("--dry-run", "--protect", "("), "must be a regular expression or one of"),
     "tokens": (("--dry-run", "--tokens", 0), "tokens must be at least 1; got 0"),
-    "no model": (("--policy", "confidence"), "the confidence policy needs --out and --backbone"),
-    "dry model": (
-        ("--policy", "confidence", "--backbone", "x", "--dry-run"),
-        "the confidence policy needs --out and --backbone, and has no dry run",
+    "tokenizer": (
+        ("--policy", "confidence", "--backbone", "x"),
+        "have no part in the confidence policy; the backbone brings its tokenizer; got --tokenizer",
     ),
-    "model with limits": (
-        ("--policy", "confidence", "--backbone", "x", "--max-hours", "1"),
-        "the confidence policy needs --out and --backbone, and has no dry run or limits",
-    ),
+    "backbone": (("--backbone", "x"), "belong to the confidence policy; got --backbone x"),
+    "confidence": (("--confidence", 0.9), "belong to the confidence policy; got --confidence 0.9"),
+    "size": (("--tokens", 5), "--tokens belong to --dry-run or a limit; got --tokens 5"),
+    "dry numpy": (("--dry-run", "--kernel", "numpy"), "predictions are made for the numba kernel"),
 }
 
 

@@ -76,6 +76,16 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another() -> None:
     assert 5000 <= len(samples[0]) < 5000 + 10 * GROUP_SEGMENTS
 
 
+@pytest.mark.parametrize("rest", [1, GROUP_SEGMENTS - 1])
+def test_the_rest_of_a_group_is_no_sample_alone(rest: int) -> None:
+    ids, offsets = numbered([2] * (2 * GROUP_SEGMENTS + rest))
+    samples = {sample_segments(ids, offsets, 10, seed)[0].size for seed in range(30)}
+    assert samples == {2 * GROUP_SEGMENTS}
+    assert sample_segments(ids, offsets, ids.size - 1, 0)[0].tolist() == ids.tolist()
+    few, borders = sample_segments(*numbered([2] * rest), 1, 0)
+    assert (few.size, borders[-1]) == (2 * rest, 2 * rest), "there is no other"
+
+
 def test_a_corpus_no_larger_than_the_sample_is_taken_whole() -> None:
     ids, offsets = numbered([3] * 200)
     for tokens in (599, 600, 10_000):
@@ -146,7 +156,7 @@ def test_candidates_that_tie_are_left_out_together() -> None:
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_no_room_for_a_candidate_is_refused(limit: int) -> None:
-    with pytest.raises(RuleSetError, match=f"room for a candidate; got {limit}"):
+    with pytest.raises(RuleSetError, match=f"a candidate; got {limit}. Raise max_candidates"):
         choose_candidates(count_ngrams(*flat([[1, 2]]), 1), limit)
 
 

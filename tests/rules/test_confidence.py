@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -197,3 +198,9 @@ def test_a_model_that_gives_no_numbers_is_refused(
         backbone.head_weight.fill_(float("nan"))
     with pytest.raises(NumericalError, match="NaN"):
         mine_confidence_rules(backbone, np.arange(5), np.array([0, 5]))
+
+
+def test_the_corpus_digest_is_that_of_the_ids_in_whole_segments(tiny_llama: Backbone) -> None:
+    ids = np.random.default_rng(0).integers(1, 32, 70)
+    rules = mine_confidence_rules(tiny_llama, ids, UniformOffsets(30, 2))
+    assert rules.corpus_digest == hashlib.sha256(ids[:60].astype("<i4").tobytes()).hexdigest()

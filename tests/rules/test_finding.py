@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.rules.counting import count_ngrams
+from umim_core.rules import finding, recount
+from umim_core.rules.counting import Kernel, count_ngrams
 from umim_core.rules.finding import LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import ORDERS, UniformOffsets, select
+from umim_core.rules.grams import ORDERS, NgramCounts, UniformOffsets, select
+from umim_core.rules.hashing import rank_index
 from umim_core.text.shards import ShardWriter, TokenShards
 
 SEGMENTS = st.lists(st.lists(st.integers(0, 3), max_size=15), min_size=1, max_size=6)
@@ -140,3 +142,40 @@ def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
     keys = count_ngrams(*flat([[1, 2]]), 1).keys
     with pytest.raises(CorpusError, match=r"0\.\.262143"):
         LocalCounter(ids, offsets, threads=2).recount(keys, None)
+
+
+def test_threads_share_one_index_per_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def noted(keys: np.ndarray) -> np.ndarray:
+        built.append(len(keys))
+        return rank_index(keys)
+
+    monkeypatch.setattr(finding, "rank_index", noted)
+    monkeypatch.setattr(recount, "rank_index", noted)
+    ids, offsets = np.tile(np.arange(4), 100), UniformOffsets(8, 50)
+    keys = count_ngrams(ids, offsets, 1).keys
+    LocalCounter(ids, offsets, threads=8).recount(keys, None)
+    assert built == [len(keys[n]) for n in ORDERS]
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_a_sample_is_counted_as_the_options_say(
+    kernel: Kernel, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def noted(*arguments: object, **options: object) -> NgramCounts:
+        asked.append(options)
+        return count_ngrams(*arguments, **options)  # type: ignore[arg-type]
+
+    ids, offsets = np.random.default_rng(3).integers(0, 9, 6000), UniformOffsets(10, 600)
+    options = SearchOptions(20, sample_tokens=1500)
+    want, _ = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets, (4,)))
+    monkeypatch.setattr(finding, "count_ngrams", noted)
+    counter = LocalCounter(ids, offsets, (4,), threads, kernel)
+    got, _ = find_ngrams(ids, offsets, options, counter)
+    assert asked == [{"threads": threads, "kernel": kernel}]
+    assert as_dict(got) == as_dict(want)
+    assert want.keys[2].size > 20

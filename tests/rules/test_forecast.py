@@ -78,11 +78,11 @@ def test_text_that_fits_into_the_sample_is_known_exactly(
 def test_the_frequent_ngrams_of_a_whole_sample_are_those_of_the_corpus(
     tmp_path: Path, tokenizer: str
 ) -> None:
-    text = words(4000)
+    text = words(8000)
     (tmp_path / "a.txt").write_text(" ".join(text))
     found = predict(source_of((str(tmp_path / "a.txt"),)), tokenizer)
     ids = np.array([int(word[1:]) for word in text])
-    want = count_ngrams(ids, UniformOffsets(16, 250), 2)
+    want = count_ngrams(ids, UniformOffsets(16, 500), 2)
     for n in ORDERS:
         assert found.frequent[n] == pytest.approx(len(want.keys[n]), rel=0.02)
 
@@ -190,12 +190,35 @@ def test_packed_files_that_fit_into_the_sample_tell_their_tokens(
     assert predict(source, tokenizer, tokens=5).tokens == 16_000, "what was read is known better"
 
 
-def test_a_corpus_of_few_segments_has_no_prediction(tmp_path: Path, tokenizer: str) -> None:
-    (tmp_path / "a.txt").write_text(" ".join(words(16 * 64)))
+def test_a_small_corpus_has_no_prediction(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "a.txt").write_text(" ".join(words(2048)))
     source = source_of((str(tmp_path / "a.txt"),))
-    assert predict(source, tokenizer).tokens == 1024
-    (tmp_path / "a.txt").write_text(" ".join(words(16 * 64 - 1)))
+    assert predict(source, tokenizer).tokens == 2048
+    (tmp_path / "a.txt").write_text(" ".join(words(2047)))
     assert predict_mining(source, tokenizer=tokenizer, options=OPTIONS) is None
+
+
+def test_long_segments_do_not_hide_the_cost(tmp_path: Path, tokenizer: str) -> None:
+    source = write_text(tmp_path, 3, 2000)
+    found = predict(source, tokenizer, MiningOptions(tau=2, segment_length=1500, threads=1))
+    assert found.tokens == total_of(tmp_path)
+    assert found.memory_bytes > 0
+
+
+def test_mining_that_stops_early_is_predicted_so(tmp_path: Path, tokenizer: str) -> None:
+    source = write_text(tmp_path, 3, 2000)
+    total = total_of(tmp_path)
+    assert predict(source, tokenizer, at_most=2048).tokens == 2048
+    assert predict(source, tokenizer, at_most=10 * total).tokens == total
+
+
+def test_counting_documents_costs_a_pass_more(tmp_path: Path, tokenizer: str) -> None:
+    source = write_text(tmp_path, 3, 2000)
+    plain, more = (
+        predict(source, tokenizer, MiningOptions(tau=2, segment_length=16, min_documents=least))
+        for least in (1, 2)
+    )
+    assert set(more.seconds) - set(plain.seconds) == {"documents"}
 
 
 def test_candidate_mode_and_workers_are_predicted(tmp_path: Path, tokenizer: str) -> None:
@@ -234,7 +257,7 @@ def test_an_error_names_the_file_of_the_corpus(
 
 
 def test_files_without_text_among_others_do_no_harm(tmp_path: Path, tokenizer: str) -> None:
-    source = write_text(tmp_path, 3, 1000)
+    source = write_text(tmp_path, 3, 2000)
     (tmp_path / "empty.txt").write_text("")
     assert predict(source, tokenizer).tokens == total_of(tmp_path)
 

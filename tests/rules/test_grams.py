@@ -191,3 +191,10 @@ def test_ids_that_do_not_lie_side_by_side_are_read_too() -> None:
     got = read_ids(ids, 1, 4)
     assert got.tolist() == [2, 4, 6]
     assert got.flags.c_contiguous
+
+
+@pytest.mark.parametrize(("low", "high", "found"), [(2, 6, "3 of 4"), (5, 7, "0 of 2")])
+def test_ids_that_are_missing_are_not_taken_for_the_end(low: int, high: int, found: str) -> None:
+    message = f"tokens {low} to {high} of the corpus must be there; got {found}. On a shared file"
+    with pytest.raises(CorpusError, match=message):
+        read_ids(np.arange(5, dtype=np.int32), low, high)

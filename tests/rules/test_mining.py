@@ -219,6 +219,7 @@ def test_candidate_mode_tells_what_it_may_miss_at_the_final_tau(
         ("sample_tokens", 0, 1),
         ("max_candidates", -1, 1),
         ("threads", 0, 1),
+        ("seed", -1, 0),
     ],
 )
 def test_options_have_bounds(name: str, value: int, least: int) -> None:

@@ -132,7 +132,7 @@ def test_candidate_mode_is_predicted_too() -> None:
 def law(threads: int = 2) -> CostLaw:
     growth = {n: GrowthLaw(1e6, 5e5 / n, 0.8, 0.95) for n in ORDERS}
     frequent = {n: GrowthLaw(1e6, 2e4 / n, 0.9, 1.0) for n in ORDERS}
-    return CostLaw(growth, frequent, dict.fromkeys(ORDERS, 1e-7), 2e-8, 3e8, threads)
+    return CostLaw(growth, frequent, dict.fromkeys(ORDERS, 1e-7), 2e-8, 3e8, threads, 5)
 
 
 @given(

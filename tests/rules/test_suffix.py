@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from umim_core.errors import ConfigError
 from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -148,3 +149,20 @@ def parts(span: tuple[int, ...]) -> set[tuple[int, ...]]:
     """All shorter spans inside a span."""
     size = len(span)
     return {span[i:j] for i in range(size) for j in range(i + 2, size + 1) if j - i < size}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "running"), [(3, 3), (3, 2), (2, 3), (1, 1), (2, 1)], ids=lambda rows: str(rows)
+)
+def test_another_number_of_rows_is_refused_and_changes_nothing(tokens: int, running: int) -> None:
+    suffixes = Matcher(RuleSet.from_spans({(1, 2)})).suffixes(2)
+    step(suffixes, [1, 1])
+    with pytest.raises(ConfigError, match="tokens and running must have 2 rows; got shapes"):
+        suffixes.advance(np.full(tokens, 2), np.ones(running, dtype=np.bool_))
+    assert step(suffixes, [2, 2]) == [(1, (1, 2))] * 2
+
+
+def test_tokens_in_rows_and_columns_are_refused() -> None:
+    suffixes = Matcher(RuleSet.from_spans({(1, 2)})).suffixes(1)
+    with pytest.raises(ConfigError, match=r"got shapes \(1, 1\) and \(1,\)"):
+        suffixes.advance(np.ones((1, 1), dtype=np.int64), np.ones(1, dtype=np.bool_))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator
@@ -19,11 +20,14 @@ from tasks.counting_tables import Corpus
 from tasks.lease import ClusterLease
 from tasks.recounting import recount_distributed
 from tasks.stage import Artifact
+from umim_core.artifacts import directory_digest
 from umim_core.config import ClusterConfig, MiningConfig
 from umim_core.errors import CorpusError, ResourceLimitError
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text import TokenIds
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,19 @@ def test_a_rule_occurs_in_enough_documents(
     }
     assert rules_of(made) == want
     assert all(0 < len(want[n]) < counted.metrics[f"ngrams_{n}"] for n in ORDERS)
+
+
+def test_the_command_and_the_stages_give_the_same_rule_set(
+    corpus: TinyCorpus, counted: Artifact, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "ids.npy", corpus.ids.astype(np.uint16))
+    mined = MiningOptions(TAU, LENGTH, corpus.cell.overlap, corpus.cell.containment)
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    mine_rules(source, tmp_path / "out", tokenizer=corpus.cell.backbone, options=mined)
+    made = corpus.filter(tmp_path, counted).path / "rules"
+    assert directory_digest(made) == directory_digest(tmp_path / "out")
+    whole = corpus.ids[: len(corpus.ids) // LENGTH * LENGTH].astype("<i4")
+    assert RuleSet.load(made).corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
 
 
 def test_a_budget_raises_tau_until_the_rules_fit(

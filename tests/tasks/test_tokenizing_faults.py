@@ -1,4 +1,4 @@
-"""A worker killed while it tokenises: the bytes are those of the undisturbed run."""
+"""A worker that fails or is killed: its error comes back, or the bytes of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from tasks.lease import ClusterLease
-from tasks.token_jobs import TokenizerRef, split_jobs, tokenize_file
-from tasks.tokenizing import tokenize_splits
+from tasks.token_jobs import TokenizerRef, TokenJob, split_jobs, tokenize_file
+from tasks.tokenizing import _outcome, _result, tokenize_splits
 from umim_core.artifacts import payload_files, sha256_file
 from umim_core.backbone import load_tokenizer
 from umim_core.config import ClusterConfig
+from umim_core.errors import ConfigError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.text import TextFiles
 
@@ -62,3 +63,11 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
     found = {name: sha256_file(path) for name, path in payload_files(directory).items()}
     assert found.pop("index.json")
     assert found == {n: sha256_file(p) for n, p in payload_files(tmp_path / "one").items()}
+
+
+def test_every_typed_error_of_a_worker_comes_back_as_it_was(tmp_path: Path) -> None:
+    source = TextFiles(paths=("a.txt",))
+    job = TokenJob("x", 0, source, tmp_path, TokenizerRef(NAME, None, ""), shard_tokens=0)
+    error = _result(_outcome(job))
+    assert type(error) is ConfigError
+    assert str(error) == "shard_tokens must be at least 1; got 0"

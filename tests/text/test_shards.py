@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -89,6 +92,27 @@ def test_more_shards_than_maps_are_kept_read_the_same(tmp_path: Path) -> None:
     shards = write(tmp_path, [list(range(50))], shard_tokens=1)
     for _ in range(2):
         assert [shards[i : i + 1].item() for i in range(50)] == list(range(50))
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Let threads take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_threads_share_more_shards_than_maps_are_kept(tmp_path: Path) -> None:
+    shards = write(tmp_path, [list(range(24))], shard_tokens=1)
+
+    def read(first: int) -> list[int]:
+        return [shards[at : at + 1].item() for _ in range(60) for at in (*range(first, 24), 0)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for first, found in enumerate(pool.map(read, range(8))):
+            assert found == [*range(first, 24), 0] * 60
 
 
 def test_the_same_tokens_give_the_same_bytes_in_any_pieces(tmp_path: Path) -> None:

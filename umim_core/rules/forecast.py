@@ -30,7 +30,7 @@ from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.tokens import open_token_ids
 
 _SAMPLE_BYTES: Final = 10 << 20
-_SMALL: Final = 1 << 15  # tokens; mined before a sample is counted
+_SMALL: Final = 1 << 11  # tokens; mined before a sample is counted
 _PACKED: Final = (".gz", ".zst")
 
 
@@ -129,7 +129,7 @@ def predict_search(
         block_tokens: Tokens that a worker counts at a time; None for the default.
 
     Returns:
-        The prediction; None for a corpus of a few thousand tokens.
+        The prediction; None for a corpus of two thousand tokens.
     """
     if tokens < _SMALL:
         return None

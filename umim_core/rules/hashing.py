@@ -76,8 +76,17 @@ class PartitionedCounts:
             rehash(entries, larger)
             self._entries[partition] = larger
 
+    def reserve(self, partition: int, keys: int) -> None:
+        """Make room for so many keys in an empty partition.
+
+        Needed before :meth:`items` of other tables are added: they come in the order of their
+        slots, and into a table that grows meanwhile they would pile up in one stretch (60 times
+        as slow on 8 million keys).
+        """
+        self._entries[partition] = _empty_pairs(max(_FIRST_CAPACITY, int(keys / _MAX_LOAD) + 1))
+
     def items(self, partition: int, tau: int = 1) -> tuple[Ints, Ints]:
-        """Return keys and counts of a partition that reach ``tau``, in no order."""
+        """Return keys and counts of a partition that reach ``tau``, in the order of its slots."""
         keys, counts = collect(self._entries[partition], tau)
         return keys, counts
 

@@ -40,7 +40,7 @@ _TOKEN_BYTES: Final = 4
 _COUNT_BYTES: Final = 8
 _BUFFER_BYTES: Final = 24  # of a thread, per token of its chunk: ranks, keys, ids
 _RULE_BYTES: Final = 70  # parquet and matcher tables
-_COPIES: Final = 4  # of the frequent (key, count) pairs, while they are selected and sorted
+_COPIES: Final = 6  # of the frequent (key, count) pairs, while they are selected and sorted
 
 
 def default_block_tokens(tokens: int, workers: int) -> int:
@@ -161,7 +161,8 @@ class CostLaw:
         """Return the n-grams expected to reach tau; the most there can be where few were seen."""
         most = min(self.distinct[order].at(tokens), tokens / self.tau)
         law = self.frequent[order]
-        return min(law.at(tokens), most) if law.value >= _ENOUGH else most
+        seen = law.value >= _ENOUGH or tokens <= law.tokens
+        return min(law.at(tokens), most) if seen else most
 
     def _working_bytes(self, tokens: int) -> float:
         buffered = min(self.threads * CHUNKS_PER_THREAD * CHUNK_TOKENS, tokens)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Final, Self
 
 import numpy as np
@@ -36,6 +36,8 @@ from umim_core.text.shard_files import (
 
 SHARD_TOKENS: Final = 1 << 24
 _OPEN_SHARDS: Final = 16  # memory maps kept; a process may hold some 65,000
+# Reading the header of an array parses Python, which 3.11 cannot do in two threads at once.
+_OPENING: Final = Lock()
 
 
 class ShardWriter:
@@ -274,20 +276,21 @@ class TokenShards:
     def _ids(self, number: int, shard: Shard) -> NDArray[np.int32]:
         if self.directory is None:
             return self._arrays[number][0]
-        # Threads share the maps: another one may let go of any of them between two lines.
+        # Another thread may let go of any map between two lines.
         ids = self._maps.get(number)
         if ids is None:
-            ids = mapped(self.directory / shard.files[0], TOKENS, shard.tokens)
-            self._maps[number] = ids
-            if len(self._maps) > _OPEN_SHARDS:
-                with suppress(KeyError):
+            with _OPENING:
+                ids = mapped(self.directory / shard.files[0], TOKENS, shard.tokens)
+                self._maps[number] = ids
+                if len(self._maps) > _OPEN_SHARDS:
                     self._maps.popitem(last=False)
         return ids
 
     def _lengths(self, number: int, shard: Shard) -> NDArray[np.int64]:
         if self.directory is None:
             return self._arrays[number][1]
-        return mapped(self.directory / shard.files[1], LENGTHS, shard.documents)
+        with _OPENING:
+            return mapped(self.directory / shard.files[1], LENGTHS, shard.documents)
 
     def _place(self, name: str) -> str:
         return name if self.directory is None else str(self.directory / name)
