@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from umim_core.errors import RuleSetError
 from umim_core.rules.candidates import sample_segments
 from umim_core.rules.costs import Prediction
@@ -22,7 +25,7 @@ from umim_core.rules.counting import (
     OrderCounter,
     excluded_mask,
 )
-from umim_core.rules.grams import ORDERS, Offsets, Tokens
+from umim_core.rules.grams import ORDERS, Ids, Ints, Offsets, Tokens, read_ids
 from umim_core.rules.growth import GrowthLaw
 from umim_core.rules.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.rules.recount import Recount
@@ -191,8 +194,7 @@ def fit_cost_law(
         threads: Threads of the mining to come.
         sample_tokens: Tokens of the largest sample.
         seed: Of the sample.
-        resident_bytes: Returns the memory of this process; asked after the smallest sample, when
-            the loops are compiled.
+        resident_bytes: Returns the memory of this process; asked when the loops are compiled.
 
     Raises:
         RuleSetError: If the corpus has fewer than 64 segments, too few to be halved.
@@ -203,25 +205,22 @@ def fit_cost_law(
             len(offsets) - 1,
             "Mine without one: a corpus of this size takes seconds.",
         )
-    sample, borders = sample_segments(ids, offsets, sample_tokens, seed)
     mask = excluded_mask(excluded)
-    sizes, seconds, base = [], dict.fromkeys(ORDERS, 0.0), 0.0
+    # The loops are compiled, and the memory is asked for, before the sample takes some itself.
+    few = offsets[: MIN_SEGMENTS + 1]
+    _count_sample(read_ids(ids, 0, int(few[-1])), few, mask, tau, threads)
+    base = resident_bytes()
+    sample, borders = sample_segments(ids, offsets, sample_tokens, seed)
+    sizes: list[int] = []
     distinct: Mapping[int, list[int]] = {n: [] for n in ORDERS}
     frequent: Mapping[int, list[int]] = {n: [] for n in ORDERS}
     for halving in range(_HALVINGS, -1, -1):
-        count = (len(borders) - 1) >> halving
-        part = borders[: count + 1]
+        part = borders[: ((len(borders) - 1) >> halving) + 1]
         sizes.append(int(part[-1]))
-        keys = dict.fromkeys(ORDERS, NO_KEYS)
+        found, keys, seconds = _count_sample(sample[: part[-1]], part, mask, tau, threads)
         for n in ORDERS:
-            began = time.perf_counter()
-            counter = OrderCounter(n, rank_indexes(keys, n), mask, threads=threads)
-            counter.add(sample[: part[-1]], part)
-            keys[n], _ = counter.frequent(tau)
-            seconds[n] = (time.perf_counter() - began) / max(sizes[-1], 1)
-            distinct[n].append(len(counter.table))
+            distinct[n].append(found[n])
             frequent[n].append(len(keys[n]))
-        base = base or resident_bytes()
     began = time.perf_counter()
     Recount(keys).add(sample, borders)
     return CostLaw(
@@ -233,3 +232,18 @@ def fit_cost_law(
         threads,
         tau,
     )
+
+
+def _count_sample(
+    ids: Ids, offsets: Ints, mask: NDArray[np.bool_], tau: int, threads: int
+) -> tuple[dict[int, int], dict[int, Ints], dict[int, float]]:
+    """Count a sample; return distinct n-grams, frequent keys and seconds per token by order."""
+    keys, found, seconds = dict.fromkeys(ORDERS, NO_KEYS), {}, {}
+    for n in ORDERS:
+        began = time.perf_counter()
+        counter = OrderCounter(n, rank_indexes(keys, n), mask, threads=threads)
+        counter.add(ids, offsets)
+        keys[n], _ = counter.frequent(tau)
+        seconds[n] = (time.perf_counter() - began) / max(ids.size, 1)
+        found[n] = len(counter.table)
+    return found, keys, seconds
