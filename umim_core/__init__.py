@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from umim_core.merging.model import UMIM as UMIM
     from umim_core.merging.module import MergeModule as MergeModule
     from umim_core.rules.matcher import Matcher as Matcher
+    from umim_core.rules.mining import MiningOptions as MiningOptions
+    from umim_core.rules.mining import mine_rules as mine_rules
     from umim_core.rules.ruleset import RuleSet as RuleSet
 
 __version__ = "0.1.0"
@@ -24,10 +26,21 @@ _EXPORTS = {
     "Checkpoint": "umim_core.checkpoint",
     "Matcher": "umim_core.rules.matcher",
     "MergeModule": "umim_core.merging.module",
+    "MiningOptions": "umim_core.rules.mining",
     "RuleSet": "umim_core.rules.ruleset",
     "UmimError": "umim_core.errors",
+    "mine_rules": "umim_core.rules.mining",
 }
-__all__ = ["UMIM", "Checkpoint", "Matcher", "MergeModule", "RuleSet", "UmimError"]
+__all__ = [
+    "UMIM",
+    "Checkpoint",
+    "Matcher",
+    "MergeModule",
+    "MiningOptions",
+    "RuleSet",
+    "UmimError",
+    "mine_rules",
+]
 
 
 def __getattr__(name: str) -> object:
