@@ -6,16 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from command_line import Result, Umim, console
 from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone import tokenizer_fingerprint
 from umim_core.checkpoint import Checkpoint
-from umim_core.cli import main
 from umim_core.embedded.assets import embedded_path
 from umim_core.merging.module import MergeModule
 from umim_core.rules.collisions import collision_rate
@@ -24,26 +23,11 @@ from umim_core.rules.ruleset import RuleSet
 # span -> count; (1, 2) and (2, 1) share a surrogate
 COUNTED = {(1, 2): 9, (2, 1): 40, (3, 4, 5): 7, (6, 7, 8, 9): 5}
 HELD_OUT = [1, 2, 10, 3, 4, 5, 2, 1]  # twice [1 2] 10 [3 4 5] [2 1], one segment each
-Umim = Callable[..., "Result"]
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
 def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
-    """Run the console entry with arguments, in this process."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Result(int(caught.value.code or 0), *capsys.readouterr())
-
-    return run
+    return console(monkeypatch, capsys)
 
 
 def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> RuleSet:
