@@ -27,7 +27,7 @@ from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import ModuleForm
+from umim_core.merging.policies import ModuleForm, UnitPositions
 from umim_core.rules.ruleset import RuleSet
 
 CHECKPOINT_SCHEMA: Final = 1
@@ -40,8 +40,9 @@ class CheckpointConfig(ModuleForm):
     Attributes:
         hidden_size: Embedding size d.
         num_heads: Pooling heads h.
-        positions: Form of the module, as are ``depth`` and ``kind``; those two are written only
-            where they deviate from the paper's form.
+        positions: Form of the module, as are ``depth`` and ``kind``; those two and
+            ``unit_positions`` are written only where they deviate from the paper's form.
+        unit_positions: Positions of units in the backbone, in training and ever after.
         backbone: Name of the backbone the module was distilled for.
         backbone_revision: Hub revision, or None.
         backbone_fingerprint: SHA-256 of its architecture and weights.
@@ -81,14 +82,17 @@ class Checkpoint:
         rules: RuleSet,
         backbone: Backbone,
         training: dict[str, str | int | float | None] | None = None,
+        *,
+        unit_positions: UnitPositions = "compact",
     ) -> Checkpoint:
-        """Bind a module and rules to the backbone they belong to."""
+        """Bind a module and rules to the backbone and the unit positions they were trained with."""
         config = CheckpointConfig(
             hidden_size=module.hidden_size,
             num_heads=module.num_heads,
             positions=module.positions,
             depth=module.depth,
             kind=module.kind,
+            unit_positions=unit_positions,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,

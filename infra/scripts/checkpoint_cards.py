@@ -67,13 +67,15 @@ FORMULAS = {
 
 def form(config: CheckpointConfig) -> str:
     """Return the form of a module in words."""
+    placed = "" if config.unit_positions == "compact" else ", preserved unit positions"
+    size = f"d {config.hidden_size}"
     if config.kind == "linear":
-        return f"one linear layer over the span's embeddings side by side, d {config.hidden_size}"
+        return f"one linear layer over the span's embeddings side by side, {size}{placed}"
     layers = "attention pooling"
     if config.depth > 1:
         layers = f"{config.depth - 1} layers of self-attention over the span, then {layers}"
-    heads = f"d {config.hidden_size}, {config.num_heads} heads"
-    return f"{layers}, {heads}, positions `{config.positions}`"
+    heads = f"{size}, {config.num_heads} heads"
+    return f"{layers}, {heads}, positions `{config.positions}`{placed}"
 
 
 def origin(rules: RuleSet) -> str:

@@ -125,7 +125,7 @@ def test_mask_hides_what_lies_behind_a_rows_own_units() -> None:
     mask = step_mask(cache, torch.float32)
     assert mask is not None and mask.shape == (3, 1, 1, 4) and mask.dtype == torch.float32
     assert (mask[:, 0, 0] == 0).int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]
-    assert cache.positions.tolist() == [[3], [1], [2]]
+    assert cache.columns.tolist() == [[3], [1], [2]]
 
 
 def test_several_units_per_row_on_ragged_lengths_are_masked_causally() -> None:
@@ -168,7 +168,7 @@ def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
         out = model.model(
             input_ids=part,
             attention_mask=step_mask(cache, torch.float32),
-            position_ids=cache.positions,
+            position_ids=cache.columns,
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
@@ -217,3 +217,28 @@ def test_full_attention_has_no_window() -> None:
 def test_recurrent_layers_are_refused() -> None:
     with pytest.raises(GenerationError, match="full or sliding-window attention"):
         attention_window(MambaConfig(num_hidden_layers=2))
+
+
+def test_repeated_rows_are_equal_and_grow_apart() -> None:
+    cache = RowCache(1, 2, 8)
+    states = torch.arange(4.0).view(2, 1, 2, 1)
+    cache.begin(2)
+    cache.update(states, states, 0)
+    cache.commit(torch.tensor([2, 1]))
+    cache.repeat(2)
+    assert cache.lengths.tolist() == [2, 2, 1, 1]
+    cache.begin(1)
+    new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)
+    keys, _ = cache.update(new, new, 0)
+    assert keys[:, 0, :, 0].tolist() == [[0, 1, 5], [0, 1, 6], [2, 7, 0], [2, 8, 0]]
+
+
+def test_a_cache_may_be_allowed_to_grow_further() -> None:
+    cache = RowCache(1, 1, 2)
+    cache.allow(4)
+    cache.begin(3)
+    cache.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
+    cache.commit(torch.tensor([3]))
+    assert (cache.max_length, cache.nbytes) == (4, 2 * 4 * 4)
+    cache.allow(1)  # never less
+    assert cache.max_length == 4

@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GPT2Config,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
+from engine_matrix import (
+    CONFIGS,
+    SAMPLED,
+    build,
+    from_scratch,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
 )
+from torch import Tensor
 
-from umim_core.backbone import Backbone, wrap_backbone
 from umim_core.merging.engine import Engine
-from umim_core.merging.module import MergeModule
 from umim_core.merging.outputs import Forward
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-VOCAB = 11
-LLAMA_LIKE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-}
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
-    "llama-tied": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**LLAMA_LIKE),
-    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=96),
-    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=96),
-    "gpt2-untied": lambda: GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, n_positions=96, tie_word_embeddings=False
-    ),
-    "gpt-neo": lambda: GPTNeoConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=96,
-        max_position_embeddings=96,
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=96,
-    ),
-}
 # transformers computes some parts in float32 whatever the model: GPT-Neo's scores and the softmax
 # of Llama-like eager attention.
 MATRIX = [
@@ -74,63 +35,6 @@ MATRIX = [
         (torch.float64, 1e-5 if attention == "eager" and "gpt2" not in name else 1e-10),
     )
 ]
-
-
-def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
-    config = CONFIGS[name]()
-    config.vocab_size = VOCAB
-    config.initializer_range = 0.2
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    if name == "gpt-neo":
-        attention = "eager"
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return wrap_backbone(model.to(dtype), None)
-
-
-def module_for(backbone: Backbone) -> MergeModule:
-    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    return module.eval().requires_grad_(False)
-
-
-def random_rules(seed: int, infix_free: bool) -> Matcher:
-    """Rules over the whole alphabet, dense enough that every few tokens complete one."""
-    rng = np.random.default_rng(seed)
-    if infix_free:
-        spans = {tuple(rng.integers(0, VOCAB, 2).tolist()) for _ in range(100)}
-    else:
-        spans = {tuple(rng.integers(0, 5, rng.integers(2, 5)).tolist()) for _ in range(60)}
-        spans |= {(a, b) for a in range(VOCAB) for b in range(0, VOCAB, 3)}
-        spans |= {(a, 0, b) for a in range(VOCAB) for b in range(VOCAB)}
-    rules = RuleSet.from_spans(spans)
-    assert rules.infix_free is infix_free
-    return Matcher(rules)
-
-
-def random_prompts(seed: int, rows: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, VOCAB, rng.integers(1, 14)) for _ in range(rows)]
-
-
-def settings(max_new_tokens: int = 16, **options: object) -> GenerationConfig:
-    return GenerationConfig(max_new_tokens=max_new_tokens, **options)
-
-
-SAMPLED = {"do_sample": True, "temperature": 1.5}
-
-
-def from_scratch(
-    backbone: Backbone, module: MergeModule, matcher: Matcher, parts: Sequence[Sequence[int]]
-) -> tuple[Tensor, int]:
-    """Logits after parts that are matched apart, in one fresh forward, and the units they make."""
-    units = []
-    for ids in parts:
-        array = np.array(ids, dtype=np.int64)
-        for start, length in zip(*matcher.segment(array), strict=True):
-            span = backbone.embed(torch.tensor(array[start : start + length]))
-            units.append(span if length == 1 else module(span[None], torch.tensor([length])))
-    return backbone.model(inputs_embeds=torch.cat(units)[None]).logits[0, -1], len(units)
 
 
 @pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
@@ -164,10 +68,14 @@ def test_every_step_equals_a_forward_from_scratch(
     assert any(row.gen_kv_reduction > 0 for row in output.rows)  # something was rolled back
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(seed: int) -> None:
-    backbone = build("gpt2")
-    matcher = random_rules(seed, infix_free=False)
+@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("seed", range(2))
+def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
+    seed: int, name: str, infix_free: bool
+) -> None:
+    backbone = build(name)
+    matcher = random_rules(seed, infix_free)
     output = Engine(backbone, module_for(backbone), matcher).generate(
         random_prompts(seed, 4), settings(**SAMPLED), seed=seed
     )
@@ -178,13 +86,18 @@ def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(seed: int)
         assert row.cache_lengths[-1] - row.cache_lengths[0] == len(starts)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
+@pytest.mark.parametrize("name", list(CONFIGS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_alone_equals_the_row_in_a_batch(name: str, dtype: torch.dtype) -> None:
+def test_a_row_alone_equals_the_row_in_a_batch(
+    name: str, dtype: torch.dtype, infix_free: bool
+) -> None:
     backbone = build(name, dtype)
-    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free))
     prompts = random_prompts(2, 8)
-    ends = settings(eos_token_id=[3, 7])  # rows end at different steps
+    ends = settings(
+        eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5
+    )  # rows end at different steps
     together = engine.generate(prompts, ends)
     assert len({len(row.ids) for row in together.rows}) > 1
     for prompt, row in zip(prompts, together.rows, strict=True):
@@ -214,7 +127,7 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
         assert torch.equal(torch.cat(ours), torch.cat(theirs.logits))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", list(CONFIGS))
 def test_empty_rules_give_the_base_models_ids_in_batches(name: str) -> None:
     backbone = build(name)
     prompts = random_prompts(11, 50)
@@ -228,3 +141,22 @@ def test_empty_rules_give_the_base_models_ids_in_batches(name: str) -> None:
             pad_token_id=0,
         )
         assert list(row.ids) == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_merging_never_alters_the_ids_that_were_chosen(name: str) -> None:
+    backbone = build(name)
+    chosen: list[list[int]] = []
+
+    def note(forward: Forward) -> None:
+        chosen.append(forward.logits.argmax(dim=-1).tolist())
+
+    prompts = random_prompts(4, 8)
+    rows = (
+        Engine(backbone, module_for(backbone), random_rules(4, infix_free=False))
+        .generate(prompts, settings(), observer=note)
+        .rows
+    )
+    assert any(row.generated_spans for row in rows)
+    assert [list(row.ids) for row in rows] == [list(ids) for ids in zip(*chosen, strict=True)]
+    assert [list(row.prompt_ids) for row in rows] == [prompt.tolist() for prompt in prompts]

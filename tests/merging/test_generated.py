@@ -25,14 +25,14 @@ def test_a_merged_unit_is_recorded_with_its_place() -> None:
     units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=1)
     for token in (0, 1, 2, 1):
         push(units, token)
-    assert (units.units(0), units.spans(0)) == (3, ((1, 2),))
+    assert units.spans(0) == ((1, 2),)
 
 
 def test_without_a_matcher_nothing_is_merged() -> None:
     units = GeneratedUnits(None, rows=1)
     push(units, 0)
     push(units, 0)
-    assert (units.units(0), units.spans(0)) == (2, ())
+    assert units.spans(0) == ()
 
 
 def test_an_ended_row_keeps_its_units_while_others_grow() -> None:
@@ -46,7 +46,7 @@ def test_a_row_outgrows_its_first_buffer() -> None:
     units = GeneratedUnits(Matcher(RuleSet.from_spans([(1, 2)])), rows=2)
     for step in range(300):
         push(units, 0, 1 + step % 2)
-    assert [units.units(row) for row in (0, 1)] == [300, 150]
+    assert units.spans(0) == ()
     assert units.spans(1) == tuple((start, 2) for start in range(0, 300, 2))
 
 
@@ -55,7 +55,6 @@ def test_fixed_pairs_merge_every_two_tokens() -> None:
     for tokens in ((7, 7), (7, None), (8, 9), (9, 9), (7, None)):
         push(units, *tokens)
     assert [units.spans(row) for row in (0, 1)] == [((0, 2), (2, 2)), ((0, 2),)]
-    assert [units.units(row) for row in (0, 1)] == [3, 2]
 
 
 @settings(max_examples=200)
@@ -70,5 +69,31 @@ def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(
         for b, row in enumerate(rows):
             starts, lengths = matcher.segment(np.array(row[: step + 1], dtype=np.int64))
             found = zip(starts.tolist(), lengths.tolist(), strict=True)
-            assert units.units(b) == len(starts)
             assert units.spans(b) == tuple((s, n) for s, n in found if n > 1)
+
+
+@settings(max_examples=300)
+@given(
+    rules=RULES,
+    prompt=st.lists(TOKEN, min_size=1, max_size=8),
+    tokens=st.lists(TOKEN, min_size=1, max_size=12),
+)
+def test_with_an_open_border_prompt_and_tokens_are_cut_as_one_text(
+    rules: set[tuple[int, ...]], prompt: list[int], tokens: list[int]
+) -> None:
+    matcher = Matcher(RuleSet.from_spans(rules))
+    units = GeneratedUnits(matcher, 1)
+    given_ids = np.array(prompt, dtype=np.int64)
+    cut = matcher.segment(given_ids)
+    units.open_border([(given_ids, cut)])
+    for step, token in enumerate(tokens, start=1):
+        push(units, token)
+        whole = matcher.segment(np.array(prompt + tokens[:step], dtype=np.int64))
+        found = [(int(s) - len(prompt), int(n)) for s, n in zip(*whole, strict=True)]
+        behind = [(start, length) for start, length in found if start + length > 0]
+        assert units.spans(0) == tuple((start, length) for start, length in behind if length > 1)
+        kept = len(cut[0]) - units.taken_from_prompt(0)
+        assert kept == len(found) - len(behind)
+        assert [(int(s) - len(prompt), int(n)) for s, n in zip(*cut, strict=True)][:kept] == (
+            found[:kept]
+        )

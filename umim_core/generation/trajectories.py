@@ -16,7 +16,7 @@ from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, Log
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.sampling import end_ids
+from umim_core.merging.stopping import end_ids
 
 Ended = Literal["eos", "length"]
 

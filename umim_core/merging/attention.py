@@ -78,13 +78,13 @@ def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
 
     Returns:
         Mask [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite
-        value behind it. None when all rows have the same length: plain causal attention is then
-        right, right padding of a prefill included, and takes the model's own fast path.
+        value behind it. None where plain causal attention is right, which takes the model's own
+        fast path.
     """
-    if cache.uniform:
+    if cache.causal:
         return None
     columns = torch.arange(cache.view, device=cache.device)
-    return additive_mask(columns[None, None, :] <= cache.positions[:, :, None], dtype)
+    return additive_mask(columns[None, None, :] <= cache.columns[:, :, None], dtype)
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:

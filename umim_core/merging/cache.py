@@ -15,122 +15,16 @@ Shapes: B rows, H key/value heads, L columns, D head size, W width (units per ro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from umim_core.errors import GenerationError
+from umim_core.merging.cache_layer import RowLayer, WritePlan
 
 _FIRST_CAPACITY: Final = 64
-
-
-@dataclass
-class _WritePlan:
-    """Where the next forward writes; one object shared by all layers of a cache."""
-
-    starts: Tensor  # [B] int64, first column written per row
-    width: int
-    view: int  # columns handed to attention
-    uniform_start: int | None  # the common start when all rows agree, else None
-    rows: Tensor  # [B, 1] int64
-    columns: Tensor  # [B, W] int64
-
-
-class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
-    """One layer's key and value buffers [B, H, L, D], allocated at the first update.
-
-    Args:
-        max_length: Columns the buffers may grow to.
-        capacity: Columns allocated at first.
-    """
-
-    is_croppable = True
-    is_sliding = False
-
-    def __init__(self, max_length: int, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
-        self.max_length = max_length
-        self.capacity = min(capacity, max_length)
-        self.plan: _WritePlan | None = None
-        self.length = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
-        self.keys = self._buffer(key_states)
-        self.values = self._buffer(value_states)
-        self.is_initialized = True
-
-    def _buffer(self, states: Tensor) -> Tensor:
-        batch, heads, _, size = states.shape
-        return states.new_zeros((batch, heads, self.capacity, size))
-
-    def reserve(self, columns: int) -> None:
-        """Grow the buffers by doubling until they hold ``columns``; contents are kept."""
-        if columns <= self.capacity:
-            return
-        while self.capacity < columns:
-            self.capacity = min(self.max_length, 2 * self.capacity)
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-
-    def _grown(self, old: Tensor) -> Tensor:
-        new = self._buffer(old)
-        new[:, :, : old.shape[2]] = old
-        return new
-
-    def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Write the states of W units per row and return what attention may look at.
-
-        Args:
-            key_states: New keys [B, H, W, D].
-            value_states: New values [B, H, W, D].
-            *args: Ignored.
-            **kwargs: Ignored.
-
-        Returns:
-            Views of the buffers [B, H, longest row + W, D]; no copy.
-
-        Raises:
-            GenerationError: If ``RowCache.begin`` was not called for this width.
-        """
-        plan = self.plan
-        if plan is None or plan.width != key_states.shape[2]:
-            raise GenerationError(
-                "RowCache.begin(width) must come before each forward",
-                f"{key_states.shape[2]} new columns, planned {plan and plan.width}",
-                "Call begin, forward, then commit.",
-            )
-        if self.keys is None or self.values is None:
-            self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            if plan.uniform_start is not None:
-                end = plan.uniform_start + plan.width
-                buffer[:, :, plan.uniform_start : end] = states
-            else:  # the two index tensors come first in the result: [B, W, H, D]
-                buffer[plan.rows, :, plan.columns] = states.transpose(1, 2)
-        return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the columns attention will see and the offset of the first (0)."""
-        return (self.plan.view if self.plan else self.length + query_length), 0
-
-    def get_seq_length(self) -> int:
-        """Return the length of the longest row."""
-        return self.length
-
-    def get_max_length(self) -> int:
-        """Return how many columns the buffers may grow to."""
-        return self.max_length
 
 
 class RowCache(Cache):
@@ -175,16 +69,21 @@ class RowCache(Cache):
         return self._plan().view
 
     @property
-    def positions(self) -> Tensor:
-        """Contiguous position ids [B, W] of the units of the forward under way (int64)."""
+    def columns(self) -> Tensor:
+        """Columns [B, W] that the units of the forward under way are written at (int64)."""
         return self._plan().columns
 
     @property
-    def uniform(self) -> bool:
-        """Whether all rows have the same length in the forward under way."""
-        return self._plan().uniform_start is not None
+    def causal(self) -> bool:
+        """Whether plain causal attention is right for the forward under way.
 
-    def _plan(self) -> _WritePlan:
+        So it is when all rows have the same length, and either nothing is cached yet or each row
+        gets one unit: padding on the right is then behind every unit's sight.
+        """
+        plan = self._plan()
+        return plan.uniform_start == 0 or (plan.uniform_start is not None and plan.width == 1)
+
+    def _plan(self) -> WritePlan:
         plan = self._rows[0].plan
         if plan is None:
             raise GenerationError("RowCache.begin(width) must come first", None)
@@ -206,8 +105,7 @@ class RowCache(Cache):
                 f"a row may hold {self.max_length} units", view, "Allow a longer cache."
             )
         starts = self.lengths.to(self.device)
-        plan = _WritePlan(
-            starts=starts,
+        plan = WritePlan(
             width=width,
             view=view,
             uniform_start=longest if bool((self.lengths == longest).all()) else None,
@@ -253,6 +151,31 @@ class RowCache(Cache):
         """Empty every row; the buffers stay allocated."""
         self.lengths = torch.zeros_like(self.lengths)
         self._finish()
+
+    def allow(self, max_length: int) -> None:
+        """Let the rows grow to at least so many columns; nothing is allocated yet."""
+        self.max_length = max(self.max_length, max_length)
+        for layer in self._rows:
+            layer.max_length = self.max_length
+
+    def repeat(self, times: int) -> None:
+        """Make each row into ``times`` equal rows that stand side by side.
+
+        Args:
+            times: Copies per row, at least 1. The states of a prompt are computed once; each copy
+                has room of its own to grow.
+        """
+        if times == 1:
+            return
+        self.lengths = self.lengths.repeat_interleave(times)
+        self._row_index = torch.arange(len(self.lengths), device=self.device)[:, None]
+        for layer in self._rows:
+            layer.repeat(times)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layer.nbytes for layer in self._rows)
 
     def _finish(self) -> None:
         longest = int(self.lengths.max())

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import CorpusError
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 
@@ -75,6 +76,22 @@ class PackedUnits:
             starts=cut(self.starts),
             lengths=cut(self.lengths),
         )
+
+    def position_ids(self, unit_positions: UnitPositions) -> Tensor:
+        """Return the position of every unit in the backbone [B, S] (int64).
+
+        Args:
+            unit_positions: ``compact`` counts units; ``preserved`` gives a unit the raw position of
+                its last token.
+
+        Returns:
+            Positions that rise along a row. Padding has its column's number if compact and 0 if
+            preserved: never more than the highest position of a unit in the batch.
+        """
+        if unit_positions == "preserved":
+            return (self.starts + self.lengths - 1).clamp(min=0)
+        columns = torch.arange(self.starts.shape[1], device=self.starts.device)
+        return columns.expand_as(self.starts)
 
     @property
     def raw_counts(self) -> Tensor:

@@ -2,71 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig
 
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import EvaluationError
+from umim_core.merging.chat import Chat, PromptInput, TextPieces, encode_prompts
 from umim_core.merging.compression import Compression
+from umim_core.merging.continuations import score_continuations
 from umim_core.merging.engine import Engine
+from umim_core.merging.generation_output import GenerationOutput
 from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
-from umim_core.merging.outputs import EngineOutput, Observer, Spans
-from umim_core.merging.sampling import end_ids
+from umim_core.merging.options import (
+    GenerateOptions,
+    Merge,
+    check_options,
+    generation_config,
+    request,
+)
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-
-Merge = Literal["all", "prompt", "none"]
-_MERGES: Final = ("all", "prompt", "none")
-
-
-@dataclass(frozen=True)
-class GenerationOutput:
-    """Generated texts, one entry per prompt in every tuple.
-
-    Attributes:
-        text: Generated text, decoded from the raw ids, without special tokens.
-        ids: Generated raw ids, an end-of-sequence id included.
-        prompt_spans: Merged spans of the prompt as (start, length) in raw prompt tokens.
-        generated_spans: The same among the generated tokens.
-        cache_lengths: Units in the cache after the prefill and after each fed token.
-        token_reduction: (raw tokens - units) / raw tokens of the prompt.
-        gen_kv_reduction: (tokens fed - units kept) / tokens fed among the generated tokens; 0 when
-            none was fed.
-    """
-
-    text: tuple[str, ...]
-    ids: tuple[tuple[int, ...], ...]
-    prompt_spans: tuple[Spans, ...]
-    generated_spans: tuple[Spans, ...]
-    cache_lengths: tuple[tuple[int, ...], ...]
-    token_reduction: tuple[float, ...]
-    gen_kv_reduction: tuple[float, ...]
-
-    @classmethod
-    def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
-        """Decode what the engine returned."""
-        rows = output.rows
-        return cls(
-            text=tuple(backbone.decode(list(row.ids)) for row in rows),
-            ids=tuple(row.ids for row in rows),
-            prompt_spans=tuple(row.prompt_spans for row in rows),
-            generated_spans=tuple(row.generated_spans for row in rows),
-            cache_lengths=tuple(row.cache_lengths for row in rows),
-            token_reduction=tuple(row.token_reduction for row in rows),
-            gen_kv_reduction=tuple(row.gen_kv_reduction for row in rows),
-        )
 
 
 class UMIM:
@@ -98,7 +63,12 @@ class UMIM:
         self.module: MergeModule = checkpoint.module.to(backbone.device, dtype)
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
-        self.engine = Engine(backbone, self.module, self.matcher)
+        self.engine = Engine(
+            backbone,
+            self.module,
+            self.matcher,
+            unit_positions=checkpoint.config.unit_positions,
+        )
 
     @classmethod
     def from_pretrained(
@@ -140,67 +110,104 @@ class UMIM:
         return cls(backbone, checkpoint)
 
     def generate(
-        self,
-        prompts: str | Sequence[str],
-        *,
-        max_new_tokens: int = 64,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        repetition_penalty: float = 1.0,
-        stop_strings: Sequence[str] = (),
-        seed: int = 0,
-        merge: Merge = "all",
-        observer: Observer | None = None,
+        self, prompts: PromptInput, **options: Unpack[GenerateOptions]
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
         Args:
-            prompts: One text or several.
-            max_new_tokens: Most tokens to generate per prompt.
-            do_sample: Sample; otherwise take the most probable token.
-            temperature: Divides the logits when sampling.
-            top_k: Keep the k most probable tokens; all if None.
-            top_p: Keep the smallest set of tokens with this probability.
-            repetition_penalty: Above 1 makes tokens of prompt and output less likely.
-            stop_strings: End a row when its text ends with one of these.
-            seed: For sampling; equal seeds give equal texts.
-            merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
-            observer: Called after every forward (``outputs.Forward``).
+            prompts: One text or chat (messages of role and content), or several. With ``past`` a
+                text is only what is added; a chat is the whole conversation.
+            **options: See ``GenerateOptions``.
 
         Returns:
-            One entry per prompt in every field; one text counts as a batch of one.
+            One entry per prompt and sample in every field; one text counts as a batch of one.
 
         Raises:
             GenerationError: If a prompt has no token, an option is out of range, or the backbone's
                 positions do not suffice.
         """
-        if merge not in _MERGES:
-            raise GenerationError(f"merge must be one of {_MERGES}", merge, "Choose one of them.")
-        try:
-            config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-                max_new_tokens=max_new_tokens,
-                do_sample=do_sample,
-                temperature=temperature if do_sample else None,
-                top_k=top_k if do_sample else None,
-                top_p=top_p if do_sample else None,
-                repetition_penalty=repetition_penalty,
-                stop_strings=list(stop_strings) or None,
-                eos_token_id=end_ids(self.backbone) or None,
-            )
-        except ValueError as error:
-            raise GenerationError("a generation option is out of range", str(error)) from error
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        output = self.engine.generate(
-            [np.array(self.backbone.encode(text), dtype=np.int64) for text in texts],
-            config,
-            merge_prompt=merge != "none",
-            merge_decode=merge == "all",
-            seed=seed,
-            observer=observer,
+        check_options(options)
+        output = self.engine.run(
+            encode_prompts(prompts, self.backbone, options.get("past")),
+            generation_config(options, self.backbone),
+            request(options),
+            options.get("past"),
         )
         return GenerationOutput.of(output, self.backbone)
+
+    def stream(
+        self, prompt: str | Chat, **options: Unpack[GenerateOptions]
+    ) -> Generator[str, None, GenerationOutput]:
+        """Generate a continuation of one prompt and yield its text as it comes.
+
+        Args:
+            prompt: One text or chat.
+            **options: See ``GenerateOptions``.
+
+        Yields:
+            Whole words and lines; together they are the generated text.
+
+        Returns:
+            What ``generate`` returns.
+
+        Raises:
+            GenerationError: As ``generate``, or if there is more than one row.
+        """
+        check_options(options)
+        pieces = TextPieces(self.backbone)
+        steps = self.engine.steps(
+            encode_prompts(prompt, self.backbone, options.get("past")),
+            generation_config(options, self.backbone),
+            request(options, pieces),
+            options.get("past"),
+        )
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                yield from pieces.drain()
+                return GenerationOutput.of(end.value, self.backbone)
+            yield from pieces.drain()
+
+    def score(
+        self,
+        contexts: Sequence[str],
+        continuations: Sequence[Sequence[str]],
+        *,
+        merge: Merge = "all",
+    ) -> list[list[float]]:
+        """Score continuations after compressed contexts, those of one context in one forward.
+
+        Args:
+            contexts: Texts with at least one token each.
+            continuations: Texts per context, encoded on their own; they stay raw.
+            merge: ``none`` gives the base model's scores.
+
+        Returns:
+            Per context, the log-probability of each continuation (summed over its tokens, nats).
+
+        Raises:
+            EvaluationError: If a context or a continuation has no token, the numbers of contexts
+                and lists differ, or the backbone's positions do not suffice.
+        """
+        if len(contexts) != len(continuations):
+            raise EvaluationError(
+                "every context needs its continuations",
+                f"{len(contexts)} contexts, {len(continuations)} lists",
+                "Pass one list per context.",
+            )
+        if not contexts:
+            return []
+        encode = self.backbone.encode
+        with torch.no_grad():
+            scored = score_continuations(
+                [np.array(encode(text), dtype=np.int64) for text in contexts],
+                [[np.array(encode(text), dtype=np.int64) for text in row] for row in continuations],
+                self.backbone,
+                self.module if merge != "none" else None,
+                self.matcher if merge != "none" else None,
+            )
+        return [[float(scores.log_probs.double().sum()) for scores in row] for row in scored]
 
     def compress(self, text: str) -> Compression:
         """Cut a text into units, as a prompt would be.

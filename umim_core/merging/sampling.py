@@ -1,51 +1,82 @@
-"""Token choice and stopping, on raw ids, with transformers' own processors and criteria.
+"""Token choice on raw ids, with transformers' own processors.
 
-Merging never shows here: processors and criteria get the prompt's and the generated raw ids, so a
-repetition penalty or a stop string means what it means in ``transformers.generate``.
+Merging never shows here: processors get the prompt's and the generated raw ids, so a repetition
+penalty means what it means in ``transformers.generate``.
 
 Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedTokenizerBase,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    StopStringCriteria,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
-from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
+from umim_core.merging.stopping import eos_ids
 
-StopReason = Literal["eos", "stop_string", "length"]
+# Settings, in transformers' own order: the values without effect and what makes the processor.
+# The first table's need a row's ids, the second's do not; the third's count when sampling only.
+_Factory = Callable[[Any], LogitsProcessor]
+_Table = dict[str, tuple[tuple[object, ...], _Factory]]
+_ON_IDS: Final[_Table] = {
+    "sequence_bias": ((None,), SequenceBiasLogitsProcessor),
+    "repetition_penalty": ((None, 1.0), RepetitionPenaltyLogitsProcessor),
+    "no_repeat_ngram_size": ((None, 0), NoRepeatNGramLogitsProcessor),
+}
+_PLAIN: Final[_Table] = {
+    "suppress_tokens": ((None,), SuppressTokensLogitsProcessor),
+}
+_WARPERS: Final[_Table] = {
+    "temperature": ((None, 1.0), TemperatureLogitsWarper),
+    "top_k": ((None, 0), TopKLogitsWarper),
+    "top_p": ((None, 1.0), TopPLogitsWarper),
+    "min_p": ((None,), MinPLogitsWarper),
+    "typical_p": ((None, 1.0), TypicalLogitsWarper),
+    "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
+    "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
+}
 _HONOURED: Final = frozenset(
     {
-        "max_new_tokens",
+        *_ON_IDS,
+        *_PLAIN,
+        *_WARPERS,
+        "bad_words_ids",
         "do_sample",
-        "temperature",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "stop_strings",
         "eos_token_id",
+        "max_new_tokens",
+        "max_time",
+        "min_new_tokens",
+        "num_return_sequences",
+        "stop_strings",
     }
 )
 # Settings that say how transformers runs or reports, and that change no token.
 _WITHOUT_EFFECT: Final = frozenset(
     {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
 )
-_NEUTRAL: Final = {"num_beams": 1, "num_return_sequences": 1}
+_NEUTRAL: Final = {"num_beams": 1}
 
 
 def check_generation_config(config: GenerationConfig) -> None:
@@ -55,7 +86,8 @@ def check_generation_config(config: GenerationConfig) -> None:
         config: The generation settings.
 
     Raises:
-        GenerationError: If ``max_new_tokens`` is not positive or a setting is not supported.
+        GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
+            several samples are asked for without sampling.
     """
     if config.max_new_tokens is None or config.max_new_tokens < 1:
         raise GenerationError(
@@ -75,26 +107,28 @@ def check_generation_config(config: GenerationConfig) -> None:
             {name: config.to_dict()[name] for name in unknown},
             "Leave the others out; beam search is not supported.",
         )
+    samples = samples_per_prompt(config)
+    if samples < 1 or (samples > 1 and not config.do_sample):
+        raise GenerationError(
+            "num_return_sequences must be 1, or more with do_sample",
+            samples,
+            "Sample, or ask for one.",
+        )
 
 
-def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
-    """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
-    if eos is None:
-        return []
-    return [int(eos)] if isinstance(eos, int) else [int(i) for i in eos]
-
-
-def end_ids(backbone: Backbone) -> list[int]:
-    """Return the ids that end a text: the model's own, else the tokenizer's."""
-    eos = backbone.model.generation_config.eos_token_id
-    if eos is None and backbone.tokenizer is not None:
-        eos = backbone.tokenizer.eos_token_id
-    return eos_ids(eos)
+def samples_per_prompt(config: GenerationConfig) -> int:
+    """Return how many rows each prompt gets."""
+    return 1 if config.num_return_sequences is None else int(config.num_return_sequences)
 
 
 def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> Tensor:
     """Apply processors to scores [B, V]; transformers' signatures say Long- and FloatTensor."""
     return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
+
+
+def _from_table(table: _Table, config: GenerationConfig) -> list[LogitsProcessor]:
+    values = ((getattr(config, name), *entry) for name, entry in table.items())
+    return [factory(value) for value, neutral, factory in values if value not in neutral]
 
 
 class TokenChooser:
@@ -104,38 +138,50 @@ class TokenChooser:
     depend on the rows beside it or on when they finish.
 
     Args:
-        config: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``.
-        batch_size: Rows B.
+        config: What ``check_generation_config`` lets pass.
+        prompt_lengths: Raw prompt tokens per row, which ``min_new_tokens`` counts from.
         seed: Not negative; equal seeds give equal draws.
+        processors: Further processors, applied behind those of ``config`` and before the warpers,
+            as in transformers. Each is called once per row with that row's raw ids [1, T].
 
     Raises:
         GenerationError: If transformers refuses a setting (a temperature of 0, say), or the seed
             is negative.
     """
 
-    def __init__(self, config: GenerationConfig, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: GenerationConfig,
+        prompt_lengths: Sequence[int],
+        seed: int,
+        processors: LogitsProcessorList | None = None,
+    ) -> None:
         if seed < 0:
             raise GenerationError("a seed must not be negative", seed, "Use 0 or a larger integer.")
         self._sample = bool(config.do_sample)
-        self._on_ids = LogitsProcessorList()
-        self._warpers = LogitsProcessorList()
         try:
-            if config.repetition_penalty not in (None, 1.0):
-                self._on_ids.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
-            if self._sample:
-                if config.temperature not in (None, 1.0):
-                    self._warpers.append(TemperatureLogitsWarper(config.temperature))
-                if config.top_k not in (None, 0):
-                    self._warpers.append(TopKLogitsWarper(config.top_k))
-                if config.top_p not in (None, 1.0):
-                    self._warpers.append(TopPLogitsWarper(config.top_p))
+            on_ids = _from_table(_ON_IDS, config)
+            if config.bad_words_ids is not None:
+                on_ids.append(
+                    NoBadWordsLogitsProcessor(config.bad_words_ids, eos_ids(config.eos_token_id))
+                )
+            least = [_least_length(config, length) for length in prompt_lengths]
+            plain = _from_table(_PLAIN, config)
+            warpers = _from_table(_WARPERS, config) if self._sample else []
         except ValueError as error:
             raise GenerationError("a sampling setting is out of range", str(error)) from error
+        behind = [*plain, *(processors or ())]
+        alike = not processors and not on_ids and not any(least)
+        # Rows have their own ids and lengths, and padding would be penalised: one call a row.
+        self._per_row = (
+            [] if alike else [LogitsProcessorList([*on_ids, *own, *behind]) for own in least]
+        )
+        self._on_all = LogitsProcessorList([*(plain if alike else ()), *warpers])
         self._generators = [
             torch.Generator().manual_seed(
                 int(np.random.SeedSequence((seed, b)).generate_state(1)[0])
             )
-            for b in range(batch_size)
+            for b in range(len(prompt_lengths))
         ]
 
     def choose(self, logits: Tensor, raw_ids: Sequence[Sequence[int]]) -> list[int]:
@@ -150,15 +196,20 @@ class TokenChooser:
         """
         # transformers.generate scores in float32; float64 models keep their own precision.
         scores = logits if logits.dtype == torch.float64 else logits.float()
-        if self._on_ids:  # rows have their own lengths, and padding would be penalised
+        if self._per_row:
             rows = [torch.tensor([ids], device=scores.device) for ids in raw_ids]
             scores = torch.cat(
-                [_processed(self._on_ids, ids, scores[b : b + 1]) for b, ids in enumerate(rows)]
+                [
+                    _processed(own, ids, scores[b : b + 1])
+                    for b, (own, ids) in enumerate(zip(self._per_row, rows, strict=True))
+                ]
             )
+        if self._on_all:
+            no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
+            scores = _processed(self._on_all, no_ids, scores)
         if not self._sample:
             return [int(token) for token in scores.argmax(dim=-1).tolist()]
-        no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
-        return self._draw(_processed(self._warpers, no_ids, scores))
+        return self._draw(scores)
 
     def _draw(self, scores: Tensor) -> list[int]:
         """Sample by inverting the cumulative distribution: one uniform number per row."""
@@ -173,47 +224,9 @@ class TokenChooser:
         return [int(token) for token in drawn[:, 0].tolist()]
 
 
-class Stopper:
-    """Decide whether a row ends with the token just chosen.
-
-    Args:
-        config: ``eos_token_id``, ``max_new_tokens``, ``stop_strings``.
-        tokenizer: Needed for stop strings only.
-
-    Raises:
-        GenerationError: If stop strings are asked for without a fitting tokenizer.
-    """
-
-    def __init__(self, config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        assert config.max_new_tokens is not None  # noqa: S101  check_generation_config
-        self._max_new_tokens = config.max_new_tokens
-        self._eos = frozenset(eos_ids(config.eos_token_id))
-        self._strings: StopStringCriteria | None = None
-        if config.stop_strings:
-            if tokenizer is None:
-                raise GenerationError(
-                    "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
-                )
-            try:
-                self._strings = StopStringCriteria(tokenizer, config.stop_strings)
-            except ValueError as error:  # its analysis encodes "abcdef" and looks for it
-                raise GenerationError(
-                    "stop strings need a tokenizer that can encode Latin letters",
-                    str(error),
-                    "Use eos_token_id.",
-                ) from error
-
-    def reason(self, raw_ids: Sequence[int], prompt_length: int) -> StopReason | None:
-        """Return why the row ends here, or None.
-
-        Args:
-            raw_ids: The row's prompt and generated raw ids, the newest last.
-            prompt_length: How many of them are the prompt's.
-        """
-        if raw_ids[-1] in self._eos:
-            return "eos"
-        if self._strings is not None:
-            ids = cast("torch.LongTensor", torch.tensor([raw_ids]))
-            if bool(self._strings(ids, None)[0]):
-                return "stop_string"
-        return "length" if len(raw_ids) - prompt_length >= self._max_new_tokens else None
+def _least_length(config: GenerationConfig, prompt_length: int) -> list[LogitsProcessor]:
+    """Return what holds back the end of a row until ``min_new_tokens``."""
+    ends = eos_ids(config.eos_token_id)
+    if not config.min_new_tokens or not ends:
+        return []
+    return [MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, ends)]

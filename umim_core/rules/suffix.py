@@ -54,6 +54,20 @@ class SuffixMatcher:
         self._recent = np.full((rows, LONGEST), -1, dtype=np.int32)
         self._borders = np.zeros(rows, dtype=np.int64)
 
+    def resume(self, row: int, ids: Ints, starts: Ints) -> None:
+        """Let a row go on from a text that was segmented as a whole.
+
+        Args:
+            row: Which one.
+            ids: Raw ids of the text [T].
+            starts: Where its units start [S], by the same rules.
+        """
+        last = ids[-LONGEST:]
+        self._recent[row] = -1
+        self._recent[row, LONGEST - len(last) :] = last
+        places = len(ids) - 1 - starts[-LONGEST:]
+        self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
+
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add one token to every running row.
 

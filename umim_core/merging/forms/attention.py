@@ -140,7 +140,10 @@ class MergeModule(nn.Module):
 
     @property
     def table_offsets(self) -> int:
-        """Offsets that need a table of their own: four with learned positions, else one."""
+        """Offsets that need a table of their own: four with learned positions, else one.
+
+        0 says that there is no table.
+        """
         return 1 if self.offset is None else MAX_SPAN
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:

@@ -83,6 +83,11 @@ class ContextualPooling(MergeModule, kind="attention", depth=3):
             assert isinstance(layer, SpanAttention)  # noqa: S101  made so above
             layer.initialise(embedding_std, generator)
 
+    @property
+    def table_offsets(self) -> int:
+        """None: what a token contributes depends on its neighbours."""
+        return 0
+
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Pool tokens [M, N, d] to surrogates [M, d]."""
         tokens, inside = self.place(tokens), inside_spans(lengths, tokens.shape[1])

@@ -1,0 +1,263 @@
+"""Border matching, unit positions, log-probabilities, processors, criteria and streamers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engine_matrix import (
+    CONFIGS,
+    SAMPLED,
+    VOCAB,
+    build,
+    from_scratch,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
+)
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.errors import GenerationError
+from umim_core.merging.engine import Engine
+from umim_core.merging.outputs import Forward
+
+
+@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", list(CONFIGS))
+@torch.no_grad()
+def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
+    name: str, rows: int, infix_free: bool
+) -> None:
+    backbone = build(name)
+    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    prompts = random_prompts(5, rows)
+    compact_differs = False
+
+    def compare(forward: Forward) -> None:
+        nonlocal compact_differs
+        for b, prompt in enumerate(prompts):
+            parts = [prompt.tolist(), forward.generated[b]]
+            expected, _ = from_scratch(backbone, module, matcher, parts, "preserved")
+            assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+            other, _ = from_scratch(backbone, module, matcher, parts, "compact")
+            compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
+
+    Engine(backbone, module, matcher, unit_positions="preserved").generate(
+        prompts, settings(**SAMPLED), observer=compare
+    )
+    assert compact_differs
+
+
+@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+@torch.no_grad()
+def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_free: bool) -> None:
+    backbone = build(name)
+    module, matcher = module_for(backbone), random_rules(6, infix_free)
+    prompts = random_prompts(8, 20)
+
+    def compare(forward: Forward) -> None:
+        for b, prompt in enumerate(prompts):
+            whole = [*prompt.tolist(), *forward.generated[b]]
+            expected, units = from_scratch(backbone, module, matcher, [whole])
+            assert forward.lengths[b] == units
+            assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+
+    output = Engine(backbone, module, matcher).generate(
+        prompts, settings(**SAMPLED), match_border=True, observer=compare
+    )
+    assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
+    for row in output.rows:
+        whole = np.array([*row.prompt_ids, *row.ids[:-1]])
+        starts, lengths = matcher.segment(whole)
+        found = [(int(s), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]
+        assert [
+            *row.prompt_spans,
+            *((s + row.prompt_length, n) for s, n in row.generated_spans),
+        ] == found
+
+
+def test_border_matching_needs_both_kinds_of_merging() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=True))
+    with pytest.raises(GenerationError, match="match_border needs merging"):
+        engine.generate([[1, 2]], settings(2), merge_decode=False, match_border=True)
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_log_probabilities_are_the_models_own(top: int) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    seen: list[torch.Tensor] = []
+    output = engine.generate(
+        random_prompts(4, 3),
+        settings(**SAMPLED, top_k=2),
+        logprobs=top,
+        observer=lambda forward: seen.append(forward.logits),
+    )
+    for b, row in enumerate(output.rows):
+        table = torch.stack([logits[b] for logits in seen]).log_softmax(dim=-1)
+        chosen = table[torch.arange(len(row.ids)), torch.tensor(row.ids)]
+        assert row.logprobs == pytest.approx(chosen.tolist(), abs=1e-12)
+        assert row.top_logprobs is not None
+        best = [[token for token, _ in step] for step in row.top_logprobs]
+        assert best == table.argsort(dim=-1, descending=True)[:, :top].tolist()
+        values = [[value for _, value in step] for step in row.top_logprobs]
+        assert torch.allclose(torch.tensor(values), table.float().sort(descending=True)[0][:, :top])
+
+
+def test_without_asking_there_are_no_log_probabilities() -> None:
+    row = Engine(build("gpt2"), None, None).generate([[1]], settings(2)).rows[0]
+    assert (row.logprobs, row.top_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("asked", [-1, VOCAB + 1])
+def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
+    with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2), logprobs=asked)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[1], [2, 3]]},
+        {"suppress_tokens": [0, 4, 5]},
+        {"min_new_tokens": 6, "eos_token_id": 3},
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3, "suppress_tokens": [2]},
+        {"sequence_bias": [[[1], 4.0], [[2, 3], -6.0]]},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_processors_give_what_transformers_gives(options: dict[str, object]) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, None, None)
+    prompts = random_prompts(11, 6)
+    ours = engine.generate(prompts, settings(24, **options)).rows
+    plain = engine.generate(prompts, settings(24)).rows
+    assert [row.ids for row in ours] != [row.ids for row in plain]
+    for prompt, row in zip(prompts, ours, strict=True):
+        theirs = backbone.model.generate(
+            torch.tensor(prompt)[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=24,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+        assert list(row.ids) == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [({"min_p": 0.9}, 2), ({"typical_p": 0.2}, 2), ({"epsilon_cutoff": 0.3}, 3)],
+)
+def test_warpers_leave_few_tokens_to_draw(options: dict[str, float], possible: int) -> None:
+    engine = Engine(build("llama"), None, None)
+    config = settings(1, do_sample=True, num_return_sequences=200, **options)
+    assert len({row.ids for row in engine.generate([[1, 2]], config).rows}) <= possible
+    free = settings(1, do_sample=True, num_return_sequences=200)
+    assert len({row.ids for row in engine.generate([[1, 2]], free).rows}) > possible
+
+
+class _Only(LogitsProcessor):
+    """Allow the successor of the newest raw id alone, and note what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append(input_ids[0].tolist())
+        masked = torch.full_like(scores, -torch.inf)
+        masked[0, (int(input_ids[0, -1]) + 1) % VOCAB] = 0.0
+        return masked
+
+
+def test_a_processor_sees_each_rows_raw_ids() -> None:
+    backbone, processor = build("gpt2"), _Only()
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    rows = engine.generate(
+        [[3], [7, 8, 9]], settings(4), logits_processor=LogitsProcessorList([processor])
+    ).rows
+    assert [row.ids for row in rows] == [(4, 5, 6, 7), (10, 0, 1, 2)]
+    assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
+
+
+class _LongerThan(StoppingCriteria):
+    """Stop texts of more than six raw ids."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: object, **kwargs: object
+    ) -> torch.BoolTensor:
+        done = torch.tensor([input_ids.shape[1] > 6] * len(input_ids))
+        return done  # type: ignore[return-value]  # a bool tensor
+
+
+def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    rows = engine.generate(
+        [[1], [1, 2, 3, 4]], settings(20), stopping_criteria=StoppingCriteriaList([_LongerThan()])
+    ).rows
+    assert [(len(row.ids), row.stop_reason) for row in rows] == [(6, "criteria"), (3, "criteria")]
+
+
+def test_a_request_that_takes_too_long_ends() -> None:
+    [row] = Engine(build("gpt2"), None, None).generate([[1]], settings(80, max_time=1e-9)).rows
+    assert (len(row.ids), row.stop_reason) == (1, "criteria")
+
+
+class _Record(BaseStreamer):
+    """Keep what is put."""
+
+    def __init__(self) -> None:
+        self.values: list[list[object]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.values.append(value.tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
+    backbone, ours, theirs = build("gpt2"), _Record(), _Record()
+    Engine(backbone, None, None).generate([[1, 2, 3]], settings(5), streamer=ours)
+    backbone.model.generate(
+        torch.tensor([[1, 2, 3]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.int64),
+        max_new_tokens=5,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=theirs,
+    )
+    assert (ours.values, ours.ended) == (theirs.values, theirs.ended)
+
+
+def test_a_streamer_takes_one_row() -> None:
+    with pytest.raises(GenerationError, match="a streamer takes one row; got 2 rows"):
+        Engine(build("gpt2"), None, None).generate([[1], [2]], settings(5), streamer=_Record())
+
+
+def test_timings_add_up_to_less_than_the_call() -> None:
+    output = Engine(build("gpt2"), None, None).generate([[1, 2, 3]], settings(8))
+    assert output.timings.first_token > 0 and output.timings.decode > 0
+
+
+def test_cumulative_reduction_counts_every_step() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED)).rows:
+        held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
+        expected = 1 - sum(held) / sum(range(1, len(row.ids)))
+        assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)
+        assert row.gen_kv_reduction == pytest.approx(1 - held[-1] / (len(row.ids) - 1), abs=1e-12)

@@ -1,0 +1,175 @@
+"""Streaming, chats, turns, scores and samples of the public model, on an embedded checkpoint."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from umim_core import UMIM
+from umim_core.errors import EvaluationError, GenerationError
+
+PROMPT = "Return the sum of the array elements over a given axis. The default is to"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def umim() -> UMIM:
+    return UMIM.from_pretrained("umim-docs-gpt2")
+
+
+@pytest.fixture
+def chatty(umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", TEMPLATE)
+    return umim
+
+
+def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], object]:
+    pieces, stream = [], umim.stream(prompt, **options)
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as end:
+            return pieces, end.value
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3}, {"merge": "none"}])
+def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:
+    pieces, output = drain(umim, PROMPT, max_new_tokens=24, **options)
+    expected = umim.generate(PROMPT, max_new_tokens=24, **options)
+    assert output == expected
+    assert "".join(pieces) == expected.text[0]
+    assert len(pieces) > 5
+
+
+def test_a_stream_yields_before_the_text_is_complete(umim: UMIM) -> None:
+    steps: list[int] = []
+    stream = umim.stream(PROMPT, max_new_tokens=24, observer=lambda _: steps.append(1))
+    next(stream)
+    assert len(steps) < 6
+
+
+def test_several_texts_are_not_streamed(umim: UMIM) -> None:
+    with pytest.raises(GenerationError, match="a streamer takes one row"):
+        next(umim.stream(["a", "b"], max_new_tokens=2))
+
+
+def test_a_turn_equals_the_whole_text_without_rules(umim: UMIM) -> None:
+    first = umim.generate(PROMPT, max_new_tokens=8, merge="none")
+    second = umim.generate(" of the array.", max_new_tokens=8, merge="none", past=first.state)
+    ids = [*first.prompt_ids[0], *first.ids[0], *umim.backbone.encode(" of the array.")]
+    theirs = umim.backbone.model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert list(second.ids[0]) == theirs[0, len(ids) :].tolist()
+
+
+def test_a_chat_is_rendered_by_its_template(chatty: UMIM) -> None:
+    chat = [{"role": "user", "content": "Return the array."}]
+    rendered = "user: Return the array.\nassistant: "
+    expected = chatty.generate(rendered, max_new_tokens=6)
+    assert chatty.generate(chat, max_new_tokens=6) == expected
+    assert chatty.generate([chat, chat], max_new_tokens=6).text == expected.text * 2
+
+
+def test_a_continued_chat_reads_only_what_is_new(chatty: UMIM) -> None:
+    chat = [{"role": "user", "content": "Return the array."}]
+    first = chatty.generate(chat, max_new_tokens=6)
+    chat += [
+        {"role": "assistant", "content": first.text[0]},
+        {"role": "user", "content": "Return the sum."},
+    ]
+    second = chatty.generate(chat, max_new_tokens=6, past=first.state)
+    added = "\nuser: Return the sum.\nassistant: "
+    assert second.prompt_ids[0] == (first.ids[0][-1], *chatty.backbone.encode(added))
+
+
+def test_a_chat_that_does_not_begin_with_its_past_is_refused(chatty: UMIM) -> None:
+    first = chatty.generate([{"role": "user", "content": "Return."}], max_new_tokens=3)
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        chatty.generate([{"role": "user", "content": "Other."}], max_new_tokens=3, past=first.state)
+
+
+def test_a_chat_without_a_template_is_refused(umim: UMIM) -> None:
+    with pytest.raises(GenerationError, match="chat template"):
+        umim.generate([{"role": "user", "content": "Return."}], max_new_tokens=3)
+
+
+def test_samples_differ_and_stand_together(umim: UMIM) -> None:
+    output = umim.generate(
+        [PROMPT, "Return"], max_new_tokens=8, do_sample=True, temperature=2.0, n=3
+    )
+    assert len(set(output.text)) == 6
+    assert output.prompt_ids[0] == output.prompt_ids[2] != output.prompt_ids[3]
+
+
+def test_log_probabilities_are_those_of_the_base_model(umim: UMIM) -> None:
+    output = umim.generate(PROMPT, max_new_tokens=6, merge="none", logprobs=2)
+    ids = torch.tensor([[*output.prompt_ids[0], *output.ids[0]]])
+    table = umim.backbone.model(ids).logits[0].log_softmax(dim=-1)
+    start = len(output.prompt_ids[0])
+    for step, token in enumerate(output.ids[0]):
+        row = table[start + step - 1]
+        assert output.logprobs[0][step] == pytest.approx(float(row[token]), abs=1e-4)
+        assert [t for t, _ in output.top_logprobs[0][step]] == row.topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_scores_are_those_of_each_continuation_alone(umim: UMIM, merge: str) -> None:
+    contexts, endings = [PROMPT, "Return the"], [[" return", " use the sum of"], [" array"]]
+    together = umim.score(contexts, endings, merge=merge)
+    for context, row, scores in zip(contexts, endings, together, strict=True):
+        for ending, score in zip(row, scores, strict=True):
+            assert umim.score([context], [[ending]], merge=merge)[0][0] == pytest.approx(
+                score, abs=1e-4
+            )
+
+
+def test_a_base_score_is_the_sum_of_the_models_log_probabilities(umim: UMIM) -> None:
+    context, ending = umim.backbone.encode(PROMPT), umim.backbone.encode(" use the sum of")
+    table = umim.backbone.model(torch.tensor([context + ending])).logits[0].log_softmax(dim=-1)
+    rows = np.arange(len(context) - 1, len(context) + len(ending) - 1)
+    expected = float(table[torch.from_numpy(rows), torch.tensor(ending)].sum())
+    [[score]] = umim.score([PROMPT], [[" use the sum of"]], merge="none")
+    assert score == pytest.approx(expected, abs=1e-4) and math.isfinite(score)
+    assert umim.score([PROMPT], [[" use the sum of"]])[0][0] != pytest.approx(score, abs=1e-4)
+
+
+def test_no_context_has_no_score(umim: UMIM) -> None:
+    assert umim.score([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("contexts", "endings"), [(["a"], []), ([""], [["b"]]), (["a"], [[""]]), (["a"], [[]])]
+)
+def test_scores_without_tokens_are_refused(
+    umim: UMIM, contexts: list[str], endings: list[list[str]]
+) -> None:
+    with pytest.raises(EvaluationError):
+        umim.score(contexts, endings)
+
+
+def test_transformers_own_settings_are_taken(umim: UMIM) -> None:
+    config = GenerationConfig(max_new_tokens=9, no_repeat_ngram_size=2)
+    expected = umim.generate(PROMPT, max_new_tokens=9, no_repeat_ngram_size=2)
+    assert umim.generate(PROMPT, config=config) == expected
+
+
+def test_settings_in_two_places_are_refused(umim: UMIM) -> None:
+    with pytest.raises(GenerationError, match="settings must stand in config or beside it"):
+        umim.generate(PROMPT, config=GenerationConfig(max_new_tokens=9), max_new_tokens=3)
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
+    with pytest.raises(TypeError, match=r"unknown options \['max_tokens'\].*max_new_tokens"):
+        umim.generate(PROMPT, max_tokens=3)

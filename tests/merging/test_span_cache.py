@@ -1,0 +1,61 @@
+"""Surrogates for inference against the module itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_matrix import VOCAB, build, module_for
+from merge_modules import module_of
+
+from umim_core.merging.compress import surrogates
+from umim_core.merging.span_cache import SpanCache
+
+SPANS = [(1, 2), (3, 4, 5), (2, 1), (1, 2, 3, 4), (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("form", "tabulated"),
+    [("paper", True), ("learned", True), ("linear", True), ("depth 3", False)],
+)
+def test_every_form_gives_the_modules_own_surrogates(form: str, tabulated: bool) -> None:
+    backbone = build("llama")
+    module = module_of(form, 32, 4, torch.float64)
+    cache = SpanCache(backbone, module)
+    assert (cache.table is not None) == tabulated
+    for span, found in zip(SPANS, cache.find(SPANS), strict=True):
+        direct = surrogates(torch.tensor([span]), torch.tensor([len(span)]), backbone, module)
+        assert torch.allclose(found, direct[0], rtol=0, atol=1e-12)
+
+
+def test_a_table_beyond_its_limit_is_not_made() -> None:
+    backbone = build("llama")
+    module = module_for(backbone)
+    size = VOCAB * 32 * 8
+    assert SpanCache(backbone, module, table_bytes=size).table is not None
+    small = SpanCache(backbone, module, table_bytes=size - 1)
+    assert small.table is None
+    assert torch.allclose(
+        small.find(SPANS), SpanCache(backbone, module).find(SPANS), rtol=0, atol=1e-12
+    )
+
+
+def test_a_span_is_computed_once_and_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = build("llama", torch.float32)
+    cache = SpanCache(backbone, module_for(backbone), kept_spans=3)
+    computed: list[int] = []
+    merge = cache.merge
+
+    def counted(ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        computed.append(len(ids))
+        return merge(ids, lengths)
+
+    monkeypatch.setattr(cache, "merge", counted)
+    first = cache.find([(1, 2), (3, 4), (1, 2)])
+    assert computed == [1, 1]  # each alone: its bits depend on no other span
+    assert torch.equal(first[0], first[2])
+    cache.find([(5, 6), (1, 2), (7, 8)])  # drops (3, 4), the span unused for longest
+    assert len(computed) == 4
+    cache.find([(1, 2)])
+    assert len(computed) == 4
+    assert torch.equal(cache.find([(3, 4)])[0], first[1])
+    assert len(computed) == 5

@@ -1,0 +1,150 @@
+"""The options of ``UMIM.generate`` and ``UMIM.stream``, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, TypedDict
+
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.backbone import Backbone
+from umim_core.errors import GenerationError
+from umim_core.merging.outputs import Observer
+from umim_core.merging.request import Request
+from umim_core.merging.state import GenerationState
+from umim_core.merging.stopping import end_ids
+
+Merge = Literal["all", "prompt", "none"]
+_MERGES: Final = ("all", "prompt", "none")
+_NEW_TOKENS: Final = 64
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of a generation; all of them may be left out.
+
+    Attributes:
+        config: transformers' own settings, in place of those down to ``n``.
+        max_new_tokens: Most tokens to generate per prompt (64).
+        min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
+        do_sample: Sample; otherwise take the most probable token (False).
+        temperature: Divides the logits when sampling (1).
+        top_k: Keep the k most probable tokens (all).
+        top_p: Keep the smallest set of tokens with this probability (1).
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
+        no_repeat_ngram_size: No n-gram of this size occurs twice (0: any may).
+        stop_strings: End a row when its text ends with one of these (none).
+        n: Samples per prompt, which share its prefill (1).
+        seed: For sampling; equal seeds give equal texts (0).
+        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
+        match_border: Whether a rule may begin in the prompt and end in the output (False).
+        logprobs: How many of the most probable ids to report per step, beside the log-probability
+            of the chosen one; None reports neither.
+        past: State of an earlier output; the prompts are what is added to it.
+        logits_processor: Further processors, called per row with its raw ids [1, T].
+        stopping_criteria: Further criteria, called per row with its raw ids [1, T].
+        streamer: transformers' streamer; one row only.
+        observer: Called after every forward (``outputs.Forward``).
+    """
+
+    config: GenerationConfig | None
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int | None
+    top_p: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop_strings: Sequence[str]
+    n: int
+    seed: int
+    merge: Merge
+    match_border: bool
+    logprobs: int | None
+    past: GenerationState | None
+    logits_processor: LogitsProcessorList | None
+    stopping_criteria: StoppingCriteriaList | None
+    streamer: BaseStreamer | None
+    observer: Observer | None
+
+
+# What a GenerationConfig says itself.
+_SETTINGS: Final = (
+    "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p",
+    "repetition_penalty", "no_repeat_ngram_size", "stop_strings", "n",
+)  # fmt: skip
+
+
+def check_options(options: GenerateOptions) -> None:
+    """Refuse options that do not exist, as Python does for arguments.
+
+    Raises:
+        TypeError: If an option is unknown.
+    """
+    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(GenerateOptions.__annotations__))
+        raise TypeError(f"unknown options {unknown}; known are {known}")
+
+
+def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
+    """Return transformers' settings for the options; the text's end is the backbone's own.
+
+    Raises:
+        GenerationError: If an option is out of range, or settings stand beside a ``config``.
+    """
+    given = options.get("config")
+    ends = end_ids(backbone) or None
+    if given is not None:
+        twice = [name for name in _SETTINGS if name in options]
+        if twice:
+            raise GenerationError(
+                "settings must stand in config or beside it", twice, "Put them into config."
+            )
+        own = GenerationConfig.from_dict(given.to_dict())
+        own.eos_token_id = ends if own.eos_token_id is None else own.eos_token_id
+        return own
+    sampled = options.get("do_sample", False)
+    try:
+        return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
+            max_new_tokens=options.get("max_new_tokens", _NEW_TOKENS),
+            min_new_tokens=options.get("min_new_tokens") or None,
+            do_sample=sampled,
+            temperature=options.get("temperature", 1.0) if sampled else None,
+            top_k=options.get("top_k") if sampled else None,
+            top_p=options.get("top_p", 1.0) if sampled else None,
+            repetition_penalty=options.get("repetition_penalty", 1.0),
+            no_repeat_ngram_size=options.get("no_repeat_ngram_size") or None,
+            stop_strings=list(options.get("stop_strings", ())) or None,
+            num_return_sequences=options.get("n", 1),
+            eos_token_id=ends,
+        )
+    except ValueError as error:
+        raise GenerationError("a generation option is out of range", str(error)) from error
+
+
+def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
+    """Return what the options ask of the engine.
+
+    Args:
+        options: The options.
+        streamer: In place of theirs.
+
+    Raises:
+        GenerationError: If ``merge`` is none of its values.
+    """
+    merge = options.get("merge", "all")
+    if merge not in _MERGES:
+        raise GenerationError(f"merge must be one of {_MERGES}", merge, "Choose one of them.")
+    return Request(
+        merge_prompt=merge != "none",
+        merge_decode=merge == "all",
+        match_border=options.get("match_border", False),
+        seed=options.get("seed", 0),
+        logprobs=options.get("logprobs"),
+        logits_processor=options.get("logits_processor"),
+        stopping_criteria=options.get("stopping_criteria"),
+        streamer=options.get("streamer") if streamer is None else streamer,
+        observer=options.get("observer"),
+    )

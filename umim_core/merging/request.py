@@ -1,0 +1,66 @@
+"""How to generate, beyond transformers' own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.errors import GenerationError
+from umim_core.merging.outputs import Observer
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one call of the engine.
+
+    Attributes:
+        merge_prompt: Whether prompts are compressed.
+        merge_decode: Whether generated tokens are merged in the cache.
+        match_border: Whether a rule may begin in the prompt and end in the generated tokens; the
+            paper's form is not.
+        seed: For sampling.
+        logprobs: How many of the most probable ids to report beside each chosen one's
+            log-probability; None reports neither.
+        logits_processor: Further processors; see ``TokenChooser``.
+        stopping_criteria: Further criteria; see ``Stopper``.
+        streamer: Gets the prompt and each chosen id, as in transformers; one row only.
+        observer: Called after every forward.
+    """
+
+    merge_prompt: bool = True
+    merge_decode: bool = True
+    match_border: bool = False
+    seed: int = 0
+    logprobs: int | None = None
+    logits_processor: LogitsProcessorList | None = None
+    stopping_criteria: StoppingCriteriaList | None = None
+    streamer: BaseStreamer | None = None
+    observer: Observer | None = None
+
+    def check(self, vocab_size: int, rows: int) -> None:
+        """Refuse what cannot be done.
+
+        Args:
+            vocab_size: Ids V of the backbone.
+            rows: Rows to generate.
+
+        Raises:
+            GenerationError: If more log-probabilities are asked for than there are ids, the border
+                is to be matched without both kinds of merging, or several rows are to be streamed.
+        """
+        if self.streamer is not None and rows != 1:
+            raise GenerationError(
+                "a streamer takes one row", f"{rows} rows", "Stream one prompt and one sample."
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
+            raise GenerationError(
+                f"logprobs must lie between 0 and {vocab_size}", self.logprobs, "Ask for fewer."
+            )
+        if self.match_border and not (self.merge_prompt and self.merge_decode):
+            raise GenerationError(
+                "match_border needs merging in the prompt and while decoding",
+                f"merge_prompt {self.merge_prompt}, merge_decode {self.merge_decode}",
+                "Merge both, or leave it out.",
+            )
