@@ -17,7 +17,8 @@ from tasks.distill import parallelism, train_on_rows
 from tasks.lease import ClusterLease
 from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.train_worker import TrainJob, launch
+from tasks.train_job import TrainJob
+from tasks.train_worker import launch
 from umim_core.adaptation.choices import (
     DOCSTRING_PROMPT,
     TaskSequence,

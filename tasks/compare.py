@@ -95,6 +95,7 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
         positions=cell.positions,
         depth=cell.depth,
         kind=cell.kind,
+        unit_positions=cell.unit_positions,
         **measured,
     )
 
@@ -114,6 +115,7 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
         positions=checkpoint.config.positions,
         depth=checkpoint.config.depth,
         kind=checkpoint.config.kind,
+        unit_positions=checkpoint.config.unit_positions,
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark) | {"rules": float(len(rules))},
@@ -162,7 +164,8 @@ def cell_label(cell: Cell) -> str:
     sure = f"confidence {cell.min_probability:g} " if cell.source == "confidence" else ""
     rules = f"{short_name(cell.backbone)} {sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
     limits = limit_words(cell.rule_budget, cell.confidence_tokens, cell.revision)
-    return ", ".join([rules, *limits, *deviations(cell.positions, cell.depth, cell.kind)])
+    forms = deviations(cell.positions, cell.depth, cell.kind, cell.unit_positions)
+    return ", ".join([rules, *limits, *forms])
 
 
 def short_name(backbone: str) -> str:

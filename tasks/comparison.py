@@ -27,7 +27,7 @@ COMPARISON_PARAMS: Final = (
     "kind",
     "seed",
 )
-LIMIT_PARAMS: Final = ("rule_budget", "confidence_tokens", "revision")
+LATER_PARAMS: Final = ("rule_budget", "confidence_tokens", "revision", "unit_positions")
 COMPARISON_METRICS: Final = (
     "token_reduction",
     "rules",
@@ -110,6 +110,7 @@ class ComparisonRow(BaseModel):
         positions: Offsets inside a span as the merge module sees them.
         depth: Layers of the merge module before it pools.
         kind: How the merge module makes one embedding of a span.
+        unit_positions: Positions of units in the backbone.
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
         metrics: Values by name: ``COMPARISON_METRICS``, ``ppl_base_ood_<corpus>`` and
@@ -132,6 +133,7 @@ class ComparisonRow(BaseModel):
     positions: str = "none"
     depth: int = 1
     kind: str = "attention"
+    unit_positions: str = "compact"
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
     metrics: dict[str, float | None] = Field(default_factory=dict)
@@ -155,7 +157,7 @@ class ComparisonRow(BaseModel):
         tau = "" if self.tau is None else f", τ {self.tau}"
         forms = rule_words(self.rule_source, self.min_probability, self.overlap, self.containment)
         forms += limit_words(self.rule_budget, self.confidence_tokens, self.revision)
-        forms += deviations(self.positions, self.depth, self.kind)
+        forms += deviations(self.positions, self.depth, self.kind, self.unit_positions)
         if self.source == "shipped":
             forms.append("shipped")
         return f"{self.backbone}{tau}" + (f" ({', '.join(forms)})" if forms else "")
@@ -174,10 +176,11 @@ class ComparisonRow(BaseModel):
         return self.metric("accuracy_umim") if setting == self.setting else None
 
     def params(self) -> dict[str, object]:
-        """Return the parameters of the row's MLflow run; ``LIMIT_PARAMS`` where one is set."""
-        limits = {name: getattr(self, name) for name in LIMIT_PARAMS}
+        """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
+        fields = ComparisonRow.model_fields
+        later = {name: getattr(self, name) for name in LATER_PARAMS}
         return {name: getattr(self, name) for name in COMPARISON_PARAMS} | {
-            name: value for name, value in limits.items() if value is not None
+            name: value for name, value in later.items() if value != fields[name].default
         }
 
     def measured(self) -> dict[str, float]:
@@ -222,6 +225,7 @@ _VARIANTS: Final = (
     Column("positions", lambda row: row.positions, left=True),
     Column("depth", lambda row: str(row.depth)),
     Column("kind", lambda row: row.kind, left=True),
+    Column("unit positions", lambda row: row.unit_positions, left=True),
 )
 
 

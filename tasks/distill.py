@@ -12,7 +12,8 @@ from tasks.corpus import tokens
 from tasks.lease import ClusterLease
 from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.train_worker import CURVE, TrainJob, launch
+from tasks.train_job import TrainJob
+from tasks.train_worker import CURVE, launch
 from umim_core.artifacts import publish_directory, sha256_bytes, sha256_file
 from umim_core.backbone import resolve_backbone
 from umim_core.config import Cell, ClusterConfig, Recipe

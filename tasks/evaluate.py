@@ -64,6 +64,7 @@ def evaluate_stage(
             loaded.module,
             matcher,
             config.batch_size,
+            unit_positions=loaded.config.unit_positions,
         ).metrics()
         for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized))):
             suffix = "" if split == "test" else f"_{split}"
@@ -93,7 +94,14 @@ def _perplexities(
     batch_size: int,
 ) -> Metrics:
     base = perplexity(rows, backbone, None, None, batch_size)
-    ours = perplexity(rows, backbone, checkpoint.module, matcher, batch_size)
+    ours = perplexity(
+        rows,
+        backbone,
+        checkpoint.module,
+        matcher,
+        batch_size,
+        unit_positions=checkpoint.config.unit_positions,
+    )
     return {
         f"ppl_base{suffix}": base.ppl,
         f"ppl_umim{suffix}": ours.ppl,

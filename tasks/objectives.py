@@ -18,6 +18,7 @@ from umim_core.adaptation.preference import choice_accuracy, ending_scores, pref
 from umim_core.backbone import Backbone
 from umim_core.distill.step import DistillModel, anchor
 from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 
@@ -76,9 +77,16 @@ class DistillObjective(nn.Module):
         bf16: bool,
         batch_size: int,
         micro_batch: int | None = None,
+        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
-        self._model = DistillModel(backbone, module, autocast=bf16, micro_batch=micro_batch)
+        self._model = DistillModel(
+            backbone,
+            module,
+            autocast=bf16,
+            micro_batch=micro_batch,
+            unit_positions=unit_positions,
+        )
         self._matcher, self._train, self._valid = matcher, train, valid
         self._batch_size = batch_size
         self.num_items = len(train)
@@ -131,9 +139,11 @@ class PreferenceObjective(nn.Module):
         *,
         beta: float,
         batch_size: int,
+        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
         self.module = module
+        self._unit_positions: UnitPositions = unit_positions
         self._frozen = (backbone,)
         self._matcher, self._train, self._valid = matcher, train, valid
         self._beta, self._batch_size = beta, batch_size
@@ -149,7 +159,13 @@ class PreferenceObjective(nn.Module):
             }
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
-        return ending_scores(questions, self._frozen[0], self.module, self._matcher)
+        return ending_scores(
+            questions,
+            self._frozen[0],
+            self.module,
+            self._matcher,
+            unit_positions=self._unit_positions,
+        )
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""

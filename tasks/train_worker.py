@@ -1,7 +1,6 @@
 """What a training worker runs, on Ray Train or in process, and how it is launched.
 
-A job is a plain mapping of paths and settings, so that it travels to any worker; workers share the
-file system of the artifact root.
+Workers share the file system of the artifact root.
 """
 
 from __future__ import annotations
@@ -9,29 +8,24 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-import torch
 import torch.distributed as dist
 
 from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
-from tasks.objectives import DistillObjective, PreferenceObjective
 from tasks.progress import leave_note, progress_bar
-from tasks.rows import TokenRows
 from tasks.strategies import make_strategy
+from tasks.train_job import TrainJob, job_config, make_objective, start_module
 from tasks.train_loop import train
 from tasks.train_state import Progress
-from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
 from umim_core.artifacts import write_json
-from umim_core.backbone import Backbone, load_backbone
+from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.config import ClusterConfig, DistillConfig, PreferenceConfig
+from umim_core.config import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -39,42 +33,6 @@ logger = logging.getLogger("umim.train")
 CURVE = "curve.jsonl"
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """One training run, as plain data.
-
-    Attributes:
-        objective: ``distill`` over token rows or ``preference`` over questions.
-        backbone: Backbone name; revision: hub revision or None.
-        rules: Directory of the rule set.
-        train: Directory of training rows, or the question file.
-        valid: Directory of validation rows, or the question file.
-        start: Checkpoint directory to start from, or None for fresh weights.
-        form: Policies of a fresh module by name, the paper's where none is named.
-        max_tokens: Most tokens of a question with an answer (preference only).
-        seed: Seed of weights and data order.
-        config: Dumped DistillConfig or PreferenceConfig.
-        strategy: ``ddp`` or ``deepspeed``.
-        use_gpu: Whether workers use a GPU each.
-        out: Directory that receives checkpoint, curve and (while running) state.
-    """
-
-    objective: Literal["distill", "preference"]
-    backbone: str
-    revision: str | None
-    rules: str
-    train: str
-    valid: str
-    start: str | None
-    form: Mapping[str, object]
-    max_tokens: int
-    seed: int
-    config: Mapping[str, object]
-    strategy: Literal["ddp", "deepspeed"]
-    use_gpu: bool
-    out: str
 
 
 def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
@@ -186,12 +144,12 @@ def run_worker(job_fields: Fields) -> None:
     logging.getLogger("umim").setLevel(logging.INFO)
     job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
     out = Path(job.out)
-    config, device = _config(job), "cuda" if job.use_gpu else "cpu"
+    config, device = job_config(job), "cuda" if job.use_gpu else "cpu"
     dtype = "bfloat16" if job.use_gpu and config.bf16 else "float32"  # as forecasts have it
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    module = _start_module(job, backbone)
-    objective = _objective(job, config, backbone, module, Matcher(rules))
+    module, unit_positions = start_module(job, backbone)
+    objective = make_objective(job, backbone, module, Matcher(rules), unit_positions)
     strategy = make_strategy(job.strategy, objective, config)
     result = train(
         objective,
@@ -205,64 +163,8 @@ def run_worker(job_fields: Fields) -> None:
         return
     module.load_state_dict(result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
-    checkpoint = Checkpoint.of(module, rules, backbone, origin)
+    checkpoint = Checkpoint.of(module, rules, backbone, origin, unit_positions=unit_positions)
     write_results(out, "checkpoint", checkpoint.write, result.progress)
-
-
-def _config(job: TrainJob) -> DistillConfig | PreferenceConfig:
-    if job.objective == "preference":
-        return PreferenceConfig.model_validate(job.config)
-    return DistillConfig.model_validate(job.config)
-
-
-def _start_module(job: TrainJob, backbone: Backbone) -> MergeModule:
-    if job.start is None:
-        module = MergeModule(backbone.hidden_size, **job.form)
-        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
-    else:
-        start = Checkpoint.load(job.start)
-        start.check_backbone(backbone)
-        module = start.module.requires_grad_(True)
-    return module.to(backbone.device)
-
-
-def _objective(
-    job: TrainJob,
-    config: DistillConfig | PreferenceConfig,
-    backbone: Backbone,
-    module: MergeModule,
-    matcher: Matcher,
-) -> DistillObjective | PreferenceObjective:
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    per_rank = config.batch_size // world
-    if isinstance(config, PreferenceConfig):
-        train_split, valid_split = (
-            encode_questions(
-                read_questions(path),
-                backbone.encode,
-                prompt=DOCSTRING_PROMPT,
-                max_length=job.max_tokens,
-            )
-            for path in (job.train, job.valid)
-        )
-        return PreferenceObjective(
-            backbone,
-            module,
-            matcher,
-            train_split,
-            valid_split,
-            beta=config.beta,
-            batch_size=per_rank,
-        )
-    return DistillObjective(
-        backbone,
-        module,
-        matcher,
-        *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
-        bf16=config.bf16,
-        micro_batch=config.micro_batch,
-        batch_size=per_rank,
-    )
 
 
 def step_reporter(state: Path) -> Callable[[Progress, int], None]:

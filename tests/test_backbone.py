@@ -256,3 +256,23 @@ def test_code_beside_a_known_architecture_is_never_run(saved: Path, tiny_llama: 
     trace = add_code(saved, "llama")
     assert load_backbone(str(saved)).fingerprint == tiny_llama.fingerprint
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt-neox", "opt"])
+def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(SUPPORTED[name]()).double()
+    backbone = wrap_backbone(model, None)
+    embeddings = backbone.embed(torch.tensor([[3, 7, 5, 9, 4]]))
+    hidden_columns = torch.tensor([1, 3])
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[:, hidden_columns] = torch.eye(5, dtype=torch.bool)[:, hidden_columns]
+    lowest = torch.finfo(torch.float64).min
+    positions = torch.arange(5)[None]
+    whole = backbone.hidden(
+        embeddings, torch.zeros(5, 5).double().masked_fill(~mask, lowest)[None, None], positions
+    )
+    kept = torch.tensor([0, 2, 4])
+    found = backbone.hidden(embeddings[:, kept], position_ids=positions[:, kept])
+    assert torch.allclose(found, whole[:, kept], rtol=0, atol=1e-6)
+    assert not torch.allclose(backbone.hidden(embeddings[:, kept]), found, rtol=0, atol=1e-4)

@@ -34,7 +34,11 @@ def cards() -> dict[str, Any]:
 def checkpoint(rules: RuleSet, **form: Any) -> Checkpoint:
     module = MergeModule(16, 4, **form)
     fields = {"hidden_size": 16, "num_heads": 4, "positions": "none", "depth": 1}
-    fields |= {"kind": "attention", "training": {"steps": 7, "best_step": 5}}
+    fields |= {
+        "kind": "attention",
+        "unit_positions": "compact",
+        "training": {"steps": 7, "best_step": 5},
+    }
     return SimpleNamespace(rules=rules, module=module, config=SimpleNamespace(**fields | form))
 
 

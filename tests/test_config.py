@@ -66,6 +66,7 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
 
 def test_cells_differ_by_the_form_of_their_module() -> None:
     forms = [{}, {"depth": 3}, {"kind": "linear"}, {"positions": "learned"}]
+    forms.append({"unit_positions": "preserved"})
     cells = [{"backbone": "a", "tau": 5, **form} for form in forms]
     recipe = Recipe.model_validate(changed("cells", cells))
     assert [cell.form() for cell in recipe.cells] == [{"positions": "none", **f} for f in forms]
@@ -74,7 +75,7 @@ def test_cells_differ_by_the_form_of_their_module() -> None:
 def test_the_form_of_the_paper_adds_nothing_to_a_saved_recipe() -> None:
     saved = Recipe.model_validate(GOOD).model_dump(mode="json")["cells"][0]
     assert saved["positions"] == "none"
-    assert not {"depth", "kind"} & set(saved)
+    assert not {"depth", "kind", "unit_positions"} & set(saved)
 
 
 def test_recipes_are_frozen() -> None:

@@ -126,11 +126,14 @@ class Backbone:
         Args:
             inputs_embeds: [B, S, d].
             attention_mask: [B, S] (1 = real unit), or an additive float mask [B, 1, S, S], or None.
-            position_ids: [B, S] or None for 0 .. S-1.
+            position_ids: [B, S] or None for 0 .. S-1. They may jump.
 
         Returns:
             Hidden states after the final norm [B, S, d].
         """
+        if attention_mask is None and position_ids is not None:
+            # transformers would take a row whose positions jump for several sequences
+            attention_mask = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.int64)
         out: Tensor = self._trunk(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,

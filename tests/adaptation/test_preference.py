@@ -141,6 +141,31 @@ def test_packed_loss_and_gradient_equal_the_unpacked_ones(kind: str) -> None:
     assert gradients[0].abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_answers_follow_the_raw_length_of_a_context_with_preserved_positions(kind: str) -> None:
+    backbone, module = tiny(kind), fresh_module(1)
+    question = EncodedQuestion(ids(20, 1, 2), (ids(7, 8), ids(10)), 0)
+    table = backbone.model.get_input_embeddings()
+    with torch.no_grad():
+        for weight in backbone.model.parameters():  # small ones make positions matter little
+            weight.mul_(6.0)
+        compact, preserved = (
+            ending_scores([question], backbone, module, MATCHER, unit_positions=policy)[0]
+            for policy in ("compact", "preserved")
+        )
+        merged = module(table(torch.tensor([[1, 2]])), torch.tensor([2]))
+        logits = backbone.model(
+            inputs_embeds=torch.cat([table(torch.tensor([20])), merged, table(torch.tensor([7]))])[
+                None
+            ],
+            position_ids=torch.tensor([[0, 2, 3]]),
+            attention_mask=torch.ones(1, 3),
+        ).logits[0]
+    rows = logits[1:].log_softmax(-1)
+    assert float(preserved[0]) == pytest.approx(float((rows[0, 7] + rows[1, 8]) / 2), abs=1e-5)
+    assert float((compact - preserved).abs().max()) > 1e-4
+
+
 def test_gradient_reaches_the_policy_and_nothing_else() -> None:
     backbone, policy, reference = tiny("llama"), fresh_module(1), fresh_module(2)
     packed_loss(backbone, policy, reference, 0.1).backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,26 @@ def test_all_mode_scores_the_continuation_by_two_stage_accounting(build: Build) 
         expected.append(float(scores[-len(ending) :].sum()))
     found = [value for value, _ in model.loglikelihood(requests(pairs))]
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    config = made.config.model_copy(update={"unit_positions": "preserved"})
+    model = UmimLM(replace(made, config=config), "all", device="cpu")
+    scorer, (context, ending) = model.scorer, model._encode_pair(*PAIRS[1])
+    [(found, _)] = model.loglikelihood(requests(PAIRS[1:2]))
+    preserved, compact = (
+        token_log_probs(
+            [np.array(context + ending)],
+            scorer.backbone,
+            scorer.module,
+            scorer.matcher,
+            unit_positions=policy,
+        )[0][-len(ending) :].sum()
+        for policy in ("preserved", "compact")
+    )
+    assert found == pytest.approx(float(preserved), abs=1e-4)
+    assert abs(found - float(compact)) > 1e-3
 
 
 def test_modes_differ_where_a_rule_applies(build: Build) -> None:

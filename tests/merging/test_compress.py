@@ -56,6 +56,25 @@ def test_docstring_example() -> None:
     assert packed.attention_mask.tolist() == [[True, True, True]]
 
 
+def test_positions_count_units_or_name_their_last_raw_token() -> None:
+    packed = pack([[11, 12, 13, 14, 15], [16, 17]], [[1, 2, 1, 1], [2]])
+    assert packed.position_ids("compact").tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert packed.position_ids("preserved").tolist() == [[0, 2, 3, 4], [1, 0, 0, 0]]
+
+
+@settings(max_examples=50)
+@given(case=batches())
+def test_preserved_positions_are_those_of_the_last_raw_tokens(
+    case: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    rows, units = case
+    found = pack(rows, units).position_ids("preserved").tolist()
+    longest = max((len(row) for row in units), default=0)
+    for positions, sizes in zip(found, units, strict=True):
+        ends = [sum(sizes[: s + 1]) - 1 for s in range(len(sizes))]
+        assert positions == ends + [0] * (longest - len(sizes))
+
+
 @settings(max_examples=200)
 @given(case=batches())
 def test_every_field_equals_the_naive_construction(

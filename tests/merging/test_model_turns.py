@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from transformers import GenerationConfig
 
 from umim_core import UMIM
@@ -173,3 +175,16 @@ def test_settings_in_two_places_are_refused(umim: UMIM) -> None:
 def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
     with pytest.raises(TypeError, match=r"unknown options \['max_tokens'\].*max_new_tokens"):
         umim.generate(PROMPT, max_tokens=3)
+
+
+def test_an_output_shows_prompt_and_text_of_every_row(umim: UMIM) -> None:
+    output = umim.generate([PROMPT, "Return the"], max_new_tokens=12)
+    console = Console(record=True, width=200, file=io.StringIO())
+    output.show(console)
+    shown = console.export_text()
+    for row, prompt in enumerate((PROMPT, "Return the")):
+        assert f"{prompt}{output.text[row]}".split() == [
+            word for word in f"{prompt}{output.text[row]}".split() if word in shown
+        ]
+    assert shown.count("token reduction") == 2
+    assert output.html().count("<pre") == 2

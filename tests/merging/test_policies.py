@@ -33,6 +33,15 @@ def test_a_form_that_does_not_exist_is_refused(form: tuple[str, int, str], messa
         check_form(*form)
 
 
+def test_unit_positions_are_part_of_the_form_and_dumped_where_they_deviate() -> None:
+    found = ModuleForm(unit_positions="preserved")
+    assert found.form() == {"positions": "none", "unit_positions": "preserved"}
+    assert ModuleForm.model_validate_json(found.model_dump_json()) == found
+    assert ModuleForm(unit_positions="compact").model_dump() == {"positions": "none"}
+    with pytest.raises(ValidationError, match="'compact' or 'preserved'"):
+        ModuleForm(unit_positions="restarted")
+
+
 def test_a_configuration_refuses_what_does_not_go_together() -> None:
     with pytest.raises(ValidationError, match="linear merge module must have positions 'none'"):
         ModuleForm(kind="linear", positions="learned")
@@ -42,3 +51,4 @@ def test_labels_say_only_what_deviates_from_the_paper() -> None:
     assert deviations("none", 1, "attention") == ()
     assert deviations("learned", 3, "attention") == ("depth 3", "learned positions")
     assert deviations("none", 1, "linear") == ("linear",)
+    assert deviations("none", 1, "attention", "preserved") == ("preserved unit positions",)

@@ -116,6 +116,18 @@ def test_cells_that_differ_only_in_a_limit_are_told_apart(
     assert table.rows[index][first : first + 3] == shown
 
 
+def test_cells_that_differ_only_in_their_unit_positions_are_told_apart() -> None:
+    cells = [Cell(backbone="b", unit_positions=policy) for policy in ("compact", "preserved")]
+    rows = [cell_row(cell) for cell in cells]
+    assert [row.label for row in rows] == ["b, τ 5", "b, τ 5 (preserved unit positions)"]
+    assert cell_label(cells[1]) == cell_label(cells[0]) + ", preserved unit positions"
+    assert set(rows[0].params()) == set(COMPARISON_PARAMS)
+    assert rows[1].params() == rows[0].params() | {"unit_positions": "preserved"}
+    shown = comparison(rows)
+    column = shown.headings.index("unit positions")
+    assert [row[column] for row in shown.rows] == ["compact", "preserved"]
+
+
 def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     tmp_path: Path,
 ) -> None:

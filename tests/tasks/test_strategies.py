@@ -28,8 +28,9 @@ from tasks.objectives import DistillObjective
 from tasks.rows import TokenRows
 from tasks.sockets import loopback_interface
 from tasks.strategies import DdpStrategy, make_strategy
+from tasks.train_job import TrainJob
 from tasks.train_loop import batch_indices
-from tasks.train_worker import TrainJob, run_worker
+from tasks.train_worker import run_worker
 from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import TrainConfig

@@ -180,7 +180,10 @@ def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -
     assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
 
 
-@pytest.mark.parametrize("form", [{"depth": 3, "positions": "learned"}, {"kind": "linear"}])
+OTHERS = [{"depth": 3, "positions": "learned"}, {"kind": "linear"}, {"unit_positions": "preserved"}]
+
+
+@pytest.mark.parametrize("form", OTHERS)
 def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
     inputs: Inputs, in_process: Artifact, tmp_path: Path, form: dict[str, object]
 ) -> None:
@@ -196,7 +199,7 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
     config = Checkpoint.load(artifact.path / "checkpoint").config
     assert config.form() == cell.form() == {"positions": "none", **form}
     assert form.items() <= artifact.manifest()["config"].items()
-    assert not {"depth", "kind"} & set(in_process.manifest()["config"])
+    assert not {"depth", "kind", "unit_positions"} & set(in_process.manifest()["config"])
     losses = [row["valid_kl"] for row in read_curve(artifact) if "valid_kl" in row]
     assert losses[-1] < losses[0]
 

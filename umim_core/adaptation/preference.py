@@ -24,6 +24,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
@@ -34,6 +35,8 @@ def ending_scores(
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> list[Tensor]:
     """Score every answer given its question's compressed context.
 
@@ -45,6 +48,7 @@ def ending_scores(
         backbone: The frozen model.
         module: Makes the surrogates; None for the base model.
         matcher: Segments the contexts; None keeps every token.
+        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Per question, the mean token log-probability of each answer [C] (nats per token).
@@ -58,6 +62,7 @@ def ending_scores(
         backbone,
         module,
         matcher,
+        unit_positions=unit_positions,
     )
     return [torch.stack([score.log_probs.mean() for score in row]) for row in scored]
 

@@ -31,6 +31,7 @@ from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.errors import ConfigError
 from umim_core.merging.compress import PackedUnits, Segmentation, fill_units, pack_rows
 from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import UnitPositions
 
 # Rows of a micro-batch unless asked for: a CPU is as busy with four, and pads less.
 MICRO_BATCH: Final = {"cpu": 4, "gpu": 1 << 20}
@@ -47,6 +48,7 @@ class DistillModel(nn.Module):
         module: The merge module to train.
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
+        unit_positions: Positions of the student's units; the teacher's are those of raw tokens.
 
     Raises:
         ConfigError: If ``micro_batch`` is below 1.
@@ -59,10 +61,12 @@ class DistillModel(nn.Module):
         *,
         autocast: bool = False,
         micro_batch: int | None = None,
+        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
         self.module = module
         self._frozen = (backbone,)
+        self._unit_positions: UnitPositions = unit_positions
         self._autocast = autocast
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
@@ -126,10 +130,13 @@ class DistillModel(nn.Module):
             pooled: Surrogates of the spans of ``packed`` [M, d].
         """
         aligned = aligned_rows(packed)
+        compact = self._unit_positions == "compact"  # what a backbone takes by itself
+        positions = None if compact else packed.position_ids(self._unit_positions)
         with self._precision():
             with torch.no_grad():
                 teacher = self.backbone.hidden(self.backbone.embed(self._pad(rows)))
-            student = self.backbone.hidden(fill_units(packed, self.backbone, pooled))
+            units = fill_units(packed, self.backbone, pooled)
+            student = self.backbone.hidden(units, position_ids=positions)
         return teacher[aligned.batch, aligned.teacher], student[aligned.batch, aligned.student]
 
     def _precision(self) -> torch.autocast:

@@ -18,6 +18,7 @@ from umim_core.distill.step import DistillModel
 from umim_core.errors import EvaluationError
 from umim_core.merging.compress import pack_rows
 from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 _HEAD_ROWS = 512  # rows whose logits are held at once
@@ -56,6 +57,8 @@ def evaluate_alignment(
     module: MergeModule,
     matcher: Matcher,
     batch_size: int = 8,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input.
 
@@ -65,6 +68,7 @@ def evaluate_alignment(
         module: The merge module.
         matcher: The rules.
         batch_size: Rows per forward.
+        unit_positions: Positions of units, as the module was trained.
 
     Raises:
         EvaluationError: If there is no row, or no rule matches in any row.
@@ -75,7 +79,7 @@ def evaluate_alignment(
             f"{len(rows)} rows, batch size {batch_size}",
             "Give held-out text of at least one segment.",
         )
-    model = DistillModel(backbone, module)
+    model = DistillModel(backbone, module, unit_positions=unit_positions)
     sums = AlignmentSums()
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):

@@ -63,7 +63,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
         batch_size: Requests per forward, or ``auto``.
         max_batch_size: Most requests per forward for ``auto``.
-        max_length: Longest input in units after merging; the backbone's own limit by default.
+        max_length: Longest input in units after merging (in raw tokens where the checkpoint
+            preserves their positions); the backbone's own limit by default.
         add_bos_token: As in ``hf``.
         prefix_token_id: As in ``hf``: stands in for an empty context.
 
@@ -114,7 +115,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 self.device, torch.float64 if wide else torch.float32
             )
             self.scorer = Scorer(
-                self.backbone, module, Matcher(loaded.rules), self.merge, self.max_length
+                self.backbone,
+                module,
+                Matcher(loaded.rules),
+                self.merge,
+                self.max_length,
+                loaded.config.unit_positions,
             )
         _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
 
@@ -182,7 +188,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
-        engine = Engine(self.backbone, self.scorer.module, self.scorer.matcher)
+        engine = Engine(
+            self.backbone,
+            self.scorer.module,
+            self.scorer.matcher,
+            unit_positions=self.scorer.unit_positions,
+        )
         ordered = Collator(
             [request.args for request in requests],
             sort_fn=lambda args: (-len(self._prompt(args[0])), args[0]),

@@ -17,6 +17,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.grams import cut_segments
 from umim_core.rules.matcher import Matcher
 
@@ -58,6 +59,8 @@ def perplexity(
     module: SpanMerger | None,
     matcher: Matcher | None,
     batch_size: int = 8,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> PerplexityResult:
     """Compute token-level perplexity.
 
@@ -67,6 +70,7 @@ def perplexity(
         module: Makes surrogates; None only without rules.
         matcher: The rules; None for the base model.
         batch_size: Windows per forward.
+        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Perplexity, sum, number of targets and realised token reduction.
@@ -81,7 +85,9 @@ def perplexity(
     nll_sum, targets, raw, units = 0.0, 0, 0, 0
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
-        for scores in token_log_probs(rows, backbone, module, matcher):
+        for scores in token_log_probs(
+            rows, backbone, module, matcher, unit_positions=unit_positions
+        ):
             nll_sum -= float(scores.sum())
             targets += len(scores)
         for row in rows:

@@ -23,6 +23,7 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import TokenScores, score_rows
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
@@ -81,7 +82,9 @@ class Scorer:
         module: Makes the surrogates.
         matcher: The rules.
         scope: What is matched.
-        max_units: Longest sequence the model takes, counted in units after merging.
+        max_units: Longest sequence the model takes: units after merging, and with preserved unit
+            positions the raw tokens that they stand for.
+        unit_positions: Positions of units, as the module was trained.
 
     Attributes:
         contexts: Tokens and units of the contexts alone (filled by scope ``context``).
@@ -93,6 +96,7 @@ class Scorer:
     matcher: Matcher
     scope: Scope
     max_units: int
+    unit_positions: UnitPositions = "compact"
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
 
@@ -138,18 +142,34 @@ class Scorer:
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
         """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.
 
+        Args:
+            ids: Raw ids [T].
+            room: Positions that the units left may take.
+
         Raises:
-            EvaluationError: If there is no room at all.
+            EvaluationError: If there is no room for a single unit.
         """
         starts, _ = self.matcher.segment(ids)
-        if room < 1:
+        needed = self._counted(starts, len(ids), len(starts))
+        dropped = int((needed > room).sum())
+        if dropped and dropped == len(starts):
             raise EvaluationError(
                 f"context and continuation must fit {self.max_units} units",
                 f"{room - 1} units left for the context",
                 "Shorten the continuation, or use a backbone with more positions.",
             )
-        dropped = max(0, len(starts) - room)
         return ids[starts[dropped] :] if dropped else ids, len(starts) - dropped
+
+    def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
+        """Return how many positions are in use [S] when a sequence begins at each of its units.
+
+        Args:
+            starts: First raw token of each unit [S].
+            raw: Positions of the whole if preserved.
+            units: Positions of the whole if compact.
+        """
+        compact = self.unit_positions == "compact"
+        return units - np.arange(len(starts)) if compact else raw - starts
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Group requests by context; a row takes no more continuations than pay off."""
@@ -174,7 +194,14 @@ class Scorer:
     def _score_contexts(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
-        scored = score_continuations(contexts, endings, self.backbone, self.module, self.matcher)
+        scored = score_continuations(
+            contexts,
+            endings,
+            self.backbone,
+            self.module,
+            self.matcher,
+            unit_positions=self.unit_positions,
+        )
         return [score for row in scored for score in row]
 
     def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
@@ -184,8 +211,9 @@ class Scorer:
             # The last token is never an input; a branch goes on from its span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             used = tops[:-1] if lengths[-1] == 1 else tops
-            dropped = max(0, int(used.max(initial=0)) + 1 - self.max_units)
-            kept = whole[starts[dropped] :]
+            needed = self._counted(starts, len(whole) - 1, int(used.max(initial=0)) + 1)
+            dropped = int((needed > self.max_units).sum())
+            kept = whole[np.append(starts, len(whole))[dropped] :]
             if len(request.continuation) == 0 or len(kept) <= len(request.continuation):
                 raise EvaluationError(
                     f"a continuation must hold a token and fit {self.max_units} units with context",
@@ -201,7 +229,14 @@ class Scorer:
         """Two-stage accounting of the continuation's tokens, in one forward."""
         rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
         given = [len(context) for context in contexts]
-        return score_rows(rows, self.backbone, self.module, self.matcher, given)
+        return score_rows(
+            rows,
+            self.backbone,
+            self.module,
+            self.matcher,
+            given,
+            unit_positions=self.unit_positions,
+        )
 
 
 def _parts(sizes: Sequence[int], most: int, room: int) -> Iterator[list[int]]:

@@ -4,7 +4,8 @@ Layout of one row with S context units and the continuations y = y1 y2 y3 and z 
 
     column     0 ... S-1 | S   S+1 | S+2
     input      context   | y1  y2  | z1        the last token of a continuation is never an input
-    position   0 ... S-1 | S   S+1 | S         restarted for each continuation
+    position   0 ... S-1 | S   S+1 | S         restarted for each continuation; with preserved
+                                               positions they go on from the context's raw length
     predicts   ...  y1 z1| y2  y3  | z2        column S-1 predicts the first token of each
     sees       causal    | context, itself     y never sees z
 
@@ -27,6 +28,7 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.attention import additive_mask, check_attention_window
 from umim_core.merging.compress import SpanMerger, pack_rows, segmentation, unit_embeddings
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
@@ -67,8 +69,11 @@ class _Layout:
     sizes: list[int]  # tokens per continuation, in order
 
 
-def _layout(unit_counts: Ints, endings: Sequence[Sequence[Ints]], device: torch.device) -> _Layout:
-    width = int(unit_counts.max())
+def _layout(
+    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], device: torch.device
+) -> _Layout:
+    """Lay out continuations after contexts given as the positions of their units [S_b]."""
+    width = max(map(len, contexts))
     tail = max(sum(len(ending) - 1 for ending in row) for row in endings)
     shape = (len(endings), width + tail)
     groups = np.full(shape, _PADDING, dtype=np.int64)
@@ -78,14 +83,14 @@ def _layout(unit_counts: Ints, endings: Sequence[Sequence[Ints]], device: torch.
     columns: list[int] = []
     targets: list[int] = []
     for b, row in enumerate(endings):
-        units = int(unit_counts[b])
+        units, after = len(contexts[b]), contexts[b][-1] + 1
         groups[b, :units] = _CONTEXT
-        positions[b, :units] = np.arange(units)
+        positions[b, :units] = contexts[b]
         column = width
         for k, ending in enumerate(row, start=1):
             inputs = len(ending) - 1
             groups[b, column : column + inputs] = k
-            positions[b, column : column + inputs] = units + np.arange(inputs)
+            positions[b, column : column + inputs] = after + np.arange(inputs)
             tail_ids[b, column - width : column - width + inputs] = ending[:-1]
             rows += [b] * len(ending)
             columns += [units - 1, *range(column, column + inputs)]
@@ -108,6 +113,8 @@ def score_continuations(
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
 
@@ -120,6 +127,7 @@ def score_continuations(
         backbone: The frozen model.
         module: Makes the surrogates; None for the base model.
         matcher: Segments the contexts; None keeps every token.
+        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Per row, one score per continuation, in order.
@@ -142,10 +150,11 @@ def score_continuations(
             )
     raw = [np.asarray(context, dtype=np.int64) for context in contexts]
     packed = pack_rows(raw, [segmentation(ids, matcher) for ids in raw], device=backbone.device)
-    longest = packed.unit_counts.cpu().numpy() + [max(map(len, row)) - 1 for row in endings]
-    _check_length(int(longest.max()), backbone)
+    table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
+    positions = [row[:units] for row, units in zip(table, counts, strict=True)]
+    _check_length(positions, endings, backbone)
     trunk = unit_embeddings(packed, backbone, module)
-    layout = _layout(packed.unit_counts.cpu().numpy(), endings, trunk.device)
+    layout = _layout(positions, endings, trunk.device)
     inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
     hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
     scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
@@ -157,12 +166,17 @@ def score_continuations(
     return result
 
 
-def _check_length(units: int, backbone: Backbone) -> None:
+def _check_length(
+    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], backbone: Backbone
+) -> None:
+    inputs = [max(map(len, row)) - 1 for row in endings]
+    needed = max(int(c[-1]) + 1 + n for c, n in zip(contexts, inputs, strict=True))
+    units = max(len(c) + n for c, n in zip(contexts, inputs, strict=True))
     limit = backbone.max_positions
-    if limit is not None and units > limit:
+    if limit is not None and needed > limit:
         raise EvaluationError(
             f"a context and one continuation must fit the backbone's {limit} positions",
-            f"{units} units",
+            f"{needed} positions for {units} units",
             "Cut the context on the left.",
         )
     check_attention_window(backbone.model.config, units)

@@ -10,6 +10,7 @@ single forward predicts raw token t + 1. With the ids a b c d e and the rule (b,
     predicts       b    c    d    e
     sees           a    a b  a b c  a z      the trunk never sees branches
 
+With preserved unit positions column t has the position t: a surrogate has that of its last token.
 A merged span of n tokens gives n - 1 branch columns, its raw prefix, and one trunk column, so a row
 of T tokens always has T - 1 columns, as many as without rules.
 
@@ -32,6 +33,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.attention import additive_mask, check_attention_window
 from umim_core.merging.compress import PackedUnits, SpanMerger, pack_rows, segmentation, surrogates
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
@@ -84,11 +86,12 @@ class BranchLayout:
         return additive_mask(allowed, dtype)
 
 
-def branch_layout(packed: PackedUnits) -> BranchLayout:
+def branch_layout(packed: PackedUnits, unit_positions: UnitPositions = "compact") -> BranchLayout:
     """Lay out rows of units for one forward over all their raw targets.
 
     Args:
         packed: Rows cut into units; at least one row with two tokens.
+        unit_positions: Positions of the trunk's units.
 
     Returns:
         Tables over L = longest row - 1 columns.
@@ -107,10 +110,11 @@ def branch_layout(packed: PackedUnits) -> BranchLayout:
     padding = column >= raw[:, None] - 1
     trunk = (offset == length - 1) | padding
     surrogate = packed.span_index.gather(1, unit).masked_fill(~trunk | padding, -1)
+    compact = torch.where(trunk, unit, unit + offset)
     return BranchLayout(
         units=unit,
         trunk=trunk,
-        positions=torch.where(trunk, unit, unit + offset),
+        positions=compact if unit_positions == "compact" else column,
         surrogate=surrogate,
     )
 
@@ -122,6 +126,8 @@ def score_rows(
     module: SpanMerger | None,
     matcher: Matcher | None,
     given: Sequence[int] | None = None,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
@@ -131,6 +137,7 @@ def score_rows(
         module: Makes surrogates; None only without rules.
         matcher: The rules; None for the base model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
+        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Per row its T_b - given scores.
@@ -144,7 +151,7 @@ def score_rows(
     if max(len(row) for row in rows) < 2:
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
-    layout = branch_layout(packed)
+    layout = branch_layout(packed, unit_positions)
     _check_positions(layout, backbone)
     return _score_layout(rows, given or [1] * len(rows), packed, layout, backbone, module)
 
@@ -154,13 +161,15 @@ def token_log_probs(
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
+    *,
+    unit_positions: UnitPositions = "compact",
 ) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Returns:
         Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
     """
-    scored = score_rows(rows, backbone, module, matcher)
+    scored = score_rows(rows, backbone, module, matcher, unit_positions=unit_positions)
     return [scores.log_probs.cpu().double() for scores in scored]
 
 

@@ -206,6 +206,7 @@ class UMIM:
                 self.backbone,
                 self.module if merge != "none" else None,
                 self.matcher if merge != "none" else None,
+                unit_positions=self.engine.unit_positions,
             )
         return [[float(scores.log_probs.double().sum()) for scores in row] for row in scored]
 
@@ -244,10 +245,11 @@ class UMIM:
         """
         items = [texts] if isinstance(texts, str) else list(texts)
         matcher = self.matcher if merge == "all" else None
+        pair, policy = (self.backbone, self.module), self.engine.unit_positions
         total, targets = 0.0, 0
         for item in items:
             ids = np.array(self.backbone.encode(item) if isinstance(item, str) else item)
-            (scores,) = token_log_probs([ids], self.backbone, self.module, matcher)
+            (scores,) = token_log_probs([ids], *pair, matcher, unit_positions=policy)
             total += float(scores.sum())
             targets += len(scores)
         if targets == 0:

@@ -1,0 +1,130 @@
+"""One training run as plain data, and what a worker builds from it.
+
+A job is a plain mapping of paths and settings, so that it travels to any worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from tasks.objectives import DistillObjective, PreferenceObjective
+from tasks.rows import TokenRows
+from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
+from umim_core.backbone import Backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import DistillConfig, PreferenceConfig
+from umim_core.merging.module import MergeModule
+from umim_core.merging.policies import ModuleForm, UnitPositions
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training run, as plain data.
+
+    Attributes:
+        objective: ``distill`` over token rows or ``preference`` over questions.
+        backbone: Backbone name; revision: hub revision or None.
+        rules: Directory of the rule set.
+        train: Directory of training rows, or the question file.
+        valid: Directory of validation rows, or the question file.
+        start: Checkpoint directory to start from, or None for fresh weights.
+        form: Policies of a fresh module and of its use by name, the paper's where none is named.
+        max_tokens: Most tokens of a question with an answer (preference only).
+        seed: Seed of weights and data order.
+        config: Dumped DistillConfig or PreferenceConfig.
+        strategy: ``ddp`` or ``deepspeed``.
+        use_gpu: Whether workers use a GPU each.
+        out: Directory that receives checkpoint, curve and (while running) state.
+    """
+
+    objective: Literal["distill", "preference"]
+    backbone: str
+    revision: str | None
+    rules: str
+    train: str
+    valid: str
+    start: str | None
+    form: Mapping[str, object]
+    max_tokens: int
+    seed: int
+    config: Mapping[str, object]
+    strategy: Literal["ddp", "deepspeed"]
+    use_gpu: bool
+    out: str
+
+
+def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
+    """Return how a job optimises."""
+    if job.objective == "preference":
+        return PreferenceConfig.model_validate(job.config)
+    return DistillConfig.model_validate(job.config)
+
+
+def start_module(job: TrainJob, backbone: Backbone) -> tuple[MergeModule, UnitPositions]:
+    """Return the module that a job trains, and which positions units have meanwhile.
+
+    Raises:
+        CheckpointError: If the checkpoint to start from cannot be loaded.
+        BackboneMismatchError: If it belongs to another backbone.
+    """
+    if job.start is None:
+        form = ModuleForm.model_validate(job.form)
+        module = MergeModule(
+            backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
+        )
+        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
+        return module.to(backbone.device), form.unit_positions
+    start = Checkpoint.load(job.start)
+    start.check_backbone(backbone)
+    module = start.module.requires_grad_(True)
+    return module.to(backbone.device), start.config.unit_positions
+
+
+def make_objective(
+    job: TrainJob,
+    backbone: Backbone,
+    module: MergeModule,
+    matcher: Matcher,
+    unit_positions: UnitPositions,
+) -> DistillObjective | PreferenceObjective:
+    """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
+    config = job_config(job)
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    per_rank = config.batch_size // world
+    if isinstance(config, PreferenceConfig):
+        train_split, valid_split = (
+            encode_questions(
+                read_questions(path),
+                backbone.encode,
+                prompt=DOCSTRING_PROMPT,
+                max_length=job.max_tokens,
+            )
+            for path in (job.train, job.valid)
+        )
+        return PreferenceObjective(
+            backbone,
+            module,
+            matcher,
+            train_split,
+            valid_split,
+            beta=config.beta,
+            batch_size=per_rank,
+            unit_positions=unit_positions,
+        )
+    return DistillObjective(
+        backbone,
+        module,
+        matcher,
+        *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
+        bf16=config.bf16,
+        micro_batch=config.micro_batch,
+        batch_size=per_rank,
+        unit_positions=unit_positions,
+    )

@@ -1,0 +1,200 @@
+"""Evaluation with preserved unit positions: against the paper's listing and against hand counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+)
+
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.errors import EvaluationError, GenerationError
+from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.perplexity import perplexity, token_log_probs
+from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.merging.compress import pack_rows
+from umim_core.merging.likelihood import branch_layout
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+Ids = NDArray[np.int64]
+VOCAB, LIMIT = 11, 32
+LLAMA_LIKE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": LIMIT,
+}
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
+    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=LIMIT),
+    "gpt2": lambda: GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=LIMIT),
+}
+NO_RULES = Matcher(RuleSet.from_spans([]))
+
+
+def build(name: str) -> Backbone:
+    config = CONFIGS[name]()
+    config.vocab_size, config.initializer_range = VOCAB, 0.2
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    torch.manual_seed(0)
+    return wrap_backbone(AutoModelForCausalLM.from_config(config).double(), None)
+
+
+def module_for(backbone: Backbone) -> MergeModule:
+    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
+    module.initialise(0.2, torch.Generator().manual_seed(1))
+    return module.eval().requires_grad_(False)
+
+
+def random_rules() -> Matcher:
+    rng = np.random.default_rng(0)
+    spans = {tuple(rng.integers(0, VOCAB, rng.integers(2, 5)).tolist()) for _ in range(50)}
+    return Matcher(RuleSet.from_spans(spans | {(0, 1, 2, 3)}))
+
+
+def random_rows() -> list[Ids]:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, VOCAB, length) for length in (LIMIT, 1, 2, 17)]
+    return [*rows, np.array([0, 1, 2, 3, *rng.integers(0, VOCAB, 9)]), np.array([0, 1, 2, 3])]
+
+
+@torch.no_grad()
+def listing(ids: Ids, matcher: Matcher, module: MergeModule, backbone: Backbone) -> Tensor:
+    """The paper's two-stage listing, one forward per target, with the positions of raw tokens."""
+    starts, lengths = (part.tolist() for part in matcher.segment(ids))
+    scores = []
+    for target in range(1, len(ids)):
+        units = []
+        for start, length in zip(starts, lengths, strict=True):
+            if start + length <= target:
+                units.append((start, length))
+            else:  # the raw prefix of the span that hides the target
+                units += [(t, 1) for t in range(start, target)]
+                break
+        inputs = []
+        for start, length in units:
+            tokens = backbone.embed(torch.from_numpy(ids[start : start + length]))
+            merged = length > 1
+            inputs.append(module(tokens[None], torch.tensor([length])) if merged else tokens)
+        logits = backbone.model(
+            inputs_embeds=torch.cat(inputs)[None],
+            position_ids=torch.tensor([[start + length - 1 for start, length in units]]),
+            attention_mask=torch.ones(1, len(units)),
+        ).logits[0, -1]
+        scores.append(logits.log_softmax(-1)[ids[target]])
+    return torch.stack(scores) if scores else torch.zeros(0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_target_equals_the_listing(name: str) -> None:
+    backbone = build(name)
+    module, matcher, rows = module_for(backbone), random_rules(), random_rows()
+    assert any(matcher.segment(row)[1].max() == 4 for row in rows)
+    found = token_log_probs(rows, backbone, module, matcher, unit_positions="preserved")
+    wrong = token_log_probs(rows, backbone, module, matcher, unit_positions="compact")
+    for row, ours, other in zip(rows, found, wrong, strict=True):
+        theirs = listing(row, matcher, module, backbone)
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
+        if len(row) == LIMIT:
+            assert float((other - theirs).abs().max()) > 1e-4
+
+
+def test_layout_of_the_worked_example() -> None:
+    # a b c d e with the rule (b, c, d)
+    packed = pack_rows([np.arange(5)], [(np.array([0, 1, 4]), np.array([1, 3, 1]))])
+    assert branch_layout(packed, "preserved").positions.tolist() == [[0, 1, 2, 3]]
+
+
+def test_without_merges_everything_equals_the_base_model() -> None:
+    backbone = build("gpt2")
+    rows = random_rows()[:1]
+    module = module_for(backbone)
+    ours = perplexity(rows, backbone, module, NO_RULES, unit_positions="preserved")
+    assert ours == perplexity(rows, backbone, None, None)
+
+
+def test_perplexity_and_alignment_are_those_of_the_policy() -> None:
+    backbone = build("llama")
+    rows, module, matcher = random_rows()[:1], module_for(backbone), random_rules()
+    total = float(listing(rows[0], matcher, module, backbone).sum())
+    found = perplexity(rows, backbone, module, matcher, unit_positions="preserved")
+    assert found.nll_sum == pytest.approx(-total, abs=1e-9)
+    compact, preserved = (
+        evaluate_alignment(rows, backbone, module, matcher, unit_positions=policy).means["kl"]
+        for policy in ("compact", "preserved")
+    )
+    assert abs(compact - preserved) > 1e-5
+
+
+def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
+    backbone = build("gpt2")
+    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
+    row = [np.ones(LIMIT + 2, dtype=np.int64)]
+    assert len(token_log_probs(row, backbone, module, matcher)[0]) == LIMIT + 1
+    with pytest.raises(EvaluationError, match=f"{LIMIT} positions; got {LIMIT + 1} positions"):
+        token_log_probs(row, backbone, module, matcher, unit_positions="preserved")
+
+
+def test_the_window_of_a_backbone_still_counts_columns() -> None:
+    config = MistralConfig(**LLAMA_LIKE | {"max_position_embeddings": 64}, sliding_window=LIMIT)
+    config.vocab_size = VOCAB
+    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
+    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
+    row = [np.ones(LIMIT + 2, dtype=np.int64)]
+    with pytest.raises(GenerationError, match="window"):
+        token_log_probs(row, backbone, module, matcher, unit_positions="preserved")
+
+
+def scorer(scope: Scope, name: str = "gpt2") -> Scorer:
+    backbone = build(name)
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
+    return Scorer(backbone, module_for(backbone), matcher, scope, LIMIT, "preserved")
+
+
+def test_a_continuation_is_scored_from_the_raw_length_of_its_context() -> None:
+    model = scorer("context")
+    context, continuation = [6, 7, 8, 9, 0, 1, 2, 10], [3, 10, 0]
+    whole = np.array(context + continuation)
+    cut = Matcher(RuleSet.from_spans([(6, 7, 8, 9), (0, 1, 2)]))
+    model.matcher = cut
+    wanted = listing(whole, cut, model.module, model.backbone)[-len(continuation) :].sum()  # type: ignore[arg-type]
+    request = Request(np.array(context), np.array(continuation))
+    [found] = model.score([request], 1)
+    assert found.log_prob == pytest.approx(float(wanted), abs=1e-9)
+    model.unit_positions = "compact"
+    [other] = model.score([request], 1)
+    assert abs(other.log_prob - found.log_prob) > 1e-4
+
+
+@pytest.mark.parametrize("scope", ["context", "all"])
+@pytest.mark.parametrize("length", [LIMIT - 3, LIMIT - 2, LIMIT - 1, LIMIT, 3 * LIMIT])
+def test_inputs_beyond_the_positions_lose_leading_units(scope: Scope, length: int) -> None:
+    ids = np.array([6, 7, 8, 9, 10, 3, 4, 5] * 13)[:length]
+    model = scorer(scope)
+    starts, _ = model.matcher.segment(ids)
+    room = LIMIT - 1  # a continuation of two tokens feeds one
+    first = next(start for start in starts.tolist() if length - start <= room)
+    [found] = model.score([Request(ids, np.array([10, 10]))], 1)
+    [short] = model.score([Request(ids[first:], np.array([10, 10]))], 1)
+    assert found == short
+    assert model.inputs.raw == 2 * (length - first + 2)
+
+
+def test_a_context_whose_last_unit_does_not_fit_is_refused() -> None:
+    model = scorer("context")
+    with pytest.raises(EvaluationError, match="must fit"):
+        model.fit(np.array([6, 7, 8, 9]), 3)
