@@ -35,20 +35,28 @@ class SpeedRow(_Part):
     """One measured speed, base and UMIM side by side.
 
     Attributes:
-        label: Which checkpoint.
-        phase: Reading the prompt, or generating.
+        label: Which checkpoint and rules.
+        phase: Reading the prompt, generating, or both.
         prompt_tokens: Raw tokens of the prompt.
+        batch_size: Rows side by side.
         base_tokens_per_s: Raw tokens per second, base model.
         umim_tokens_per_s: Raw tokens per second, UMIM (matching and merging included).
         token_reduction: Realised TR of the prompt, 0..1.
+        bound: Largest speed-up that this TR can give.
+        base_kv_bytes: Keys and values at the end of the phase, base model.
+        umim_kv_bytes: The same for UMIM.
     """
 
     label: str
-    phase: Literal["prefill", "decode"] = "prefill"
+    phase: Literal["prefill", "decode", "request"] = "prefill"
     prompt_tokens: int = Field(gt=0)
+    batch_size: int = Field(default=1, gt=0)
     base_tokens_per_s: float | None
     umim_tokens_per_s: float | None
     token_reduction: float | None = None
+    bound: float | None = None
+    base_kv_bytes: int | None = None
+    umim_kv_bytes: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -56,6 +64,24 @@ class SpeedRow(_Part):
         if not self.base_tokens_per_s or self.umim_tokens_per_s is None:
             return None
         return self.umim_tokens_per_s / self.base_tokens_per_s
+
+
+class BreakEvenRow(_Part):
+    """From which prompt length on a checkpoint pays.
+
+    Attributes:
+        label: Which checkpoint and rules.
+        phase: Reading the prompt, generating, or both.
+        batch_size: Rows side by side.
+        prompt_tokens: Measured lengths, rising.
+        pays_from: Least of them from which UMIM is faster, lower quartile included; None if never.
+    """
+
+    label: str
+    phase: Literal["prefill", "decode", "request"]
+    batch_size: int = Field(gt=0)
+    prompt_tokens: tuple[int, ...]
+    pays_from: int | None
 
 
 class RuleCounts(_Part):
@@ -92,6 +118,42 @@ class SpanExample(_Part):
         return 1 - len(self.spans) / tokens if tokens else 0.0
 
 
+class AttentionExample(_Part):
+    """Where one layer looks, raw and merged, on the units of one text.
+
+    Attributes:
+        label: Which checkpoint and layer.
+        units: Text of each unit.
+        tokens: Raw tokens of each unit.
+        before: Attention [query][key] over raw tokens, those of a unit added up.
+        after: The same over units.
+    """
+
+    label: str
+    units: tuple[str, ...]
+    tokens: tuple[int, ...]
+    before: tuple[tuple[float, ...], ...]
+    after: tuple[tuple[float, ...], ...]
+
+
+class SimilarityRow(_Part):
+    """Mean cosine similarities of the surrogates of one order.
+
+    Attributes:
+        order: Tokens of a span.
+        spans: Number of spans.
+        by_offset: With the embedding of the token at each offset.
+        mean: With the mean of the span's embeddings.
+        random: With a random token's embedding.
+    """
+
+    order: int
+    spans: int
+    by_offset: tuple[float, ...]
+    mean: float
+    random: float
+
+
 class ReportData(_Part):
     """Everything the report shows.
 
@@ -102,8 +164,11 @@ class ReportData(_Part):
         rows: The comparison, in the order to be shown; the first one leads the page.
         curves: Losses by cell.
         throughput: Speeds.
+        break_even: From which prompt length on merging pays.
         rule_counts: Mining by rule set.
         examples: Texts with their merged spans.
+        attention: Attention before and after merging; None where not measured.
+        similarity: Surrogates against their tokens, by order.
         chance: Accuracy of guessing on the task, 0..1; None where unknown.
         links: Addresses by name (the MLflow and Prefect pages of the run).
     """
@@ -114,8 +179,11 @@ class ReportData(_Part):
     rows: tuple[ComparisonRow, ...] = ()
     curves: tuple[LossCurve, ...] = ()
     throughput: tuple[SpeedRow, ...] = ()
+    break_even: tuple[BreakEvenRow, ...] = ()
     rule_counts: tuple[RuleCounts, ...] = ()
     examples: tuple[SpanExample, ...] = ()
+    attention: AttentionExample | None = None
+    similarity: tuple[SimilarityRow, ...] = ()
     chance: float | None = None
     links: dict[str, str] = Field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from tasks.comparison import SETTINGS
 from tasks.label_placement import place_labels
+from tasks.report_attention import draw_attention, draw_similarity
 from tasks.report_data import LossCurve, ReportData, SpeedRow
 from tasks.report_drawing import (
     PALETTE,
@@ -29,6 +30,7 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
         drawn = [_accuracy(data), _perplexity(data)]
         alone = None not in drawn  # both pair up, so that the next one has a line of its own
         drawn += [_alignment(data, wide=alone), _losses(data.curves), _throughput(data.throughput)]
+        drawn += [draw_attention(data.attention), draw_similarity(data.similarity)]
     return [figure for figure in drawn if figure is not None]
 
 
@@ -166,6 +168,8 @@ def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
 
 
 def _throughput(rows: Sequence[SpeedRow]) -> ReportFigure | None:
+    # A request is the sum of the other two; of several batch sizes the first one is drawn.
+    rows = [row for row in rows if row.phase != "request" and row.batch_size == rows[0].batch_size]
     panels = list(dict.fromkeys((row.label, row.phase) for row in rows))
     if not panels:
         return None

@@ -1,8 +1,9 @@
-"""Shared fixtures: seeded generators, a tokenizer and two tiny backbones, all made in memory."""
+"""Shared fixtures: seeded generators, a tokenizer, two tiny backbones and a merge checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +21,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core import UMIM
+from umim_core.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
 
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None)
@@ -108,3 +113,26 @@ def tiny_backbone(
 def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
     """The tiny Llama: rotary positions, grouped queries, untied head."""
     return wrap_backbone(_model("llama", 0), tiny_tokenizer, name="tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Path:
+    """Random weights for a backbone of 64 positions; w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    _model("llama", 0).save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
+    spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    Checkpoint.of(module, rules, backbone).save(folder / "merge")
+    return folder / "merge"
+
+
+@pytest.fixture(scope="session")
+def tiny_umim(tiny_checkpoint: Path) -> UMIM:
+    """The model of ``tiny_checkpoint``."""
+    return UMIM.from_pretrained(tiny_checkpoint)

@@ -79,7 +79,7 @@ def test_compress_prints_units_and_figures(umim: Umim, checkpoint: Path) -> None
     found = document(umim("compress", TEXT, "-c", checkpoint, "--json"))
     assert found["unit_lengths"] == UNITS
     assert found["spans"] == [[0, 2], [3, 3], [6, 4]]
-    assert found["units"] == ["w1 w2", "w9", "w3 w4 w5", "w6 w7 w8 w9", "w1"]
+    assert found["units"] == ["w1 w2", " w9", " w3 w4 w5", " w6 w7 w8 w9", " w1"]
     assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
 
 

@@ -15,6 +15,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from umim_core.cli_bench import bench
+from umim_core.cli_generate import generate
+from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption, given_text
 from umim_core.cli_mine import mine
 from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.cli_rules import rules
@@ -28,14 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
-]
-MergeOption = Annotated[
-    Literal["all", "prompt", "none"], typer.Option(help="What is merged; none is the base model.")
-]
-_DEFAULT_CHECKPOINT = "umim-docs-llama"
-
+app.command()(generate)
+app.command()(bench)
 app.command()(mine)
 app.command()(rules)
 
@@ -53,21 +50,21 @@ def main() -> None:
 @app.command()
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
-    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
     from umim_core import UMIM
 
-    given = _text(text)
+    given = given_text(text)
     quiet()
     compression = UMIM.from_pretrained(checkpoint).compress(given)
     if html is not None:
         from umim_core.disk import write_bytes
+        from umim_core.merging.showing import html_page
 
-        head = '<!doctype html><meta charset="utf-8"><title>umim compress</title>'
-        write_bytes(html, (head + compression.html()).encode())
+        write_bytes(html, html_page("umim compress", compression.html()).encode())
     if as_json:
         document: dict[str, object] = {
             "tokens": len(compression.ids),
@@ -82,49 +79,9 @@ def compress(
 
 
 @app.command()
-def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
-    ] = None,
-    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
-    do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
-    merge: MergeOption = "all",
-    as_json: JsonFlag = False,
-) -> None:
-    """Continue a prompt with merging in the prompt and while decoding."""
-    from umim_core import UMIM
-
-    given = _text(prompt)
-    quiet()
-    out = UMIM.from_pretrained(checkpoint).generate(
-        given,
-        max_new_tokens=max_new_tokens,
-        do_sample=do_sample,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        merge=merge,
-    )
-    document: dict[str, object] = {
-        "text": out.text[0],
-        "ids": list(out.ids[0]),
-        "prompt_spans": [list(span) for span in out.prompt_spans[0]],
-        "generated_spans": [list(span) for span in out.generated_spans[0]],
-        "token_reduction": out.token_reduction[0],
-        "gen_kv_reduction": out.gen_kv_reduction[0],
-        "cache_lengths": list(out.cache_lengths[0]),
-    }
-    emit(document, [out.text[0]], as_json)
-
-
-@app.command()
 def ppl(
     files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
-    checkpoint: CheckpointOption = _DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
     as_json: JsonFlag = False,
@@ -147,7 +104,13 @@ def ppl(
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
     rows = list(islice(windows(ids, min(segment_length, len(ids))), max_segments))
     base = perplexity(rows, umim.backbone, None, None)
-    ours = perplexity(rows, umim.backbone, umim.module, umim.matcher)
+    ours = perplexity(
+        rows,
+        umim.backbone,
+        umim.module,
+        umim.matcher,
+        unit_positions=umim.checkpoint.config.unit_positions,
+    )
     document: dict[str, object] = {
         "ppl_base": finite_or_none(base.ppl),
         "ppl_umim": finite_or_none(ours.ppl),
@@ -183,19 +146,3 @@ def path(
             f"{name} must hold a {part}", "none in this installation", "Install the package again."
         )
     emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)
-
-
-def _text(argument: str | None) -> str:
-    """Return the argument, or stdin for "-" or nothing."""
-    if argument is not None and argument != "-":
-        try:
-            argument.encode()
-        except UnicodeEncodeError as error:  # Python marks bytes that are not UTF-8 so
-            raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
-        return argument
-    if sys.stdin is None or sys.stdin.isatty():
-        raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error

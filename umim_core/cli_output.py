@@ -20,8 +20,13 @@ def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
         as_json: Whether the document is wanted.
     """
     text = json.dumps(document, allow_nan=False) if as_json else "\n".join(lines)
+    write(text)
+
+
+def write(text: str, *, newline: bool = True) -> None:
+    """Print a text at once, what the terminal's encoding lacks as escapes."""
     encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=newline)
 
 
 def quiet() -> None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
-from typing import Final
 
 from rich.console import Console
-from rich.text import Text
 
-# Neighbouring merged spans alternate, so that their border shows.
-_STYLES: Final = ("black on bright_cyan", "black on bright_yellow")
-_COLOURS: Final = ("#9be7f2", "#ffe28a")
+from umim_core.merging.showing import Piece, View
 
 
 @dataclass(frozen=True)
@@ -52,38 +47,24 @@ class Compression:
             f"{len(self.spans)} merged spans, token reduction {self.token_reduction:.1%}"
         )
 
+    @property
+    def view(self) -> View:
+        """The units and the line of figures, to be shown."""
+        pairs = zip(self.units, self.unit_lengths, strict=True)
+        pieces = tuple(Piece(text, tokens, unit) for unit, (text, tokens) in enumerate(pairs))
+        return View(pieces, self.summary, "umim-compression")
+
     def show(self, console: Console | None = None) -> None:
         """Print the text with merged spans coloured, and a line of figures.
 
         Args:
             console: Where to print; the terminal if None.
         """
-        out = console or Console()
-        text, merged = Text(), 0
-        for unit, length in zip(self.units, self.unit_lengths, strict=True):
-            text.append(unit, style=_STYLES[merged % 2] if length > 1 else "")
-            merged += length > 1
-        out.print(text)
-        out.print(self.summary, style="dim", highlight=False)
+        self.view.show(console)
 
     def html(self) -> str:
         """Return a self-contained HTML fragment with merged spans as coloured ``<mark>`` elements.
 
         All text is escaped; nothing is loaded from elsewhere.
         """
-        parts, merged = [], 0
-        for unit, length in zip(self.units, self.unit_lengths, strict=True):
-            if length > 1:
-                colour = _COLOURS[merged % 2]
-                parts.append(
-                    f'<mark style="background:{colour}" title="{length} tokens">'
-                    f"{escape(unit)}</mark>"
-                )
-                merged += 1
-            else:
-                parts.append(escape(unit))
-        return (
-            '<div class="umim-compression"><pre style="white-space:pre-wrap">'
-            + "".join(parts)
-            + f"</pre><p>{escape(self.summary)}</p></div>"
-        )
+        return self.view.html()

@@ -29,6 +29,7 @@ from umim_core.merging.options import (
     generation_config,
     request,
 )
+from umim_core.merging.showing import unit_texts
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -217,11 +218,10 @@ class UMIM:
             text: Any text; it may be empty.
         """
         ids = np.array(self.backbone.encode(text), dtype=np.int64)
-        starts, lengths = self.matcher.segment(ids)
-        pieces = zip(starts.tolist(), lengths.tolist(), strict=True)
+        _, lengths = self.matcher.segment(ids)
         return Compression(
             ids=tuple(ids.tolist()),
-            units=tuple(self.backbone.decode(ids[s : s + n].tolist()) for s, n in pieces),
+            units=unit_texts(ids.tolist(), lengths.tolist(), self.backbone.decode),
             unit_lengths=tuple(lengths.tolist()),
         )
 

@@ -1,0 +1,205 @@
+"""Cache memory and batch capacity at equal memory: base against UMIM, measured on held-out text.
+
+    python -m benchmarks.cache_capacity --out docs/results/cache_capacity.json
+
+Prompts of several lengths are consecutive windows of held-out docstrings; 128 tokens are generated
+from each. What a row needs is the most entries that its cache held at once. How many rows fit into
+the budget follows from that, and is checked: that many rows are allocated in a ``RowCache``, whose
+buffers must stay within the budget, and one row more must not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig
+
+from benchmarks.capacity_figure import figure_svg
+from benchmarks.common import Report, add_report_options, facts, save
+from benchmarks.corpus import CACHE, held_out_texts
+from benchmarks.generation_pages import capacity_page
+from benchmarks.generation_quality import LIBRARIES, MERGES
+from umim_core import UMIM
+from umim_core.backbone import Backbone
+from umim_core.embedded.assets import embedded_names
+from umim_core.errors import NumericalError
+from umim_core.merging.cache import RowCache
+from umim_core.text import tokenize_documents
+
+PROMPT_LENGTHS: Final = (256, 512, 1024)
+NEW_TOKENS: Final = 128
+_MIB: Final = 1 << 20
+Ids = NDArray[np.int64]
+
+
+def unit_bytes(backbone: Backbone) -> int:
+    """Return the bytes of one cache entry: key and value of every layer and key/value head."""
+    heads, size = _key_value_shape(backbone)
+    width = torch.finfo(backbone.dtype).bits // 8
+    return int(backbone.model.config.num_hidden_layers) * 2 * heads * size * width
+
+
+def allocated_bytes(backbone: Backbone, rows: int, columns: int) -> int:
+    """Fill a cache of ``rows`` rows with ``columns`` entries each and return its buffers' bytes."""
+    heads, size = _key_value_shape(backbone)
+    layers = backbone.model.config.num_hidden_layers
+    cache = RowCache(layers, rows, columns, backbone.device)
+    # One state seen as many: what is counted must be the cache's own memory.
+    states = torch.zeros(1, heads, 1, size, dtype=backbone.dtype, device=backbone.device)
+    states = states.expand(rows, heads, columns, size)
+    cache.begin(columns)
+    for layer in range(layers):
+        cache.update(states, states, layer)
+    cache.commit(torch.full((rows,), columns))
+    buffers = [buffer for layer in cache.layers for buffer in (layer.keys, layer.values)]
+    return sum(buffer.nbytes for buffer in buffers if buffer is not None)
+
+
+def capacity(backbone: Backbone, columns: int, budget: int) -> tuple[int, int]:
+    """Return how many rows of ``columns`` entries fit into a budget, and what they allocate.
+
+    Args:
+        backbone: Whose cache it is.
+        columns: Entries per row.
+        budget: Bytes.
+
+    Raises:
+        NumericalError: If the real buffers do not agree with the computed capacity.
+    """
+    rows = budget // (columns * unit_bytes(backbone))
+    taken = allocated_bytes(backbone, rows, columns) if rows else 0
+    more = allocated_bytes(backbone, rows + 1, columns)
+    if not taken <= budget < more:
+        raise NumericalError(
+            f"{rows} rows must fit into {budget} bytes, and one more must not",
+            f"{taken} and {more} bytes",
+            "Compare unit_bytes with the layout of RowCache.",
+        )
+    return rows, taken
+
+
+def entries(umim: UMIM, prompts: Sequence[Ids], merge: str, new: int, batch_size: int) -> list[int]:
+    """Return the most entries that each row's cache held while it was generated."""
+    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
+        max_new_tokens=new, do_sample=False, eos_token_id=None
+    )
+    prompt, decode = MERGES[merge]
+    found: list[int] = []
+    for first in range(0, len(prompts), batch_size):
+        part = prompts[first : first + batch_size]
+        output = umim.engine.generate(part, config, merge_prompt=prompt, merge_decode=decode)
+        found += [max(row.cache_lengths) for row in output.rows]
+    return found
+
+
+def measure(
+    umim: UMIM,
+    ids: Ids,
+    *,
+    lengths: Sequence[int] = PROMPT_LENGTHS,
+    prompts: int,
+    new_tokens: int = NEW_TOKENS,
+    budget: int,
+    batch_size: int,
+) -> Report:
+    """Measure one model.
+
+    Args:
+        umim: Backbone, module and rules.
+        ids: Held-out ids [T], cut into consecutive prompts.
+        lengths: Tokens per prompt; one that does not fit the positions unmerged is skipped.
+        prompts: Prompts per length.
+        new_tokens: Tokens generated from each.
+        budget: Bytes of cache.
+        batch_size: Rows per forward.
+    """
+    backbone = umim.backbone
+    positions = backbone.max_positions
+    fitting = [n for n in lengths if positions is None or n + new_tokens - 1 <= positions]
+    rows = []
+    for length in fitting:
+        if len(ids) < prompts * length:
+            raise SystemExit(f"{len(ids)} held-out tokens are too few for {prompts} x {length}")
+        cut = list(ids[: prompts * length].reshape(prompts, length))
+        for merge in MERGES:
+            held = entries(umim, cut, merge, new_tokens, batch_size)
+            mean, longest = float(np.mean(held)), max(held)
+            fit, taken = capacity(backbone, longest, budget)
+            rows.append(
+                {
+                    "prompt_tokens": length,
+                    "merge": merge,
+                    "units_mean": mean,
+                    "units_longest": longest,
+                    "bytes_mean": mean * unit_bytes(backbone),
+                    "sequences_mean": int(budget // (mean * unit_bytes(backbone))),
+                    "sequences": fit,
+                    "allocated_bytes": taken,
+                }
+            )
+    return {
+        "positions": positions,
+        "unit_bytes": unit_bytes(backbone),
+        "skipped": [length for length in lengths if length not in fitting],
+        "rows": rows,
+    }
+
+
+def _key_value_shape(backbone: Backbone) -> tuple[int, int]:
+    """Return key/value heads and head size."""
+    config = backbone.model.config
+    heads = int(config.num_attention_heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(getattr(config, "num_key_value_heads", None) or heads), int(size)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--checkpoints", nargs="+", default=embedded_names())
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
+    parser.add_argument("--prompts", type=int, default=16, help="per length")
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
+    parser.add_argument("--budget-mib", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the docstrings")
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    texts = held_out_texts(options.cache)
+    report: Report = {
+        "benchmark": "cache_capacity",
+        "facts": facts(LIBRARIES, options.commit),
+        "budget_bytes": options.budget_mib * _MIB,
+        "prompts": options.prompts,
+        "new_tokens": options.new_tokens,
+        "subjects": {},
+    }
+    for name in options.checkpoints:
+        umim = UMIM.from_pretrained(name)
+        tokenizer = umim.backbone.require_tokenizer()
+        ids = np.concatenate(list(tokenize_documents(texts, tokenizer))).astype(np.int64)
+        report["subjects"][name] = measure(
+            umim,
+            ids,
+            lengths=options.lengths,
+            prompts=options.prompts,
+            new_tokens=options.new_tokens,
+            budget=options.budget_mib * _MIB,
+            batch_size=options.batch_size,
+        )
+    save(report, options.out, capacity_page)
+    if options.out is not None:
+        options.out.with_suffix(".svg").write_text(figure_svg(report), encoding="utf-8")
+    print(capacity_page(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Attention maps on units, and surrogates against their tokens."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.merge_modules import module_of
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.evaluation.attention_maps import attention_maps
+from umim_core.evaluation.surrogate_similarity import surrogate_similarity
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+IDS = [5, 1, 2, 9, 3, 4, 7]  # units 5 | 1 2 | 9 | 3 4 | 7
+UNITS = [[0], [1, 2], [3], [4, 5], [6]]
+NOTHING = Matcher(RuleSet.from_spans([(30, 31)], tokenizer_fingerprint=None))
+RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4)], tokenizer_fingerprint=None))
+
+
+def reference(backbone: Backbone, layer: int) -> np.ndarray:
+    """Raw attention of transformers, summed and picked in loops."""
+    previous = backbone.model.config._attn_implementation
+    backbone.model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = backbone.model(input_ids=torch.tensor([IDS]), output_attentions=True)
+    backbone.model.set_attn_implementation(previous)
+    weights = out.attentions[layer][0].mean(dim=0)
+    return np.array([[sum(float(weights[q[-1], k]) for k in key) for key in UNITS] for q in UNITS])
+
+
+@pytest.mark.parametrize("layer", [0, -1])
+def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer: int) -> None:
+    maps = attention_maps(IDS, tiny_backbone, module_of("paper"), RULES, layer=layer)
+    assert maps.before == pytest.approx(reference(tiny_backbone, layer), abs=1e-6)
+    assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
+
+
+def test_without_merges_both_are_the_same(tiny_backbone: Backbone) -> None:
+    maps = attention_maps(IDS, tiny_backbone, module_of("paper"), NOTHING, head=1)
+    assert maps.after == pytest.approx(maps.before, abs=1e-7)
+
+
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+def test_rows_add_up_to_one_and_never_look_ahead(tiny_llama: Backbone, positions) -> None:
+    maps = attention_maps(IDS, tiny_llama, module_of("paper"), RULES, unit_positions=positions)
+    for grid in (maps.before, maps.after):
+        assert grid.sum(axis=1) == pytest.approx(np.ones(5))
+        assert np.triu(grid, 1) == pytest.approx(np.zeros((5, 5)))
+
+
+def test_the_backbone_keeps_its_attention(tiny_llama: Backbone) -> None:
+    before = tiny_llama.model.config._attn_implementation
+    attention_maps(IDS, tiny_llama, module_of("paper"), RULES)
+    assert tiny_llama.model.config._attn_implementation == before != "eager"
+
+
+@pytest.mark.parametrize(("ids", "layer", "head"), [([], 0, 0), (IDS, 2, 0), (IDS, 0, 4)])
+def test_what_is_not_there_is_refused(
+    tiny_llama: Backbone, ids: list[int], layer: int, head: int
+) -> None:
+    with pytest.raises(EvaluationError, match="one of 2 layers and one of 4 heads"):
+        attention_maps(ids, tiny_llama, module_of("paper"), RULES, layer=layer, head=head)
+
+
+def first(spans: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return spans[:, 0]
+
+
+def test_a_copy_of_the_first_token_is_equal_to_it_alone(tiny_llama: Backbone) -> None:
+    spans = [(1, 2), (3, 4, 5), (6, 7)]
+    two, three = surrogate_similarity(spans, tiny_llama, first)
+    assert (two.order, two.spans, three.order, three.spans) == (2, 2, 3, 1)
+    table = tiny_llama.embedding_weight.detach().double().numpy()
+
+    def cosine(a: np.ndarray, b: np.ndarray) -> float:
+        return float(a @ b / math.sqrt((a @ a) * (b @ b)))
+
+    assert two.by_offset[0] == pytest.approx(1.0)
+    second = (cosine(table[1], table[2]) + cosine(table[6], table[7])) / 2
+    assert two.by_offset[1] == pytest.approx(second, abs=1e-6)
+    assert three.mean == pytest.approx(cosine(table[3], table[3:6].mean(axis=0)), abs=1e-6)
+    assert -1 <= two.random < 0.999
+
+
+def test_random_tokens_follow_the_seed(tiny_llama: Backbone) -> None:
+    spans = [(number, 3) for number in range(1, 9)]
+    found = [surrogate_similarity(spans, tiny_llama, first, seed)[0].random for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("spans", [[], [(1, 2), (3,)]])
+def test_spans_of_one_token_are_refused(tiny_llama: Backbone, spans: list) -> None:
+    with pytest.raises(EvaluationError, match="at least two tokens"):
+        surrogate_similarity(spans, tiny_llama, first)

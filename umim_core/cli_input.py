@@ -1,0 +1,36 @@
+"""What the commands of ``umim`` share: the text and the checkpoint they are given."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from umim_core.errors import ConfigError, CorpusError
+
+DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
+CheckpointOption = Annotated[
+    str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
+]
+
+
+def given_text(argument: str | None) -> str:
+    """Return the argument, or stdin for "-" or nothing.
+
+    Raises:
+        ConfigError: If nothing is given.
+        CorpusError: If it is not UTF-8.
+    """
+    if argument is not None and argument != "-":
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:  # Python marks bytes that are not UTF-8 so
+            raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
+        return argument
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError("a text must be given", "nothing", "Pass it, or pipe it into stdin.")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise CorpusError("stdin must be UTF-8", str(error), "Convert the text.") from error

@@ -1,0 +1,115 @@
+"""Attention of one layer over the raw tokens and over the units of a text.
+
+Both maps are put on the same units: attention to the tokens of a span adds up, and the query of a
+span is its last token, where both paths predict the same next token. Every row still sums to 1.
+
+Source: paper, figure "attention distributions before and after merging".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.compress import SpanMerger, pack_rows, unit_embeddings
+from umim_core.merging.policies import UnitPositions
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """Mean attention over heads, before and after merging, on the units of one text.
+
+    Attributes:
+        before: Over raw tokens, those of a unit added up [S, S] (query, key).
+        after: Over units [S, S].
+        lengths: Raw tokens of each unit [S].
+        starts: First raw token of each unit [S].
+        layer: Which layer.
+    """
+
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    layer: int
+
+
+@torch.no_grad()
+def attention_maps(
+    ids: Sequence[int] | NDArray[np.integer],
+    backbone: Backbone,
+    module: SpanMerger,
+    matcher: Matcher,
+    *,
+    unit_positions: UnitPositions = "compact",
+    layer: int = -1,
+    head: int | None = None,
+) -> AttentionMaps:
+    """Read a text raw and merged and return where one layer looks.
+
+    Args:
+        ids: Raw ids [T] of a short text, at least one.
+        backbone: The frozen model; its attention is computed eagerly for the two forwards.
+        module: Makes surrogates.
+        matcher: The rules.
+        unit_positions: How units are numbered.
+        layer: Index of the layer; negative ones count from the last.
+        head: One head; the mean over heads if None.
+
+    Raises:
+        EvaluationError: If there is no token, or no such layer or head.
+    """
+    config = backbone.model.config
+    layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+    if len(ids) == 0 or not -layers <= layer < layers or not (head is None or 0 <= head < heads):
+        raise EvaluationError(
+            f"an attention map needs a token, one of {layers} layers and one of {heads} heads",
+            f"{len(ids)} tokens, layer {layer}, head {head}",
+            "Choose among them.",
+        )
+    row = np.asarray(ids, dtype=np.int64)
+    packed = pack_rows([row], [matcher.segment(row)], device=backbone.device)
+    lengths, starts = packed.lengths[0], packed.starts[0]
+    units = torch.arange(len(starts), device=backbone.device)
+    positions = packed.position_ids(unit_positions)[0]
+    raw = backbone.embed(torch.from_numpy(row)[None].to(backbone.device))
+    implementation = config._attn_implementation
+    backbone.model.set_attn_implementation("eager")  # the others keep no weights
+    try:
+        after = _attention(backbone, unit_embeddings(packed, backbone, module), positions, layer)
+        before = _attention(backbone, raw, torch.arange(len(row)).to(positions), layer)
+    finally:
+        backbone.model.set_attn_implementation(implementation)
+    before = before[:, starts + lengths - 1]  # the last token of each unit asks
+    member = torch.repeat_interleave(units, lengths)
+    summed = before.new_zeros(len(before), len(starts), len(starts)).index_add(2, member, before)
+    return AttentionMaps(
+        before=_chosen(summed, head),
+        after=_chosen(after, head),
+        lengths=tuple(lengths.tolist()),
+        starts=tuple(starts.tolist()),
+        layer=layer % layers,
+    )
+
+
+def _attention(backbone: Backbone, embeddings: Tensor, positions: Tensor, layer: int) -> Tensor:
+    """Return the weights [H, L, L] of one layer for embeddings [1, L, d]."""
+    out = backbone.model.base_model(
+        inputs_embeds=embeddings, position_ids=positions[None], output_attentions=True
+    )
+    weights: Tensor = out.attentions[layer][0]
+    return weights.double()
+
+
+def _chosen(weights: Tensor, head: int | None) -> NDArray[np.float64]:
+    chosen = weights.mean(dim=0) if head is None else weights[head]
+    array: NDArray[np.float64] = chosen.cpu().numpy()
+    return array

@@ -1,0 +1,170 @@
+"""How generated texts look on their own: repetition, diversity, and what the base model thinks.
+
+n-grams are of token ids. Rep-n is a mean over texts, Dist-n pools all texts of a set.
+
+Source: paper, "Generation Quality" (Rep-n, Dist-n); perplexity and cache figures are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.merging.likelihood import score_rows
+from umim_core.merging.outputs import RowOutput
+
+REPETITION_ORDERS: Final = (2, 3, 4)
+DISTINCT_ORDERS: Final = (1, 2, 3, 4)
+Gram = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GenerationQuality:
+    """Figures of one set of generated texts.
+
+    Attributes:
+        repetition: Rep-n by n, 0..1; NaN if no text has n tokens.
+        distinct: Dist-n by n, 0..1; NaN if no text has n tokens.
+        ppl: Perplexity of the generated tokens under the base model given their prompts.
+        tokens: Mean generated tokens per text.
+        token_reduction: Mean TR of the prompts.
+        gen_kv_reduction: Mean Gen-KV TR of the texts, 1 - U_T / T.
+        cumulative_kv_reduction: Mean cumulative KV TR, 1 - sum of U_t / sum of t.
+    """
+
+    repetition: dict[int, float]
+    distinct: dict[int, float]
+    ppl: float
+    tokens: float
+    token_reduction: float
+    gen_kv_reduction: float
+    cumulative_kv_reduction: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return all numbers by name."""
+        return {
+            **{f"rep_{n}": value for n, value in self.repetition.items()},
+            **{f"dist_{n}": value for n, value in self.distinct.items()},
+            "ppl": self.ppl,
+            "tokens": self.tokens,
+            "token_reduction": self.token_reduction,
+            "gen_kv_reduction": self.gen_kv_reduction,
+            "cumulative_kv_reduction": self.cumulative_kv_reduction,
+        }
+
+
+def repetition(texts: Sequence[Sequence[int]], n: int) -> float:
+    """Compute Rep-n: the mean over texts of 1 - different n-grams / all n-grams.
+
+    Args:
+        texts: Token ids per text [T_b]; one with fewer than ``n`` tokens has no n-gram and does
+            not count.
+        n: Tokens of a gram, at least 1.
+
+    Returns:
+        0 (nothing occurs twice) .. 1, or NaN if no text has ``n`` tokens.
+    """
+    grams = [found for text in texts if (found := _grams(text, n))]
+    return _mean([1.0 - len(set(found)) / len(found) for found in grams])
+
+
+def distinct(texts: Sequence[Sequence[int]], n: int) -> float:
+    """Compute Dist-n: different n-grams / all n-grams over the whole set.
+
+    Args:
+        texts: Token ids per text [T_b].
+        n: Tokens of a gram, at least 1.
+
+    Returns:
+        0 .. 1 (no n-gram occurs twice), or NaN if no text has ``n`` tokens.
+    """
+    grams = [gram for text in texts for gram in _grams(text, n)]
+    return len(set(grams)) / len(grams) if grams else math.nan
+
+
+def continuation_perplexity(
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+    backbone: Backbone,
+    batch_size: int = 16,
+) -> float:
+    """Compute the perplexity of continuations under the base model, given their prompts.
+
+    Args:
+        prompts: Raw ids per row [P_b], at least one each.
+        continuations: Raw ids that follow them [T_b].
+        backbone: The model; nothing is merged.
+        batch_size: Rows per forward.
+
+    Returns:
+        exp(mean negative log-probability over all continuation tokens).
+
+    Raises:
+        EvaluationError: If there are no continuation tokens, not as many continuations as
+            prompts, or a row is empty or too long for the backbone.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    if len(prompts) != len(continuations) or not any(map(len, continuations)):
+        raise EvaluationError(
+            "every prompt needs its continuation, and one of them a token",
+            f"{len(prompts)} prompts, {len(continuations)} continuations, "
+            f"{sum(map(len, continuations))} tokens",
+            "Generate at least one token.",
+        )
+    rows = [
+        np.array([*prompt, *continuation], dtype=np.int64)
+        for prompt, continuation in zip(prompts, continuations, strict=True)
+    ]
+    given = [len(prompt) for prompt in prompts]
+    total, targets = 0.0, 0
+    for first in range(0, len(rows), batch_size):
+        part = slice(first, first + batch_size)
+        for scores in score_rows(rows[part], backbone, None, None, given[part]):
+            total += float(scores.log_probs.double().sum())
+            targets += len(scores.log_probs)
+    if not math.isfinite(total):
+        raise NumericalError(
+            "every log-probability must be finite", total, "Check the backbone's weights."
+        )
+    return math.exp(-total / targets)
+
+
+def generation_quality(
+    rows: Sequence[RowOutput], backbone: Backbone, batch_size: int = 16
+) -> GenerationQuality:
+    """Measure a set of generated texts.
+
+    Args:
+        rows: What the engine generated, each from its whole prompt (no continued turn).
+        backbone: The base model, which scores the texts.
+        batch_size: Rows per forward of the scoring.
+
+    Raises:
+        EvaluationError: If there is no row, or one does not fit the backbone's positions.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    texts = [row.ids for row in rows]
+    prompts = [row.prompt_ids for row in rows]
+    return GenerationQuality(
+        repetition={n: repetition(texts, n) for n in REPETITION_ORDERS},
+        distinct={n: distinct(texts, n) for n in DISTINCT_ORDERS},
+        ppl=continuation_perplexity(prompts, texts, backbone, batch_size),
+        tokens=_mean([len(text) for text in texts]),
+        token_reduction=_mean([row.token_reduction for row in rows]),
+        gen_kv_reduction=_mean([row.gen_kv_reduction for row in rows]),
+        cumulative_kv_reduction=_mean([row.cumulative_kv_reduction for row in rows]),
+    )
+
+
+def _grams(text: Sequence[int], n: int) -> list[Gram]:
+    return [tuple(text[start : start + n]) for start in range(len(text) - n + 1)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

@@ -1,0 +1,204 @@
+"""Units for the eye: merged spans coloured in the terminal, as HTML and as SVG.
+
+A view is a row of pieces and a line of figures. One unit is one piece, but for a unit that reaches
+from the prompt into the generated tokens (border matching): that one is two pieces of one colour.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+Decode = Callable[[list[int]], str]
+Span = tuple[int, int]
+
+# Neighbouring merged spans alternate, so that their border shows.
+_STYLES: Final = ("black on bright_cyan", "black on bright_yellow")
+_PROMPT_STYLES: Final = ("black on cyan", "black on yellow")
+_COLOURS: Final = ("#9be7f2", "#ffe28a")
+_CONTEXT: Final = 4  # tokens before a unit that its text is read with
+_REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text in one colour.
+
+    Attributes:
+        text: What is shown. A unit that holds part of a multi-byte character shows the
+            replacement character.
+        tokens: Raw tokens of its unit; more than 1 where a span was merged.
+        unit: Number of its unit in the row.
+        prompt: Whether it is part of the prompt of a generated text.
+    """
+
+    text: str
+    tokens: int
+    unit: int
+    prompt: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """Pieces and a line of figures.
+
+    Attributes:
+        pieces: What is shown, in order.
+        summary: One line of figures.
+        name: Class of the HTML fragment.
+    """
+
+    pieces: tuple[Piece, ...]
+    summary: str
+    name: str
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the text with merged spans coloured and the prompt dim, then the figures.
+
+        Args:
+            console: Where to print; the terminal if None.
+        """
+        out = console or Console()
+        text = Text()
+        for piece, merged in self._numbered():
+            if piece.tokens > 1:
+                style = (_PROMPT_STYLES if piece.prompt else _STYLES)[merged % 2]
+            else:
+                style = "dim" if piece.prompt else ""
+            text.append(piece.text, style=style)
+        out.print(text)
+        out.print(self.summary, style="dim", highlight=False)
+
+    def html(self) -> str:
+        """Return a self-contained HTML fragment with merged spans as coloured ``<mark>`` elements.
+
+        All text is escaped; nothing is loaded from elsewhere.
+        """
+        parts = []
+        for piece, merged in self._numbered():
+            faint = "opacity:0.6" if piece.prompt else ""
+            if piece.tokens > 1:
+                style = ";".join(filter(None, (f"background:{_COLOURS[merged % 2]}", faint)))
+                title = f"{piece.tokens} tokens"
+                parts.append(f'<mark style="{style}" title="{title}">{escape(piece.text)}</mark>')
+            elif faint:
+                parts.append(f'<span style="{faint}">{escape(piece.text)}</span>')
+            else:
+                parts.append(escape(piece.text))
+        return (
+            f'<div class="{self.name}"><pre style="white-space:pre-wrap">'
+            + "".join(parts)
+            + f"</pre><p>{escape(self.summary)}</p></div>"
+        )
+
+    def svg(self, title: str, width: int = 88) -> str:
+        """Return a picture of the terminal that shows the view.
+
+        Args:
+            title: In the window's frame.
+            width: Columns.
+        """
+        console = Console(
+            record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="256"
+        )
+        self.show(console)
+        # The picture must not fetch a font; the width of the text is fixed without it.
+        return _REMOTE_FONT.sub("", console.export_svg(title=title, unique_id=self.name))
+
+    def _numbered(self) -> list[tuple[Piece, int]]:
+        """Return every piece with how many merged units stand before its unit."""
+        merged = sorted({piece.unit for piece in self.pieces if piece.tokens > 1})
+        order = {unit: number for number, unit in enumerate(merged)}
+        return [(piece, order.get(piece.unit, 0)) for piece in self.pieces]
+
+
+def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tuple[str, ...]:
+    """Return the text of every unit; together they are the text of the ids.
+
+    A unit is read behind the tokens before it: decoders that strip the space at the beginning of a
+    text would otherwise strip it from every unit.
+
+    Args:
+        ids: Raw ids [T].
+        lengths: Raw tokens of each unit; they add up to T.
+        decode: The backbone's.
+    """
+    texts, start = [], 0
+    for length in lengths:
+        before = list(ids[max(0, start - _CONTEXT) : start])
+        unit = list(ids[start : start + length])
+        known, both = decode(before), decode([*before, *unit])
+        # A multi-byte character that goes on from one unit into the next changes what was known.
+        texts.append(both[len(known) :] if both.startswith(known) else decode(unit))
+        start += length
+    return tuple(texts)
+
+
+def generation_view(
+    *,
+    prompt_ids: Sequence[int],
+    ids: Sequence[int],
+    prompt_spans: Sequence[Span],
+    generated_spans: Sequence[Span],
+    token_reduction: float,
+    gen_kv_reduction: float,
+    cumulative_kv_reduction: float,
+    first_token: float | None,
+    decode: Decode,
+) -> View:
+    """Return the view of a generated text behind its prompt.
+
+    Args:
+        prompt_ids: Raw ids of the prompt [P].
+        ids: Generated raw ids [T].
+        prompt_spans: Merged spans of the prompt as (start, length).
+        generated_spans: The same among the generated tokens. A start below 0 lies in the prompt.
+        token_reduction: TR of the prompt.
+        gen_kv_reduction: Gen-KV TR of the generated text.
+        cumulative_kv_reduction: Its cumulative KV TR.
+        first_token: Seconds to the first token; None leaves the figure out.
+        decode: The backbone's.
+    """
+    border = len(prompt_ids)
+    spans = dict(prompt_spans) | {start + border: length for start, length in generated_spans}
+    lengths: list[int] = []
+    total = border + len(ids)
+    while (start := sum(lengths)) < total:
+        lengths.append(spans.get(start, 1))
+    parts: list[tuple[int, int, int]] = []  # unit, tokens of the unit, tokens of the part
+    start = 0
+    for unit, length in enumerate(lengths):
+        inside = border - start  # tokens of the unit in the prompt
+        cut = (inside, length - inside) if 0 < inside < length else (length,)
+        parts += [(unit, length, part) for part in cut]
+        start += length
+    sizes = [part for _, _, part in parts]
+    pieces, start = [], 0
+    for (unit, length, part), text in zip(
+        parts, unit_texts([*prompt_ids, *ids], sizes, decode), strict=True
+    ):
+        pieces.append(Piece(text, length, unit, prompt=start < border))
+        start += part
+    units = border - round(token_reduction * border)
+    saved = round(gen_kv_reduction * max(0, len(ids) - 1))
+    figures = [
+        f"{border} prompt tokens -> {units} units, token reduction {token_reduction:.1%}",
+        f"{len(ids)} generated tokens, {saved} KV entries saved, "
+        f"cumulative KV TR {cumulative_kv_reduction:.1%}",
+    ]
+    if first_token is not None:
+        figures.append(f"first token after {1000 * first_token:,.0f} ms")
+    return View(tuple(pieces), "; ".join(figures), "umim-generation")
+
+
+def html_page(title: str, fragment: str) -> str:
+    """Return a fragment as a page."""
+    head = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>'
+    return head + fragment
