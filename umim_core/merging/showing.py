@@ -14,15 +14,24 @@ from html import escape
 from typing import Final
 
 from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 Decode = Callable[[list[int]], str]
 Span = tuple[int, int]
 
 # Neighbouring merged spans alternate, so that their border shows.
+_COLOURS: Final = ("#9be7f2", "#ffe28a")
 _STYLES: Final = ("black on bright_cyan", "black on bright_yellow")
 _PROMPT_STYLES: Final = ("black on cyan", "black on yellow")
-_COLOURS: Final = ("#9be7f2", "#ffe28a")
+_GREY: Final = (152, 152, 152)
+# Colours of a picture's terminal: those of the HTML view where a style has one, light under black.
+_PICTURE: Final = TerminalTheme(
+    background=(41, 41, 41),
+    foreground=(197, 200, 198),
+    normal=[(0, 0, 0), _GREY, _GREY, (205, 174, 85), _GREY, _GREY, (95, 184, 198), _GREY],
+    bright=[_GREY, _GREY, _GREY, (255, 226, 138), _GREY, _GREY, (155, 231, 242), _GREY],
+)
 _CONTEXT: Final = 4  # tokens before a unit that its text is read with
 _REMOTE_FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
@@ -110,7 +119,9 @@ class View:
         )
         self.show(console)
         # The picture must not fetch a font; the width of the text is fixed without it.
-        return _REMOTE_FONT.sub("", console.export_svg(title=title, unique_id=self.name))
+        return _REMOTE_FONT.sub(
+            "", console.export_svg(title=title, unique_id=self.name, theme=_PICTURE)
+        )
 
     def _numbered(self) -> list[tuple[Piece, int]]:
         """Return every piece with how many merged units stand before its unit."""
