@@ -1,4 +1,4 @@
-"""Stage ``benchmark``: prefill and decode throughput, base against UMIM.
+"""Stage ``benchmark``: throughput and break-even, base against UMIM.
 
 Timings are facts of a machine, not functions of the inputs: this stage's digest differs between
 runs, and only the report depends on it.
@@ -19,12 +19,15 @@ from tasks.corpus import tokens
 from tasks.evaluate import load_pair
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import directory_digest
-from umim_core.benchmarking.throughput import ThroughputRow, measure_throughput
+from umim_core.benchmark_config import BenchmarkConfig
+from umim_core.benchmarking.break_even import break_even, break_even_markdown
+from umim_core.benchmarking.rows import ThroughputRow
+from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint import resolve_checkpoint
-from umim_core.config import BenchmarkConfig
 from umim_core.rules.matcher import Matcher
 
 _FILE = "throughput.json"
+_BREAK_EVEN = "break_even"
 
 
 def benchmark_stage(
@@ -34,30 +37,36 @@ def benchmark_stage(
     config: BenchmarkConfig,
     device: str = "cpu",
 ) -> Artifact:
-    """Time a checkpoint on held-out text; ``prefill_speedup`` is that of the longest prompt."""
+    """Time a checkpoint on held-out text.
+
+    The metrics, ``prefill_speedup`` among them, are those of the first batch size and the longest
+    prompt under the checkpoint's own rules.
+    """
     directory = resolve_checkpoint(checkpoint)
     spec = StageSpec(
         "benchmark",
-        1,
+        2,
         {**config.model_dump(mode="json"), "machine": machine(device)},
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
     )
 
     def build(out: Path) -> Metrics:
         loaded, backbone = load_pair(directory, device)
+        test = tokens(tokenized, "test")
+        # Each pair of runs begins one continuation further on, then round again.
+        text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
         rows = measure_throughput(
             backbone,
             loaded.module,
             Matcher(loaded.rules),
-            np.asarray(tokens(tokenized, "test")[: max(config.prompt_lengths)], dtype=np.int64),
-            prompt_lengths=config.prompt_lengths,
-            new_tokens=config.new_tokens,
-            warmup=config.warmup,
-            pairs=config.pairs,
+            np.asarray(text, dtype=np.int64),
+            config,
+            unit_positions=loaded.config.unit_positions,
         )
-        text = json.dumps([row.as_dict() for row in rows], indent=1, sort_keys=True)
-        (out / _FILE).write_text(text + "\n", encoding="utf-8")
-        return _summary(rows, max(config.prompt_lengths))
+        _write(out / _FILE, [row.as_dict() for row in rows])
+        _write(out / f"{_BREAK_EVEN}.json", [found.as_dict() for found in break_even(rows)])
+        (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")
+        return _summary(rows, config)
 
     return run_stage(root, spec, build)
 
@@ -74,11 +83,16 @@ def machine(device: str) -> str:
     return ", ".join(names)
 
 
-def _summary(rows: list[ThroughputRow], length: int) -> Metrics:
+def _write(path: Path, rows: object) -> None:
+    path.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _summary(rows: list[ThroughputRow], config: BenchmarkConfig) -> Metrics:
+    shown = config.batch_sizes[0], max(config.prompt_lengths)
     return {
         name: value
         for row in rows
-        if row.rules == "natural" and row.prompt_tokens == length
+        if row.rules == "natural" and (row.batch_size, row.prompt_tokens) == shown
         for name, value in (
             (f"{row.phase}_speedup", row.speedup),
             (f"{row.phase}_bound", row.bound),

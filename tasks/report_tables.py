@@ -7,11 +7,13 @@ from tasks.report_data import ReportData, RuleCounts
 from tasks.tables import Table
 
 ORDERS = (2, 3, 4)
+_MIB = 2**20
 
 
 def tables(data: ReportData) -> list[Table]:
     """Return the tables that the data has rows for, in the order to be shown."""
-    made = [_accuracy(data), _alignment(data), _perplexity(data), _throughput(data), _rules(data)]
+    made = [_accuracy(data), _alignment(data), _perplexity(data)]
+    made += [_throughput(data), _break_even(data), _rules(data)]
     return [table for table in made if table.rows]
 
 
@@ -80,23 +82,53 @@ def _perplexity(data: ReportData) -> Table:
 
 
 def _throughput(data: ReportData) -> Table:
+    def mib(count: int | None) -> str:
+        return DASH if count is None else f"{count / _MIB:,.2f}"
+
     rows = tuple(
         (
             row.label,
             row.phase,
-            f"{row.prompt_tokens:,}",
+            f"{row.batch_size} × {row.prompt_tokens:,}",
             shown(row.token_reduction, 1, scale=100),
             shown(row.base_tokens_per_s, 0),
             shown(row.umim_tokens_per_s, 0),
             shown(row.ratio, 2),
+            shown(row.bound, 2),
+            mib(row.base_kv_bytes),
+            mib(row.umim_kv_bytes),
         )
         for row in data.throughput
     )
+    headings = ("rules", "phase", "rows × tokens", "TR %", "base tok/s", "UMIM tok/s")
     return Table(
         "Throughput",
-        ("rules", "phase", "prompt tokens", "TR %", "base tok/s", "UMIM tok/s", "UMIM / base"),
+        (*headings, "UMIM / base", "bound", "base KV MiB", "UMIM KV MiB"),
         rows,
-        "Raw tokens per second; matching and merging are part of UMIM's time.",
+        "Raw tokens per second; matching and merging are part of UMIM's time. Prefill ends with "
+        "the first token; a request is prefill and decode. Bound: the largest ratio that the TR "
+        "can give. KV: keys and values at the end of the phase.",
+        left=(0, 1),
+    )
+
+
+def _break_even(data: ReportData) -> Table:
+    rows = tuple(
+        (
+            row.label,
+            row.phase,
+            str(row.batch_size),
+            ", ".join(f"{length:,}" for length in row.prompt_tokens),
+            "never" if row.pays_from is None else f"{row.pays_from:,} tokens",
+        )
+        for row in data.break_even
+    )
+    return Table(
+        "Where merging pays",
+        ("rules", "phase", "batch size", "prompt tokens measured", "pays from"),
+        rows,
+        "The least measured prompt length from which UMIM is faster, the lower quartile of its "
+        "speed-up included, at that and every longer one.",
         left=(0, 1),
     )
 

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from umim_core.benchmark_config import BenchmarkConfig as BenchmarkConfig
 from umim_core.config_base import Fraction as Fraction
 from umim_core.config_base import Model as Model
 from umim_core.config_base import PositiveFloat as PositiveFloat
@@ -129,15 +130,6 @@ class EvaluateConfig(Model):
     perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
     task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8
-
-
-class BenchmarkConfig(Model):
-    """What is timed."""
-
-    prompt_lengths: tuple[Annotated[int, Field(ge=8)], ...] = (256, 512)
-    new_tokens: Annotated[int, Field(ge=2)] = 32
-    warmup: Annotated[int, Field(ge=0)] = 2
-    pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
 
 
 class ClusterConfig(Model):

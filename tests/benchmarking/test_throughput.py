@@ -11,9 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
-from umim_core.benchmarking.throughput import measure_throughput, time_run
+from umim_core.benchmarking.rows import ThroughputRow
+from umim_core.benchmarking.runs import Prompts, cut_prompts, time_run
+from umim_core.benchmarking.throughput import measure_throughput
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.engine import Engine
 from umim_core.merging.module import MergeModule
@@ -21,6 +24,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 IDS = np.arange(200, dtype=np.int64) % 7 + 1
+UNBOUNDED = Roofline(1e30)
 NATURAL = Matcher(RuleSet.from_spans([(1, 2), (4, 5, 6)]))  # the ids repeat 1 .. 7
 
 
@@ -49,20 +53,14 @@ def tiny(kind: str = "llama") -> Backbone:
     return wrap_backbone(GPT2LMHeadModel(config), None)
 
 
+def measure(roofline: Roofline | None = UNBOUNDED, **protocol: object) -> list[ThroughputRow]:
+    config = BenchmarkConfig(**{"warmup": 0, "pairs": 1, "new_tokens": 3, **protocol})
+    return measure_throughput(tiny(), MergeModule(16), NATURAL, IDS, config, roofline=roofline)
+
+
 @pytest.fixture(scope="module")
 def rows() -> list:
-    return measure_throughput(
-        tiny(),
-        MergeModule(16),
-        NATURAL,
-        IDS,
-        prompt_lengths=(21, 42),
-        new_tokens=5,
-        batch_size=2,
-        warmup=0,
-        pairs=3,
-        roofline=Roofline(1e30),
-    )
+    return measure(prompt_lengths=(21, 42), new_tokens=5, batch_sizes=(2,), pairs=3)
 
 
 def test_rows_cover_every_length_kind_and_phase(rows: list) -> None:
@@ -70,7 +68,7 @@ def test_rows_cover_every_length_kind_and_phase(rows: list) -> None:
         (length, rules, phase)
         for length in (21, 42)
         for rules in ("fixed-pairs", "natural")
-        for phase in ("prefill", "decode")
+        for phase in ("prefill", "decode", "request")
     ]
     assert {(r.batch_size, r.new_tokens, r.pairs) for r in rows} == {(2, 5, 3)}
 
@@ -79,7 +77,9 @@ def test_token_reduction_is_the_realised_one(rows: list) -> None:
     reduction = {(r.rules, r.phase, r.prompt_tokens): r.token_reduction for r in rows}
     assert reduction["fixed-pairs", "prefill", 42] == 0.5
     assert reduction["fixed-pairs", "prefill", 21] == pytest.approx(10 / 21)  # one token is left
-    assert reduction["natural", "prefill", 42] == pytest.approx(3 / 7)  # 7 tokens become 4 units
+    runs = [cut_prompts(IDS, (2, 42, 5), run, "greedy").ids for run in range(3)]
+    units = [len(NATURAL.segment(prompt)[0]) for run in runs for prompt in run]
+    assert reduction["natural", "prefill", 42] == pytest.approx(1 - np.mean(units) / 42)
     # 21 units after the prompt; then every second token closes a pair
     assert reduction["fixed-pairs", "decode", 42] == pytest.approx(
         1 - np.mean([21, 22, 22, 23, 23]) / np.mean([42, 43, 44, 45, 46])
@@ -96,10 +96,7 @@ def test_rows_are_consistent_and_json(rows: list) -> None:
 
 def test_a_figure_above_the_roofline_ends_the_benchmark() -> None:
     with pytest.raises(EvaluationError, match="base prefill at 21 tokens must stay below"):
-        measure_throughput(
-            tiny(), MergeModule(16), NATURAL, IDS, prompt_lengths=(21,), new_tokens=2, warmup=0,
-            pairs=1, roofline=Roofline(1.0),
-        )  # fmt: skip
+        measure(Roofline(1.0), prompt_lengths=(21,), new_tokens=2)
 
 
 @pytest.mark.parametrize(("seconds", "refused"), [(2.0, False), (0.5, True), (0.0, True)])
@@ -137,11 +134,7 @@ def test_one_decode_step_costs_the_difference_of_two_prefills() -> None:
 
 
 def test_the_speed_up_is_umim_over_base() -> None:
-    rows = measure_throughput(
-        tiny(), MergeModule(16), NATURAL, IDS, prompt_lengths=(42,), new_tokens=3, warmup=0,
-        pairs=1, roofline=Roofline(1e30),
-    )  # fmt: skip
-    for row in rows:
+    for row in measure(prompt_lengths=(42,)):
         assert row.speedup == pytest.approx(row.umim_tokens_per_s / row.base_tokens_per_s)
 
 
@@ -158,35 +151,78 @@ def test_decode_bound_counts_weights_and_cache() -> None:
     assert shape.decode_bound(40, 10, 3) == pytest.approx(expected)
 
 
-def test_fixed_pairs_cover_an_odd_sequence() -> None:
-    starts, lengths = FixedPairs().segment(np.array([7, 8, 9]))
-    assert (starts.tolist(), lengths.tolist()) == ([0, 2], [2, 1])
-
-
-def test_fixed_pairs_of_many_sequences_equal_those_of_each() -> None:
-    offsets = np.array([0, 3, 3, 7], dtype=np.int64)
-    starts, lengths, borders = FixedPairs().segment_many(np.arange(7), offsets)
-    assert starts.tolist() == [0, 2, 3, 5]
-    assert lengths.tolist() == [2, 1, 2, 2]
-    assert borders.tolist() == [0, 2, 2, 4]
-
-
 def test_fixed_pairs_close_on_every_second_generated_token() -> None:
-    run = time_run(Engine(tiny(), MergeModule(16), FixedPairs()), [IDS[:8]], 6)
-    assert run.output.rows[0].cache_lengths == (4, 5, 5, 6, 6, 7)
+    engine = Engine(tiny(), MergeModule(16), FixedPairs())
+    run = time_run(engine, Prompts(IDS[None, :8]), 6)
+    assert run.cache_lengths.tolist() == [[4, 5, 5, 6, 6, 7]]
     assert run.prefill > 0 and run.decode > 0
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"new_tokens": 1}, {"pairs": 0}, {"batch_size": 0}, {"prompt_lengths": (0,)}]
-)
-def test_sizes_out_of_range_are_refused(wrong: dict) -> None:
-    with pytest.raises(ConfigError, match="new_tokens must be at least 2"):
-        measure_throughput(tiny(), MergeModule(16), NATURAL, IDS, **wrong)
+def test_a_request_is_prefill_and_decode(rows: list) -> None:
+    for prefill, decode, request in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert request.base_seconds > max(prefill.base_seconds, decode.base_seconds)
+        assert prefill.base_tokens_per_s * prefill.base_seconds == pytest.approx(
+            2 * prefill.prompt_tokens
+        )
+        assert decode.umim_tokens_per_s * decode.umim_seconds == pytest.approx(2 * 4)
+        assert request.umim_tokens_per_s * request.umim_seconds == pytest.approx(
+            2 * (request.prompt_tokens + 5)
+        )
+        bounds = sorted([prefill.bound, decode.bound])
+        assert bounds[0] <= request.bound <= bounds[1]
+
+
+def test_key_value_bytes_are_those_of_the_units_held(rows: list) -> None:
+    by_phase = {(r.rules, r.phase, r.prompt_tokens): r for r in rows}
+    per_unit = 2 * 2 * 8 * 4  # keys and values, layers, width of 2 heads, float32
+    prefill = by_phase["fixed-pairs", "prefill", 42]
+    assert (prefill.base_kv_bytes, prefill.umim_kv_bytes) == (2 * 42 * per_unit, 2 * 21 * per_unit)
+    request = by_phase["fixed-pairs", "request", 42]
+    assert (request.base_kv_bytes, request.umim_kv_bytes) == (2 * 46 * per_unit, 2 * 23 * per_unit)
+
+
+def test_peak_memory_of_a_cpu_is_not_made_up(rows: list) -> None:
+    assert {(row.base_peak_bytes, row.umim_peak_bytes) for row in rows} == {(None, None)}
+
+
+def test_every_batch_size_and_asked_reduction_is_measured() -> None:
+    found = measure(
+        prompt_lengths=(16,), batch_sizes=(1, 3), rules=("fixed-pairs",),
+        token_reductions=(0.25, 0.5),
+    )  # fmt: skip
+    prefill = [row for row in found if row.phase == "prefill"]
+    assert [(r.batch_size, r.asked_reduction) for r in prefill] == [
+        (1, 0.25),
+        (1, 0.5),
+        (3, 0.25),
+        (3, 0.5),
+    ]
+    assert [r.token_reduction for r in prefill] == [0.25, 0.5, 0.25, 0.5]
+
+
+def test_each_run_has_prompts_of_its_own() -> None:
+    text = np.arange(10, dtype=np.int64)
+    runs = [cut_prompts(text, (2, 4, 3), run, "text") for run in (0, 1)]
+    assert runs[0].ids.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert runs[0].text.tolist() == [[4, 5, 6], [8, 9, 0]]  # the text is a circle
+    assert runs[1].ids.tolist() == [[3, 4, 5, 6], [7, 8, 9, 0]]
+    assert cut_prompts(text, (2, 4, 3), 0, "greedy").text is None
+
+
+def test_a_given_text_is_generated_by_every_row() -> None:
+    backbone = tiny()
+    prompts = cut_prompts(IDS, (2, 9, 8), 0, "text")
+    run = time_run(Engine(backbone, MergeModule(16), NATURAL), prompts, 8)
+    for row, text in enumerate(prompts.text[:, :-1]):  # the last token is not fed
+        starts = [len(NATURAL.segment(text[: n + 1])[0]) for n in range(7)]
+        assert (run.cache_lengths[row, 1:] - run.cache_lengths[row, 0]).tolist() == starts
 
 
 def test_a_short_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="must hold 3 prompts of 100 tokens"):
-        measure_throughput(
-            tiny(), MergeModule(16), NATURAL, IDS, prompt_lengths=(100,), batch_size=3
-        )
+        measure(prompt_lengths=(8, 100), batch_sizes=(1, 3))
+
+
+def test_more_tokens_than_positions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="must fit the backbone's 128 positions"):
+        measure(prompt_lengths=(126,), new_tokens=4)

@@ -23,7 +23,8 @@ from transformers import PreTrainedModel
 
 from umim_core.errors import EvaluationError
 
-_SIZES: Final = (512, 1024, 2048)
+# Where a device reaches its peak: a GPU needs large products to fill it.
+_SIZES: Final = {"cpu": (512, 1024), "cuda": (2048, 4096, 8192)}
 _REPEATS: Final = 4
 
 
@@ -80,11 +81,15 @@ class ModelShape:
         """Return the largest speed-up that ``units`` in place of ``raw`` tokens can give."""
         return self.prefill_flops(raw) / self.prefill_flops(units)
 
+    def kv_bytes(self, units: float) -> float:
+        """Return the bytes of the keys and values of ``units`` in all layers."""
+        return 2.0 * self.layers * self.kv_width * self.weight_bytes * units
+
     def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
         """Return the largest decode speed-up, which reading weights and cache allows."""
         weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
-        per_unit = 2 * self.layers * self.kv_width * self.weight_bytes * batch_size
-        return (weights + per_unit * raw) / (weights + per_unit * units)
+        held = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(units)
+        return (weights + held[0]) / (weights + held[1])
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype) -> Roofline:
         dtype: The data type of the model under test.
     """
     best = 0.0
-    for size in _SIZES:
+    for size in _SIZES[device.type]:
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         for _ in range(_REPEATS):
             synchronize(device)

@@ -1,0 +1,214 @@
+"""The engine against transformers.generate, and merging against none: a table, then one JSON line.
+
+    python benchmarks/engine.py --out docs/results/engine.json
+    python benchmarks/engine.py --backbones umim-docs-llama --lengths 512 --pairs 3
+
+First our engine without rules beside ``transformers.generate`` with both caches, ids compared; then
+rules against no rules, on alternating pairs, with the roofline as a guard. What is generated there
+is the text that follows each prompt, on both sides alike: a model of random weights loops, and a
+loop holds no natural rules. Gates (PERFORMANCE, P4, CPU): prefill at least 0.9 of its bound from
+512 tokens on, decode at least 0.98 of the engine without rules, matching and merging at most 3 % of
+the prefill they shorten, no slower than transformers, and logits under an empty rule set that are
+transformers' own bit for bit at batch size 1 and within 1e-5 in batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Final
+
+import numpy as np
+import torch
+
+from benchmarks.common import (
+    THREADS,
+    Gate,
+    Report,
+    Spread,
+    add_report_options,
+    alternate,
+    at_least,
+    at_most,
+    close,
+    facts,
+    fix_threads,
+    ratio,
+)
+from benchmarks.engine_page import engine_page
+from benchmarks.engine_sides import (
+    BACKBONES,
+    OURS,
+    Ids,
+    Subject,
+    generation_sides,
+    logits_error,
+    merging_seconds,
+    subject,
+)
+from umim_core.benchmark_config import BenchmarkConfig
+from umim_core.benchmarking.break_even import break_even_markdown
+from umim_core.benchmarking.roofline import Roofline
+from umim_core.benchmarking.rows import ThroughputRow
+from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
+
+LIBRARIES: Final = ("numpy", "torch", "transformers")
+PREFILL_OF_BOUND: Final = 0.9
+PREFILL_FROM: Final = 512
+DECODE_RATIO: Final = 0.98
+MERGING_SHARE: Final = 0.03
+LOGITS_ERROR: Final = 1e-5
+
+
+def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None = None) -> Report:
+    """Measure one backbone.
+
+    Args:
+        given: Backbone, rules and text.
+        config: The protocol; engines are compared at the shortest length that has a gate.
+        roofline: The device's ceiling; measured if None.
+    """
+    gated = [length for length in config.prompt_lengths if length >= PREFILL_FROM]
+    length = min(gated or config.prompt_lengths)
+    engines, errors = {}, {}
+    for batch_size in config.batch_sizes:
+        prompts = given.ids[: batch_size * length].reshape(batch_size, length)
+        engines[str(batch_size)] = compare_engines(given, prompts, config)
+        errors[str(batch_size)] = logits_error(given, prompts, config.new_tokens)
+    rows = measure_throughput(
+        given.backbone,
+        given.module,
+        given.matcher,
+        given.ids,
+        config,
+        unit_positions=given.unit_positions,
+        continuation="text",
+        roofline=roofline,
+    )
+    merging = [
+        {
+            "prompt_tokens": row.prompt_tokens,
+            "batch_size": row.batch_size,
+            "seconds": Spread.of(seconds).as_dict(),
+            "share": float(np.median(seconds)) / row.umim_seconds,
+        }
+        for row in rows
+        if row.phase == "prefill" and row.rules == "natural"
+        for seconds in [merging_seconds(given, first_prompts(given.ids, row), config.pairs)]
+    ]
+    return {
+        "engine_prompt_tokens": length,
+        "engines": engines,
+        "logits_error": errors,
+        "rows": [row.as_dict() for row in rows],
+        "break_even": break_even_markdown(rows),
+        "merging": merging,
+    }
+
+
+def first_prompts(ids: Ids, row: ThroughputRow) -> Ids:
+    """Return the first prompts [B, L] of a measurement."""
+    return ids[: row.batch_size * row.prompt_tokens].reshape(row.batch_size, -1)
+
+
+def compare_engines(given: Subject, prompts: Ids, config: BenchmarkConfig) -> Report:
+    """Run our engine without rules and transformers in turn, and compare their ids."""
+    ids: dict[str, list[list[int]]] = {}
+    sides = generation_sides(given.backbone, prompts, config.new_tokens)
+    seconds = alternate(sides, config.pairs, warmed=ids.__setitem__)
+    return {
+        name: {
+            "seconds": Spread.of(seconds[name]).as_dict(),
+            "new_tokens_per_s": prompts.shape[0] * config.new_tokens / np.median(seconds[name]),
+            "times_ours": ratio(seconds, name, OURS).as_dict(),
+            "equal": ids[name] == ids[OURS],
+        }
+        for name in sides
+    }
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate that applies."""
+    found: dict[str, Gate] = {}
+    for backbone, measured in report["backbones"].items():
+        for batch_size, sides in measured["engines"].items():
+            for side, values in sides.items():
+                if side != OURS:
+                    of = f"{backbone}_b{batch_size}_against_{side.replace(', ', '_')}"
+                    found[of.replace(" ", "_")] = at_least(values["times_ours"]["median"], 1.0)
+        for row in measured["rows"]:
+            of = f"{backbone}_b{row['batch_size']}_{row['prompt_tokens']}_{row['rules']}"
+            if row["asked_reduction"] not in (None, 0.5):  # of the break-even table only
+                continue
+            if row["phase"] == "prefill" and row["prompt_tokens"] >= PREFILL_FROM:
+                share = row["speedup"] / row["bound"]
+                found[f"{of}_prefill_of_bound"] = at_least(share, PREFILL_OF_BOUND)
+            if row["phase"] == "decode":
+                found[f"{of}_decode"] = at_least(row["speedup"], DECODE_RATIO)
+        for part in measured["merging"]:
+            if part["prompt_tokens"] >= PREFILL_FROM:
+                of = f"{backbone}_b{part['batch_size']}_{part['prompt_tokens']}_merging_share"
+                found[of] = at_most(part["share"], MERGING_SHARE)
+        for batch_size, error in measured["logits_error"].items():
+            limit = 0.0 if batch_size == "1" else LOGITS_ERROR
+            found[f"{backbone}_b{batch_size}_logits"] = at_most(
+                error / LOGITS_ERROR, limit / LOGITS_ERROR
+            )
+    return found
+
+
+def equal(report: Report) -> bool:
+    """Return whether all engines gave the same ids, and the logits were as they must be."""
+    ids = all(
+        values["equal"]
+        for measured in report["backbones"].values()
+        for sides in measured["engines"].values()
+        for values in sides.values()
+    )
+    verdicts = [gate[2] for name, gate in gates(report).items() if name.endswith("_logits")]
+    return ids and all(verdicts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a gate is missed or a result differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, default=list(BACKBONES))
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 896])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--reductions", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    fix_threads()
+    torch.set_num_threads(THREADS)
+    config = BenchmarkConfig(
+        prompt_lengths=tuple(options.lengths),
+        batch_sizes=tuple(options.batch_sizes),
+        new_tokens=options.new_tokens,
+        token_reductions=tuple(options.reductions),
+        pairs=options.pairs,
+        warmup=options.warmup,
+    )
+    tokens = tokens_needed(config) + (config.pairs + config.warmup) * config.new_tokens
+    report: Report = {
+        "benchmark": "engine",
+        "facts": facts(LIBRARIES, options.commit),
+        "device": options.device,
+        "dtype": options.dtype,
+        "new_tokens": config.new_tokens,
+        "backbones": {
+            name: measure(subject(name, tokens, dtype=options.dtype, device=options.device), config)
+            for name in options.backbones
+        },
+    }
+    report["gates"] = gates(report)
+    report["equal"] = equal(report)
+    return close(report, options.out, engine_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

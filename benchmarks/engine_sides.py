@@ -1,0 +1,217 @@
+"""The sides of the engine benchmark: backbones with their rules and text, and transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.common import timed
+from umim_core.backbone import DTYPES, Backbone, wrap_backbone
+from umim_core.benchmarking.roofline import synchronize
+from umim_core.benchmarking.text import held_out_text
+from umim_core.merging.compress import SpanMerger, fill_units
+from umim_core.merging.engine import Engine
+from umim_core.merging.model import UMIM
+from umim_core.merging.module import MergeModule
+from umim_core.merging.outputs import Forward
+from umim_core.merging.policies import UnitPositions
+from umim_core.merging.prompts import read_prompts
+from umim_core.merging.span_cache import SpanCache
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
+RANDOM: Final = "random-llama"
+BACKBONES: Final = (RANDOM, "umim-docs-llama", "umim-docs-gpt2")
+Ids = NDArray[np.int64]
+Side = Callable[[], list[list[int]]]
+_CACHES: Final = {DYNAMIC: "dynamic", STATIC: "static"}
+_PHRASES: Final = 4_000
+_TAU: Final = 5
+_MINED: Final = 400_000  # tokens that the rules of the random backbone are mined on
+_SEGMENT: Final = 512
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is timed.
+
+    Attributes:
+        backbone: The frozen model.
+        module: Makes the surrogates.
+        matcher: The natural rules.
+        ids: Text that the rules were not mined on [T].
+        unit_positions: As the module was trained.
+    """
+
+    backbone: Backbone
+    module: SpanMerger
+    matcher: Matcher
+    ids: Ids
+    unit_positions: UnitPositions
+
+
+def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
+    """Return a backbone with all it takes.
+
+    Args:
+        name: One of ``BACKBONES``.
+        tokens: Length of the text at most.
+        dtype: Data type of the backbone.
+        device: A torch device.
+    """
+    if name == RANDOM:
+        return random_subject(random_config(), tokens, dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
+    ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
+    positions = umim.checkpoint.config.unit_positions
+    return Subject(umim.backbone, umim.module, umim.matcher, ids, positions)
+
+
+def random_config() -> LlamaConfig:
+    """Return the shape of a backbone of realistic proportions."""
+    return LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
+
+
+def random_subject(
+    config: LlamaConfig, tokens: int, *, dtype: str, device: str, mined: int = _MINED
+) -> Subject:
+    """Return a backbone of random weights, a fresh module, and rules mined on random phrases.
+
+    Args:
+        config: Its shape.
+        tokens: Length of the text that is left to time on.
+        dtype: Data type of the backbone.
+        device: A torch device.
+        mined: Tokens before that text, which the rules are mined on.
+    """
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(device=device, dtype=DTYPES[dtype])
+    backbone = wrap_backbone(model, None)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    module = module.to(backbone.device).requires_grad_(False)
+    text = phrase_text(mined + tokens, config.vocab_size)
+    offsets = np.arange(0, mined + 1, _SEGMENT, dtype=np.int64)
+    counts = count_ngrams(text[: offsets[-1]].astype(np.int32), offsets, _TAU)
+    matcher = Matcher(RuleSet.from_counts(counts, tau=_TAU))
+    return Subject(backbone, module, matcher, text[mined:], "compact")
+
+
+def phrase_text(tokens: int, vocab: int) -> Ids:
+    """Return text of single tokens and phrases of 2 to 4, both with frequencies of Zipf's law."""
+    generator = np.random.default_rng(0)
+    phrases = [generator.integers(0, vocab, size=n) for n in generator.integers(2, 5, _PHRASES)]
+    parts: list[Ids] = []
+    length = 0
+    while length < tokens:
+        if generator.random() < 0.75:
+            part = (generator.zipf(1.2, 1) - 1) % vocab
+        else:
+            part = phrases[(int(generator.zipf(1.2)) - 1) % _PHRASES]
+        parts.append(part.astype(np.int64))
+        length += len(part)
+    return np.concatenate(parts)[:tokens]
+
+
+def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[str, Side]:
+    """Return ours without rules and transformers with both caches; each returns the new ids.
+
+    Args:
+        backbone: The frozen model.
+        prompts: Raw ids [B, L].
+        new_tokens: Tokens per row.
+    """
+    engine = Engine(backbone, None, None)
+    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
+
+    def ours() -> list[list[int]]:
+        return [list(row.ids) for row in engine.generate(list(prompts), config).rows]
+
+    def theirs(cache: str) -> Side:
+        return lambda: (
+            _generate(backbone, prompts, new_tokens, cache)
+            .sequences[:, prompts.shape[1] :]
+            .tolist()
+        )
+
+    return {OURS: ours} | {name: theirs(cache) for name, cache in _CACHES.items()}
+
+
+def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> Any:
+    ids = torch.tensor(prompts, device=backbone.device)
+    with torch.no_grad():
+        return backbone.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            cache_implementation=cache,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+
+
+def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
+    """Return the seconds that matching, packing, merging and embedding prompts take.
+
+    Args:
+        given: Backbone, rules and module.
+        prompts: Raw ids [B, L].
+        rounds: Runs, after one that is not counted.
+    """
+    spans = SpanCache(given.backbone, given.module)
+
+    @torch.no_grad()
+    def run() -> object:
+        packed = read_prompts(list(prompts), None, given.backbone, given.matcher).packed
+        pooled = spans.merge(packed.span_ids, packed.span_lengths)
+        found = fill_units(packed, given.backbone, pooled)
+        synchronize(given.backbone.device)
+        return found
+
+    run()
+    return [timed(run)[0] for _ in range(rounds)]
+
+
+def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
+    """Return the largest difference of any logit from transformers', under an empty rule set.
+
+    Args:
+        given: The backbone.
+        prompts: Raw ids [B, L].
+        new_tokens: Tokens per row; once the ids differ, the difference is infinite.
+    """
+    seen: list[torch.Tensor] = []
+
+    def keep(forward: Forward) -> None:
+        seen.append(forward.logits.clone())
+
+    empty = Matcher(RuleSet.from_spans([]))
+    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
+    ours = Engine(given.backbone, given.module, empty).generate(
+        list(prompts), config, observer=keep
+    )
+    theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")
+    same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()
+    if not same:
+        return float("inf")
+    pairs = zip(seen, theirs.logits, strict=True)
+    return max(float((a - b).abs().max()) for a, b in pairs)

@@ -1,0 +1,143 @@
+"""From which prompt length and token reduction on UMIM pays, of measured speeds.
+
+UMIM pays where even the lower quartile of the speed-up is above 1. It pays *from* a length if it
+does so at that and at every longer measured length: one lucky cell is no break-even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from umim_core.benchmark_config import RuleKind
+from umim_core.benchmarking.rows import Phase, ThroughputRow
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """One phase, batch size and kind of rules over all measured prompt lengths.
+
+    Attributes:
+        phase: What was timed.
+        rules: What was merged.
+        asked_reduction: The token reduction of fixed pairs; None for natural rules.
+        batch_size: Rows.
+        new_tokens: Generated tokens per row.
+        prompt_tokens: Measured lengths, rising.
+        token_reductions: Realised at each of them.
+        speedups: Median speed-up at each of them.
+        speedups_low: Its lower quartile.
+        pays_from: Least measured length from which UMIM pays; None if it does not at the longest.
+    """
+
+    phase: Phase
+    rules: RuleKind
+    asked_reduction: float | None
+    batch_size: int
+    new_tokens: int
+    prompt_tokens: tuple[int, ...]
+    token_reductions: tuple[float, ...]
+    speedups: tuple[float, ...]
+    speedups_low: tuple[float, ...]
+    pays_from: int | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields by name."""
+        return asdict(self)
+
+
+Group = tuple[Phase, int]
+
+
+def _grouped(rows: Sequence[ThroughputRow]) -> dict[Group, dict[str, list[ThroughputRow]]]:
+    """Return rows by phase and batch size, then rules; lengths rise."""
+    found: dict[Group, dict[str, list[ThroughputRow]]] = {}
+    for row in sorted(rows, key=lambda row: row.prompt_tokens):
+        found.setdefault((row.phase, row.batch_size), {}).setdefault(row.label, []).append(row)
+    return found
+
+
+def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
+    """Return the least length from which all of these rows, of rising length, pay."""
+    found = None
+    for row in reversed(rows):
+        if not row.pays:
+            break
+        found = row.prompt_tokens
+    return found
+
+
+def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
+    """Return from which prompt length UMIM pays, per phase, batch size and kind of rules."""
+    return [
+        BreakEven(
+            phase=phase,
+            rules=own[0].rules,
+            asked_reduction=own[0].asked_reduction,
+            batch_size=batch_size,
+            new_tokens=own[0].new_tokens,
+            prompt_tokens=tuple(row.prompt_tokens for row in own),
+            token_reductions=tuple(row.token_reduction for row in own),
+            speedups=tuple(row.speedup for row in own),
+            speedups_low=tuple(row.speedup_low for row in own),
+            pays_from=pays_from(own),
+        )
+        for (phase, batch_size), kinds in _grouped(rows).items()
+        for own in kinds.values()
+    ]
+
+
+def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
+    """Return the least token reduction of fixed pairs from which they pay, at one length.
+
+    Args:
+        rows: Rows of one phase, batch size and prompt length.
+    """
+    found = None
+    pairs = [row for row in rows if row.asked_reduction is not None]
+    for row in sorted(pairs, key=lambda row: row.token_reduction, reverse=True):
+        if not row.pays:
+            break
+        found = row.token_reduction
+    return found
+
+
+def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:
+    """Return a table per phase and batch size: rules down, lengths across, bold where UMIM pays."""
+    parts = []
+    for (phase, batch_size), kinds in _grouped(rows).items():
+        every = [row for own in kinds.values() for row in own]
+        lengths = sorted({row.prompt_tokens for row in every})
+        lines = [
+            ["rules", "TR", *(f"{length:,}" for length in lengths), "pays from"],
+            ["---", *["---:"] * (len(lengths) + 2)],
+        ]
+        for label, own in kinds.items():
+            cells = {row.prompt_tokens: _cell(row) for row in own}
+            mean = sum(row.token_reduction for row in own) / len(own)
+            start = pays_from(own)
+            lines.append(
+                [
+                    label,
+                    f"{mean:.1%}",
+                    *(cells.get(length, "") for length in lengths),
+                    "never" if start is None else f"{start:,}",
+                ]
+            )
+        if any(row.asked_reduction is not None for row in every):
+            least = (
+                least_reduction([row for row in every if row.prompt_tokens == length])
+                for length in lengths
+            )
+            shown = ("never" if value is None else f"{value:.1%}" for value in least)
+            lines.append(["pairs pay from TR", "", *shown, ""])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        title = f"Speed-up of {phase}, batch size {batch_size}, {every[0].new_tokens} new tokens"
+        parts.append(f"{title} (quartiles; bold where UMIM pays):\n\n{table}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(row: ThroughputRow) -> str:
+    value = f"{row.speedup:.2f}"
+    value = f"**{value}**" if row.pays else value
+    return f"{value} ({row.speedup_low:.2f}-{row.speedup_high:.2f})"
