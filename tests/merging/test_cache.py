@@ -225,7 +225,8 @@ def test_repeated_rows_are_equal_and_grow_apart() -> None:
     cache.begin(2)
     cache.update(states, states, 0)
     cache.commit(torch.tensor([2, 1]))
-    cache.repeat(2)
+    original, cache = cache, cache.repeated(2)
+    assert original.lengths.tolist() == [2, 1]
     assert cache.lengths.tolist() == [2, 2, 1, 1]
     cache.begin(1)
     new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -24,9 +26,10 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, NumericalError
 from umim_core.merging.engine import Engine
 from umim_core.merging.outputs import Forward
+from umim_core.merging.request import Request
 
 
 @pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
@@ -248,9 +251,82 @@ def test_a_streamer_takes_one_row() -> None:
         Engine(build("gpt2"), None, None).generate([[1], [2]], settings(5), streamer=_Record())
 
 
-def test_timings_add_up_to_less_than_the_call() -> None:
-    output = Engine(build("gpt2"), None, None).generate([[1, 2, 3]], settings(8))
-    assert output.timings.first_token > 0 and output.timings.decode > 0
+def test_timings_add_up_to_the_call_less_the_consumers_pauses() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    start, paused = time.perf_counter(), 0.0
+    steps = engine.steps([[1, 2, 3]], settings(6), Request())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            timings = end.value.timings
+            break
+        pause = time.perf_counter()
+        time.sleep(0.05)
+        paused += time.perf_counter() - pause
+    total = time.perf_counter() - start
+    assert timings.first_token > 0 and timings.decode > 0
+    assert timings.first_token + timings.decode <= total - paused + 1e-3
+
+
+def test_a_streamer_is_ended_when_the_request_fails() -> None:
+    engine, streamer = Engine(build("gpt2"), None, None), _Record()
+
+    def fail(_: Forward) -> None:
+        raise RuntimeError("an observer's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        engine.generate([[1]], settings(4), streamer=streamer, observer=fail)
+    assert streamer.ended == 1
+    refused = _Record()
+    with pytest.raises(GenerationError, match="96 positions"):
+        engine.generate([[1]], settings(400), streamer=refused)
+    assert refused.values == []
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    backbone = build("gpt2-untied")
+    with torch.no_grad():
+        backbone.head_weight.fill_(float("nan"))
+    for options in ({}, {"do_sample": True}):
+        with pytest.raises(NumericalError, match="finite score"):
+            Engine(backbone, None, None).generate([[1]], settings(2, **options))
+
+
+def test_ruling_out_every_token_is_refused() -> None:
+    with pytest.raises(NumericalError, match="highest score -inf"):
+        Engine(build("gpt2"), None, None).generate(
+            [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logits_processor": _Only()}, "logits_processor must be a list"),
+        ({"stopping_criteria": _LongerThan()}, "stopping_criteria must be a list"),
+        ({"logprobs": 1.5}, "logprobs must lie between"),
+        ({"seed": None}, "seed must be an integer"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2), **options)
+
+
+def test_ids_that_a_processor_refuses_are_reported() -> None:
+    with pytest.raises(GenerationError, match=r"refused its input|out of range"):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2, bad_words_ids=[[99]]))
+
+
+def test_nested_prompts_are_refused() -> None:
+    with pytest.raises(GenerationError, match="1-D array"):
+        Engine(build("gpt2"), None, None).generate([[[1, 2], [3]]], settings(2))
+
+
+def test_an_unknown_position_policy_is_refused() -> None:
+    with pytest.raises(GenerationError, match="unit_positions must be one of"):
+        Engine(build("gpt2"), None, None, unit_positions="preserve")
 
 
 def test_cumulative_reduction_counts_every_step() -> None:

@@ -8,6 +8,7 @@ import torch
 from engine_matrix import (
     CONFIGS,
     SAMPLED,
+    VOCAB,
     build,
     from_scratch,
     module_for,
@@ -21,6 +22,9 @@ from umim_core.errors import GenerationError
 from umim_core.merging.engine import Engine
 from umim_core.merging.outputs import EngineOutput, Forward
 from umim_core.merging.policies import UnitPositions
+from umim_core.merging.request import Request
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 
 POLICIES = ("compact", "preserved")
 
@@ -62,8 +66,9 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     output: EngineOutput | None = None
     for seed, prompts in enumerate(turns):
         for b, prompt in enumerate(prompts):
-            unfed = [] if output is None else [output.rows[b].ids[-1]]
-            parts[b].append([*unfed, *prompt.tolist()])
+            if output is not None:  # it was not fed; no rule crosses into the new turn
+                parts[b].append([output.rows[b].ids[-1]])
+            parts[b].append(prompt.tolist())
         output = engine.generate(
             prompts,
             settings(6, **SAMPLED),
@@ -151,3 +156,93 @@ def test_samples_can_be_continued_each_on_its_own() -> None:
     for b, extra in enumerate(([4], [5, 6])):
         whole = [1, 2, *first.rows[b].ids, *extra]
         assert second.rows[b].ids == engine.generate([whole], settings(3)).rows[0].ids
+
+
+@pytest.mark.parametrize("unit_positions", POLICIES)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_rows_of_very_different_lengths_are_continued_together(
+    name: str, unit_positions: UnitPositions
+) -> None:
+    backbone = build(name)  # 96 positions
+    engine = Engine(
+        backbone, module_for(backbone), random_rules(2, False), unit_positions=unit_positions
+    )
+    long, short = [1, 2, 3, 4] * 12, [5]
+    ends = settings(4, eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
+    first = engine.generate([long, short], ends)
+    second = engine.generate([short, long], ends, past=first.state)
+    for b, prompts in enumerate(((long, short), (short, long))):
+        alone = engine.generate([prompts[0]], ends)
+        assert alone.rows[0] == first.rows[b]
+        assert engine.generate([prompts[1]], ends, past=alone.state).rows[0] == second.rows[b]
+
+
+def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
+    backbone = build("gpt2")
+    matcher = Matcher(RuleSet.from_spans([(a, 6) for a in range(VOCAB)]))
+    engine = Engine(backbone, module_for(backbone), matcher)
+    closed = engine.generate([[1, 2]], settings(3)).state
+    opened = engine.generate([[1, 2]], settings(3)).state
+    assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
+    [row] = engine.generate([[6]], settings(2), past=opened, match_border=True).rows
+    assert row.prompt_spans == ((0, 2),)
+
+
+def test_an_empty_prompt_goes_on_with_a_state() -> None:
+    engine = Engine(build("llama"), None, None)
+    first = engine.generate([[1, 2, 3]], settings(4))
+    second = engine.generate([[]], settings(4), past=first.state)
+    whole = engine.generate([[1, 2, 3]], settings(8)).rows[0].ids
+    assert first.rows[0].ids + second.rows[0].ids == whole
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    first = engine.generate([[1, 2, 3]], settings(4))
+    config = settings(8, **SAMPLED, num_return_sequences=samples)
+    expected = engine.generate(
+        [[4, 5]], config, past=engine.generate([[1, 2, 3]], settings(4)).state
+    )
+
+    def fail(forward: Forward) -> None:
+        if len(forward.generated[0]) == 3:
+            raise RuntimeError("an observer's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        engine.generate([[4, 5]], config, past=first.state, observer=fail)
+    steps = engine.steps([[4, 5]], config, Request(), first.state)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
+
+
+def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
+    backbone = build("llama")
+    state = Engine(backbone, None, None).generate([[1, 2, 3]], settings(4)).state
+    for other in (
+        Engine(build("mistral"), None, None),
+        Engine(backbone, None, None, unit_positions="preserved"),
+    ):
+        with pytest.raises(GenerationError, match="backbone and unit positions that made it"):
+            other.generate([[4]], settings(2), past=state)
+    Engine(backbone, None, None).generate([[4]], settings(2), past=state)
+
+
+def test_a_released_state_holds_no_cache() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    state = engine.generate([[1, 2, 3]], settings(4)).state
+    assert state.cache_lengths == (6,)
+    state.release()
+    assert state.cache_lengths == ()
+    with pytest.raises(GenerationError, match="continued or released"):
+        engine.generate([[4]], settings(2), past=state)
+
+
+def test_a_turn_draws_numbers_of_its_own() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    config = settings(12, do_sample=True, temperature=50.0)  # nearly uniform: ids follow the draws
+    first = engine.generate([[1]], config)
+    assert engine.generate([[1]], config, past=first.state).rows[0].ids != first.rows[0].ids

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TextStreamer
 
 from umim_core import UMIM
-from umim_core.errors import EvaluationError, GenerationError
+from umim_core.errors import BackboneError, EvaluationError, GenerationError
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (
@@ -188,3 +188,69 @@ def test_an_output_shows_prompt_and_text_of_every_row(umim: UMIM) -> None:
         ]
     assert shown.count("token reduction") == 2
     assert output.html().count("<pre") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.5}, "need do_sample"),
+        ({"top_k": 5}, "need do_sample"),
+        ({"n": "2"}, "n must be an integer"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer"),
+        ({"stop_strings": [""]}, "at least one character"),
+        ({"stop_strings": [3]}, "at least one character"),
+        ({"past": "state"}, "past must be a state"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    umim: UMIM, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(GenerationError, match=message):
+        umim.generate(PROMPT, **options)
+
+
+def test_one_stop_string_needs_no_list(umim: UMIM) -> None:
+    free = umim.generate(PROMPT, max_new_tokens=16).text[0]
+    stopped = umim.generate(PROMPT, max_new_tokens=16, stop_strings=free[3:6]).text[0]
+    assert free[3:6] in stopped and len(stopped) < len(free)
+
+
+def test_a_stream_takes_no_other_streamer(umim: UMIM) -> None:
+    streamer = TextStreamer(umim.backbone.require_tokenizer())
+    with pytest.raises(GenerationError, match="stream yields the text itself"):
+        next(umim.stream(PROMPT, streamer=streamer))
+
+
+def test_scores_of_a_text_in_place_of_a_list_are_refused(umim: UMIM) -> None:
+    with pytest.raises(EvaluationError, match="in place of a list"):
+        umim.score([PROMPT], ["of the"])
+
+
+@pytest.mark.parametrize("merge", ["None", "prompt"])
+def test_perplexity_takes_all_or_none(umim: UMIM, merge: str) -> None:
+    with pytest.raises(GenerationError, match="merge must be one of"):
+        umim.perplexity(PROMPT, merge=merge)
+
+
+def test_models_of_one_checkpoint_share_no_module(umim: UMIM) -> None:
+    expected = umim.generate(PROMPT, max_new_tokens=6)
+    wide = UMIM.from_pretrained("umim-docs-gpt2", dtype="float64")
+    UMIM(wide.backbone, umim.checkpoint)
+    assert umim.generate(PROMPT, max_new_tokens=6) == expected
+
+
+def test_a_loaded_backbone_has_its_data_type(umim: UMIM) -> None:
+    with pytest.raises(BackboneError, match="data type and device"):
+        UMIM.from_pretrained("umim-docs-gpt2", backbone=umim.backbone, dtype="float64")
+
+
+def test_many_contexts_are_scored_in_parts(umim: UMIM) -> None:
+    contexts = [f"{PROMPT} {n}" for n in range(20)]
+    together = umim.score(contexts, [[" return"]] * 20)
+    assert together[17] == pytest.approx(umim.score([contexts[17]], [[" return"]])[0], abs=1e-4)
+
+
+def test_a_bfloat16_backbone_generates() -> None:
+    umim = UMIM.from_pretrained("umim-docs-llama", dtype="bfloat16")
+    output = umim.generate([PROMPT, "Return"], max_new_tokens=6, logprobs=1)
+    assert output.prompt_spans[0] and all(len(ids) == 6 for ids in output.ids)

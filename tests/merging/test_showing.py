@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -99,6 +100,13 @@ def test_a_span_over_the_border_is_two_pieces_of_one_unit() -> None:
         ("h", 1, 4, False),
         ("i", 1, 5, False),
     ]
+
+
+def test_a_long_text_takes_time_in_proportion() -> None:
+    start = time.process_time()
+    view = generated(ids=[0] * 80_000, generated_spans=[])
+    assert len(view.pieces) == 3 + 80_000
+    assert time.process_time() - start < 10  # about 0.5 s; 20 s if every unit adds up the others
 
 
 def test_both_sides_of_the_border_have_one_colour() -> None:

@@ -15,6 +15,7 @@ Shapes: B rows, H key/value heads, L columns, D head size, W width (units per ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -158,19 +159,30 @@ class RowCache(Cache):
         for layer in self._rows:
             layer.max_length = self.max_length
 
-    def repeat(self, times: int) -> None:
-        """Make each row into ``times`` equal rows that stand side by side.
+    def repeated(self, times: int) -> RowCache:
+        """Return a cache with ``times`` equal rows, side by side, for each row of this one.
 
         Args:
-            times: Copies per row, at least 1. The states of a prompt are computed once; each copy
-                has room of its own to grow.
+            times: Copies per row, at least 1; for 1 the cache itself. Each copy has room of its
+                own to grow.
         """
         if times == 1:
-            return
-        self.lengths = self.lengths.repeat_interleave(times)
-        self._row_index = torch.arange(len(self.lengths), device=self.device)[:, None]
-        for layer in self._rows:
-            layer.repeat(times)
+            return self
+        rows = len(self.lengths) * times
+        copy = RowCache(len(self._rows), rows, self.max_length, self.device)
+        for layer, source in zip(copy._rows, self._rows, strict=True):
+            layer.copy_repeated(source, times)
+        copy.restore(self.lengths.repeat_interleave(times).tolist())
+        return copy
+
+    def restore(self, lengths: Sequence[int]) -> None:
+        """Go back to earlier lengths; what was written behind them is forgotten.
+
+        Args:
+            lengths: Units per row [B].
+        """
+        self.lengths = torch.tensor(lengths, dtype=torch.int64)
+        self._finish()
 
     @property
     def nbytes(self) -> int:

@@ -75,11 +75,13 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         new[:, :, : old.shape[2]] = old
         return new
 
-    def repeat(self, times: int) -> None:
-        """Make each row into ``times`` rows."""
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.repeat_interleave(times, dim=0)
-            self.values = self.values.repeat_interleave(times, dim=0)
+    def copy_repeated(self, source: RowLayer, times: int) -> None:
+        """Take over another layer's buffers, each of its rows ``times`` times."""
+        self.capacity = source.capacity
+        if source.keys is not None and source.values is not None:
+            self.keys = source.keys.repeat_interleave(times, dim=0)
+            self.values = source.values.repeat_interleave(times, dim=0)
+            self.is_initialized = True
 
     @property
     def nbytes(self) -> int:

@@ -61,7 +61,7 @@ def _render(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> str:
     except (ValueError, TypeError, TemplateError) as error:
         raise GenerationError(
             "a chat needs a tokenizer with a chat template, and messages of role and content",
-            f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            f"{type(error).__name__}: {str(error)[:200]}",
             "Pass a text, or messages as the template expects them.",
         ) from error
     assert isinstance(text, str)  # noqa: S101  tokenize=False

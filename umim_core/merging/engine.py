@@ -22,33 +22,32 @@ Source: paper, "Inference with UMIM".
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Sequence
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.attention import check_attention_window, step_mask
+from umim_core.merging.attention import check_attention_window
 from umim_core.merging.cache import RowCache
-from umim_core.merging.compress import PackedUnits, SpanMerger, fill_units
+from umim_core.merging.clock import LapClock
+from umim_core.merging.compress import SpanMerger
 from umim_core.merging.generated import GeneratedUnits
 from umim_core.merging.outputs import EngineOutput, Observer, Timings
 from umim_core.merging.policies import UnitPositions
 from umim_core.merging.prompts import Prompts, check_room, read_prompts
 from umim_core.merging.request import Request
-from umim_core.merging.rows import Row, choose_tokens, new_rows, record_forward
+from umim_core.merging.rows import choose_tokens, new_rows, record_forward
 from umim_core.merging.sampling import TokenChooser, check_generation_config, samples_per_prompt
-from umim_core.merging.span_cache import SpanCache
 from umim_core.merging.state import GenerationState
 from umim_core.merging.stopping import Stopper
+from umim_core.merging.trunk import CachedTrunk
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.suffix import Advance
 
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
 
@@ -78,9 +77,15 @@ class Engine:
         if matcher is not None and len(matcher.rules) and module is None:
             raise GenerationError("rules need a merge module", None, "Pass one, or no rules.")
         check_attention_window(backbone.model.config, 1)
+        if unit_positions not in get_args(UnitPositions):
+            raise GenerationError(
+                f"unit_positions must be one of {get_args(UnitPositions)}",
+                unit_positions,
+                "Take the checkpoint's.",
+            )
         self.backbone, self.module, self.matcher = backbone, module, matcher
         self.unit_positions: UnitPositions = unit_positions
-        self._spans = None if module is None else SpanCache(backbone, module)
+        self.trunk = CachedTrunk(backbone, module, unit_positions)
 
     def generate(
         self,
@@ -156,10 +161,10 @@ class Engine:
                 vocabulary, an option is not supported, the state was continued before, or units and
                 new tokens exceed the backbone's positions or attention window.
         """
-        start = time.perf_counter()
+        clock = LapClock()
         check_generation_config(config)
         if past is not None:
-            past.check(len(prompts))
+            past.check(len(prompts), self.backbone, self.unit_positions)
         samples = samples_per_prompt(config)
         request.check(self.backbone.vocab_size, len(prompts) * samples)
         given = read_prompts(
@@ -167,40 +172,58 @@ class Engine:
             None if past is None else [ids[-1] for ids in past.raw_ids],
             self.backbone,
             self.matcher if request.merge_prompt else None,
+            across_turns=request.match_border,
         )
         rows = new_rows(given, past, samples)
         chooser = TokenChooser(
-            config, [len(row.raw) for row in rows], request.seed, request.logits_processor
+            config,
+            [len(row.raw) for row in rows],
+            request.seed,
+            request.logits_processor,
+            past_lengths=[row.past for row in rows],
+            device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
         units = GeneratedUnits(self.matcher if request.merge_decode else None, len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
-        if request.streamer is not None:
-            request.streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
-        cache = self._room(given, past, config)
-        logits = self._prefill(given.packed, cache, [row.past for row in rows[::samples]])
-        cache.repeat(samples)
-        logits = logits.repeat_interleave(samples, dim=0)
-        first = 0.0
-        while True:
-            record_forward(rows, logits, cache.lengths, request.observer)
-            tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
-            first = first or time.perf_counter() - start
-            if request.streamer is not None:
-                request.streamer.put(torch.from_numpy(tokens))  # type: ignore[no-untyped-call]
-            yield tokens
-            running = np.array([row.stop_reason is None for row in rows])
-            if not running.any():
-                break
-            logits = self._feed(units.push(tokens, running), cache, rows)
-        if request.streamer is not None:
-            request.streamer.end()  # type: ignore[no-untyped-call]
-        scored = request.logprobs is not None
+        first_cache = self._room(given, past, config)
+        streamer = request.streamer
+        try:
+            if streamer is not None:
+                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
+            logits = self.trunk.prefill(
+                given.packed, first_cache, [r.past for r in rows[::samples]]
+            )
+            logits = logits.repeat_interleave(samples, dim=0)
+            cache = first_cache.repeated(samples)
+            while True:
+                record_forward(rows, logits, cache.lengths, request.observer)
+                tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
+                if streamer is not None:
+                    streamer.put(torch.from_numpy(tokens))  # type: ignore[no-untyped-call]
+                clock.stop()
+                yield tokens
+                clock.start()
+                running = np.array([row.stop_reason is None for row in rows])
+                if not running.any():
+                    break
+                logits = self.trunk.feed(
+                    units.push(tokens, running), cache, [len(row.raw) for row in rows]
+                )
+        except BaseException:  # whatever ended it, an abandoned generator too: nothing is lost
+            if past is not None:
+                past.give_back(first_cache)
+            raise
+        finally:
+            if streamer is not None:
+                streamer.end()  # type: ignore[no-untyped-call]
         return EngineOutput(
-            tuple(row.output(units, b, scored) for b, row in enumerate(rows)),
-            Timings(first, time.perf_counter() - start - first),
-            GenerationState(tuple(tuple(row.raw) for row in rows), cache),
+            tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
+            Timings(clock.laps[0], sum(clock.laps[1:])),
+            GenerationState(
+                tuple(tuple(row.raw) for row in rows), cache, self.backbone, self.unit_positions
+            ),
         )
 
     def _room(
@@ -220,75 +243,8 @@ class Engine:
         if past is None:
             layers = self.backbone.model.config.num_hidden_layers
             return RowCache(layers, len(units), limit, self.backbone.device)
+        # Short prompts are padded to the widest, wherever their rows begin.
+        padded = max(past.cache_lengths) + given.packed.token_ids.shape[1]
         cache = past.take()
-        cache.allow(limit)
+        cache.allow(max(limit, padded))
         return cache
-
-    def _forward(self, embeddings: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:
-        """Run W units per row [B, W, d] through the trunk on top of the cache: [B, W, d].
-
-        ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
-        """
-        out = self.backbone.model.base_model(
-            inputs_embeds=embeddings,
-            attention_mask=step_mask(cache, embeddings.dtype),
-            position_ids=cache.columns if positions is None else positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        assert isinstance(out, Tensor)  # noqa: S101  every transformers trunk returns one
-        return out
-
-    def _prefill(self, packed: PackedUnits, cache: RowCache, past: Sequence[int]) -> Tensor:
-        """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
-
-        Args:
-            packed: The prompts.
-            cache: Where they go.
-            past: Raw tokens that each row holds already.
-        """
-        positions = None
-        if self.unit_positions == "preserved":
-            before = torch.tensor(past, device=self.backbone.device)[:, None]
-            positions = packed.position_ids("preserved") + before
-        cache.begin(packed.token_ids.shape[1])
-        hidden = self._forward(self._unit_embeddings(packed), cache, positions)
-        cache.commit(packed.unit_counts.cpu())
-        last = packed.unit_counts - 1
-        if bool((last == hidden.shape[1] - 1).all()):
-            # A slice, as in transformers: a gather's other strides take another GEMM kernel and
-            # change the last bit of the logits (seen on CPU, float32).
-            return self.backbone.head(hidden[:, -1:])[:, 0]
-        at_last = hidden[torch.arange(len(last), device=hidden.device), last]
-        return self.backbone.head(at_last[:, None])[:, 0]
-
-    def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
-        """Embed the units of the prompts [B, S, d]."""
-        if self._spans is None or not len(packed.span_ids):
-            return self.backbone.embed(packed.token_ids)
-        pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
-        return fill_units(packed, self.backbone, pooled)
-
-    def _feed(self, step: Advance, cache: RowCache, rows: Sequence[Row]) -> Tensor:
-        """Roll back, feed one unit per row, return the next logits [B, V]."""
-        if step.rollback.any():
-            cache.rollback(torch.from_numpy(step.rollback))
-        cache.begin(1)
-        positions = None
-        if self.unit_positions == "preserved":
-            fed = [[len(row.raw) - 1] for row in rows]
-            positions = torch.tensor(fed, device=self.backbone.device)
-        hidden = self._forward(self._step_embeddings(step), cache, positions)
-        cache.commit(torch.from_numpy(step.lengths > 0))
-        return self.backbone.head(hidden)[:, 0]
-
-    def _step_embeddings(self, step: Advance) -> Tensor:
-        """Embed the unit of each row [B, 1, d]; an ended row is fed id 0."""
-        device = self.backbone.device
-        embeddings = self.backbone.embed(torch.from_numpy(step.spans[:, :1]).to(device))
-        merged = np.flatnonzero(step.lengths > 1)
-        if merged.size and self._spans is not None:
-            pairs = zip(step.spans[merged].tolist(), step.lengths[merged].tolist(), strict=True)
-            found = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
-            embeddings[torch.from_numpy(merged).to(device), 0] = found
-        return embeddings

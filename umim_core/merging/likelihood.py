@@ -143,8 +143,8 @@ def score_rows(
         Per row its T_b - given scores.
 
     Raises:
-        EvaluationError: If a row is empty, rules come without a module, or a row exceeds the
-            backbone's positions.
+        EvaluationError: If a row is empty, not 1-D, not of integers, or holds an id outside the
+            vocabulary, rules come without a module, or a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     packed = _packed(rows, backbone, module, matcher)
@@ -178,14 +178,29 @@ def _packed(
 ) -> PackedUnits:
     if matcher is not None and len(matcher.rules) and module is None:
         raise EvaluationError("rules need a merge module", None, "Pass one, or no rules.")
-    if not rows or min(len(row) for row in rows) == 0:
-        raise EvaluationError(
-            "every row must hold at least one token",
-            [len(row) for row in rows],
-            "Drop empty rows.",
-        )
+    sizes = [np.size(row) for row in rows]
+    if not sizes or min(sizes) == 0:
+        raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
+    for b, row in enumerate(rows):
+        _check_ids(b, np.asarray(row), backbone.vocab_size)
     cuts = [segmentation(row, matcher) for row in rows]
     return pack_rows(rows, cuts, device=backbone.device)
+
+
+def _check_ids(b: int, ids: Ints, vocab_size: int) -> None:
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise EvaluationError(
+            "a row must be a 1-D array of integers",
+            f"row {b}: shape {ids.shape}, {ids.dtype}",
+            "Pass one array of token ids per row.",
+        )
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if outside.size:
+        raise EvaluationError(
+            f"ids must lie between 0 and {vocab_size - 1}",
+            f"row {b}: {outside[0]}",
+            "Encode with the backbone's own tokenizer.",
+        )
 
 
 def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:

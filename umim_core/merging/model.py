@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, Unpack
@@ -13,23 +14,23 @@ from numpy.typing import NDArray
 
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.errors import EvaluationError
+from umim_core.errors import BackboneError
 from umim_core.merging.chat import Chat, PromptInput, TextPieces, encode_prompts
 from umim_core.merging.compression import Compression
-from umim_core.merging.continuations import score_continuations
 from umim_core.merging.engine import Engine
 from umim_core.merging.generation_output import GenerationOutput
 from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
-from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.merging.options import (
     GenerateOptions,
     Merge,
+    check_merge,
     check_options,
     generation_config,
     request,
 )
 from umim_core.merging.showing import unit_texts
+from umim_core.merging.text_scores import score_texts, text_perplexity
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -61,7 +62,9 @@ class UMIM:
         self.checkpoint = checkpoint
         # float64 keeps its precision; narrower backbones keep a float32 module.
         dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32
-        self.module: MergeModule = checkpoint.module.to(backbone.device, dtype)
+        # A copy: the checkpoint may serve other backbones, of other types and devices.
+        module: MergeModule = deepcopy(checkpoint.module).to(backbone.device, dtype)
+        self.module = module.eval().requires_grad_(False)
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
         self.engine = Engine(
@@ -78,8 +81,8 @@ class UMIM:
         *,
         backbone: str | Backbone | None = None,
         revision: str | None = None,
-        dtype: str = "float32",
-        device: str = "cpu",
+        dtype: str | None = None,
+        device: str | None = None,
     ) -> UMIM:
         """Load a merge checkpoint and the backbone it belongs to.
 
@@ -89,8 +92,8 @@ class UMIM:
             backbone: The backbone, or where to find it, if not under the checkpoint's own name;
                 its fingerprint must be the checkpoint's all the same.
             revision: Revision of a hub repository to pin.
-            dtype: Data type of the backbone.
-            device: A torch device.
+            dtype: Data type of the backbone to load; float32 if None.
+            device: A torch device to load it on; the CPU if None.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
@@ -100,13 +103,20 @@ class UMIM:
             TokenizerMismatchError: If the tokenizer is not the rules'.
         """
         checkpoint = Checkpoint.load(fetch_checkpoint(name, revision))
-        if not isinstance(backbone, Backbone):
+        if isinstance(backbone, Backbone):
+            if (dtype, device) != (None, None):
+                raise BackboneError(
+                    "a backbone that is loaded already has its data type and device",
+                    {"dtype": dtype, "device": device},
+                    "Leave them out, or name the backbone.",
+                )
+        else:
             config = checkpoint.config
             backbone = load_backbone(
                 backbone or config.backbone,
                 revision=config.backbone_revision if backbone is None else None,
-                dtype=dtype,
-                device=device,
+                dtype=dtype or "float32",
+                device=device or "cpu",
             )
         return cls(backbone, checkpoint)
 
@@ -177,7 +187,7 @@ class UMIM:
         *,
         merge: Merge = "all",
     ) -> list[list[float]]:
-        """Score continuations after compressed contexts, those of one context in one forward.
+        """Score continuations after compressed contexts, those of a context in the same forward.
 
         Args:
             contexts: Texts with at least one token each.
@@ -191,25 +201,16 @@ class UMIM:
             EvaluationError: If a context or a continuation has no token, the numbers of contexts
                 and lists differ, or the backbone's positions do not suffice.
         """
-        if len(contexts) != len(continuations):
-            raise EvaluationError(
-                "every context needs its continuations",
-                f"{len(contexts)} contexts, {len(continuations)} lists",
-                "Pass one list per context.",
-            )
-        if not contexts:
-            return []
-        encode = self.backbone.encode
-        with torch.no_grad():
-            scored = score_continuations(
-                [np.array(encode(text), dtype=np.int64) for text in contexts],
-                [[np.array(encode(text), dtype=np.int64) for text in row] for row in continuations],
-                self.backbone,
-                self.module if merge != "none" else None,
-                self.matcher if merge != "none" else None,
-                unit_positions=self.engine.unit_positions,
-            )
-        return [[float(scores.log_probs.double().sum()) for scores in row] for row in scored]
+        check_merge(merge)
+        merged = merge != "none"
+        return score_texts(
+            contexts,
+            continuations,
+            self.backbone,
+            self.module if merged else None,
+            self.matcher if merged else None,
+            self.engine.unit_positions,
+        )
 
     def compress(self, text: str) -> Compression:
         """Cut a text into units, as a prompt would be.
@@ -243,20 +244,12 @@ class UMIM:
         Raises:
             EvaluationError: If there is no target or a text exceeds the backbone's positions.
         """
-        items = [texts] if isinstance(texts, str) else list(texts)
+        check_merge(merge, ("all", "none"))
         matcher = self.matcher if merge == "all" else None
-        pair, policy = (self.backbone, self.module), self.engine.unit_positions
-        total, targets = 0.0, 0
-        for item in items:
-            ids = np.array(self.backbone.encode(item) if isinstance(item, str) else item)
-            (scores,) = token_log_probs([ids], *pair, matcher, unit_positions=policy)
-            total += float(scores.sum())
-            targets += len(scores)
-        if targets == 0:
-            raise EvaluationError(
-                "perplexity needs at least two tokens", f"{len(items)} texts", "Pass longer ones."
-            )
-        return float(np.exp(-total / targets))
+        items = [texts] if isinstance(texts, str) else texts
+        return text_perplexity(
+            items, self.backbone, self.module, matcher, self.engine.unit_positions
+        )
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write module, rules and the backbone's name; the backbone's weights are not copied.

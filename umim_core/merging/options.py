@@ -17,6 +17,7 @@ from umim_core.merging.stopping import end_ids
 
 Merge = Literal["all", "prompt", "none"]
 _MERGES: Final = ("all", "prompt", "none")
+_INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
 _NEW_TOKENS: Final = 64
 
 
@@ -33,7 +34,7 @@ class GenerateOptions(TypedDict, total=False):
         top_p: Keep the smallest set of tokens with this probability (1).
         repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
         no_repeat_ngram_size: No n-gram of this size occurs twice (0: any may).
-        stop_strings: End a row when its text ends with one of these (none).
+        stop_strings: End a row when its text ends with this, or one of these (none).
         n: Samples per prompt, which share its prefill (1).
         seed: For sampling; equal seeds give equal texts (0).
         merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
@@ -56,7 +57,7 @@ class GenerateOptions(TypedDict, total=False):
     top_p: float
     repetition_penalty: float
     no_repeat_ngram_size: int
-    stop_strings: Sequence[str]
+    stop_strings: str | Sequence[str]
     n: int
     seed: int
     merge: Merge
@@ -77,15 +78,19 @@ _SETTINGS: Final = (
 
 
 def check_options(options: GenerateOptions) -> None:
-    """Refuse options that do not exist, as Python does for arguments.
+    """Refuse options that do not exist, as Python does for arguments, and a past that is none.
 
     Raises:
         TypeError: If an option is unknown.
+        GenerationError: If ``past`` is not a state.
     """
     unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
     if unknown:
         known = ", ".join(sorted(GenerateOptions.__annotations__))
         raise TypeError(f"unknown options {unknown}; known are {known}")
+    past: object = options.get("past")
+    if past is not None and not isinstance(past, GenerationState):
+        raise GenerationError("past must be a state", type(past).__name__, "Pass output.state.")
 
 
 def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
@@ -105,7 +110,19 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
         own = GenerationConfig.from_dict(given.to_dict())
         own.eos_token_id = ends if own.eos_token_id is None else own.eos_token_id
         return own
+    for name in _INTEGERS:
+        value: object = options.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise GenerationError(f"{name} must be an integer", value, "Give a whole number.")
     sampled = options.get("do_sample", False)
+    neutral: dict[str, tuple[object, ...]] = {
+        "temperature": (1.0,), "top_k": (None, 0), "top_p": (1.0,)
+    }  # fmt: skip
+    ignored = [name for name, same in neutral.items() if options.get(name, same[0]) not in same]
+    if ignored and not sampled:
+        raise GenerationError(
+            "temperature, top_k and top_p need do_sample", ignored, "Sample, or leave them out."
+        )
     try:
         return GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
             max_new_tokens=options.get("max_new_tokens", _NEW_TOKENS),
@@ -116,7 +133,7 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
             top_p=options.get("top_p", 1.0) if sampled else None,
             repetition_penalty=options.get("repetition_penalty", 1.0),
             no_repeat_ngram_size=options.get("no_repeat_ngram_size") or None,
-            stop_strings=list(options.get("stop_strings", ())) or None,
+            stop_strings=_stop_strings(options) or None,
             num_return_sequences=options.get("n", 1),
             eos_token_id=ends,
         )
@@ -124,19 +141,43 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
         raise GenerationError("a generation option is out of range", str(error)) from error
 
 
+def _stop_strings(options: GenerateOptions) -> list[str]:
+    given = options.get("stop_strings") or ()
+    strings = [given] if isinstance(given, str) else list(given)
+    texts: list[object] = list(strings)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise GenerationError(
+            "stop_strings must be texts of at least one character", strings, "Leave others out."
+        )
+    return strings
+
+
+def check_merge(merge: str, known: tuple[str, ...] = _MERGES) -> None:
+    """Refuse a value of ``merge`` that does not exist.
+
+    Raises:
+        GenerationError: If it is none of ``known``.
+    """
+    if merge not in known:
+        raise GenerationError(f"merge must be one of {known}", merge, "Choose one of them.")
+
+
 def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
     """Return what the options ask of the engine.
 
     Args:
         options: The options.
-        streamer: In place of theirs.
+        streamer: What ``UMIM.stream`` reads; no other may be given beside it.
 
     Raises:
         GenerationError: If ``merge`` is none of its values.
     """
     merge = options.get("merge", "all")
-    if merge not in _MERGES:
-        raise GenerationError(f"merge must be one of {_MERGES}", merge, "Choose one of them.")
+    check_merge(merge)
+    if streamer is not None and options.get("streamer") is not None:
+        raise GenerationError(
+            "stream yields the text itself", "streamer", "Pass a streamer to generate."
+        )
     return Request(
         merge_prompt=merge != "none",
         merge_decode=merge == "all",

@@ -63,6 +63,8 @@ class RowOutput:
     def gen_kv_reduction(self) -> float:
         """1 - U_T / T: entries saved at the end among the T generated tokens fed; 0 if T = 0.
 
+        Above 1 where border matching took more units of the prompt back than the tokens added.
+
         Source: paper, "Generation Quality" (Gen-KV TR).
         """
         fed = len(self.ids) - 1
@@ -85,7 +87,8 @@ class Timings:
 
     Attributes:
         first_token: Seconds from the ids to the first token chosen: matching, merging, prefill.
-        decode: Seconds from there to the last token chosen.
+        decode: Seconds from there to the last token chosen, without what a consumer of the stream
+            did in between.
     """
 
     first_token: float

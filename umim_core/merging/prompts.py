@@ -37,6 +37,8 @@ def read_prompts(
     unfed: Sequence[int] | None,
     backbone: Backbone,
     matcher: Matcher | None,
+    *,
+    across_turns: bool = False,
 ) -> Prompts:
     """Check prompts and cut them into units.
 
@@ -45,22 +47,46 @@ def read_prompts(
         unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
         backbone: Whose ids they are.
         matcher: The rules; None keeps every token.
+        across_turns: Whether a rule may begin with the unfed token.
 
     Raises:
-        GenerationError: If there is no prompt, a prompt is empty, or it holds an id outside the
-            vocabulary.
+        GenerationError: If there is no prompt, a prompt is empty (but for an unfed token), or it
+            holds an id outside the vocabulary.
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
-    rows = [_checked(b, ids, backbone.vocab_size) for b, ids in enumerate(prompts)]
-    if unfed is not None:
-        rows = [np.concatenate([[last], row]) for last, row in zip(unfed, rows, strict=True)]
-    cuts = [segmentation(ids, matcher) for ids in rows]
+    new = [_checked(b, ids, backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
+    if unfed is None:
+        rows, cuts = new, [segmentation(ids, matcher) for ids in new]
+    else:
+        rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
+        cuts = [
+            segmentation(ids, matcher) if across_turns else _behind_one(segmentation(rest, matcher))
+            for ids, rest in zip(rows, new, strict=True)
+        ]
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
 
 
-def _checked(b: int, ids: NDArray[np.integer] | Sequence[int], vocab_size: int) -> Ids:
-    array = np.asarray(ids)
+def _behind_one(cut: Segmentation) -> Segmentation:
+    """Put a unit of one token before the units of a text."""
+    starts, lengths = cut
+    return np.append(np.int64(0), starts + 1), np.append(np.int64(1), lengths)
+
+
+def _checked(
+    b: int,
+    ids: NDArray[np.integer] | Sequence[int],
+    vocab_size: int,
+    unfed: Sequence[int] | None,
+) -> Ids:
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:  # lists of different lengths inside
+        raise GenerationError(
+            "a prompt must be a 1-D array of token ids", f"prompt {b}", str(error)
+        ) from error
+    if array.ndim == 1 and array.size == 0 and unfed is not None:
+        return array.astype(np.int64)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise GenerationError(
             "a prompt must be a 1-D array of at least one token id",
@@ -93,7 +119,7 @@ def check_room(backbone: Backbone, units: int, positions: int, new_tokens: int) 
     if most is not None and positions > most:
         raise GenerationError(
             f"prompt units and new tokens must fit the backbone's {most} positions",
-            f"{positions - new_tokens + 1} units + {new_tokens} new tokens",
+            f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
             "Shorten the prompt or lower max_new_tokens.",
         )
     check_attention_window(backbone.model.config, max(units, positions))

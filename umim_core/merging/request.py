@@ -18,8 +18,9 @@ class Request:
     Attributes:
         merge_prompt: Whether prompts are compressed.
         merge_decode: Whether generated tokens are merged in the cache.
-        match_border: Whether a rule may begin in the prompt and end in the generated tokens; the
-            paper's form is not.
+        match_border: Whether a rule may begin in the prompt and end in the generated tokens, or
+            begin with the token that an earlier turn left unfed; in the paper's form none does. No
+            rule reaches further into an earlier turn.
         seed: For sampling.
         logprobs: How many of the most probable ids to report beside each chosen one's
             log-probability; None reports neither.
@@ -50,11 +51,23 @@ class Request:
             GenerationError: If more log-probabilities are asked for than there are ids, the border
                 is to be matched without both kinds of merging, or several rows are to be streamed.
         """
+        for name, given in (
+            ("logits_processor", self.logits_processor),
+            ("stopping_criteria", self.stopping_criteria),
+        ):
+            if given is not None and not isinstance(given, list):
+                raise GenerationError(
+                    f"{name} must be a list", type(given).__name__, "Put it into a list."
+                )
+        seed: object = self.seed
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise GenerationError("a seed must be an integer", seed, "Leave it out, or use 0.")
         if self.streamer is not None and rows != 1:
             raise GenerationError(
                 "a streamer takes one row", f"{rows} rows", "Stream one prompt and one sample."
             )
-        if self.logprobs is not None and not 0 <= self.logprobs <= vocab_size:
+        asked: object = self.logprobs
+        if asked is not None and not (isinstance(asked, int) and 0 <= asked <= vocab_size):
             raise GenerationError(
                 f"logprobs must lie between 0 and {vocab_size}", self.logprobs, "Ask for fewer."
             )

@@ -126,7 +126,8 @@ def choose_tokens(
     Returns:
         The choice of all rows [B]; that of ended rows means nothing.
     """
-    tokens = chooser.choose(logits, [row.raw for row in rows])
+    running = [row.stop_reason is None for row in rows]
+    tokens = chooser.choose(logits, [row.raw for row in rows], running)
     if logprobs is not None:
         _record(rows, tokens, logits, logprobs)
     for row, token in zip(rows, tokens, strict=True):

@@ -8,6 +8,7 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
@@ -33,7 +34,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from umim_core.errors import GenerationError
+from umim_core.errors import GenerationError, NumericalError
 from umim_core.merging.stopping import eos_ids
 
 # Settings, in transformers' own order: the values without effect and what makes the processor.
@@ -89,9 +90,10 @@ def check_generation_config(config: GenerationConfig) -> None:
         GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
             several samples are asked for without sampling.
     """
-    if config.max_new_tokens is None or config.max_new_tokens < 1:
+    new = config.max_new_tokens
+    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
         raise GenerationError(
-            "max_new_tokens must be at least 1", config.max_new_tokens, "Ask for one token or more."
+            "max_new_tokens must be an integer of at least 1", new, "Ask for one token or more."
         )
     unknown = sorted(
         name
@@ -143,6 +145,9 @@ class TokenChooser:
         seed: Not negative; equal seeds give equal draws.
         processors: Further processors, applied behind those of ``config`` and before the warpers,
             as in transformers. Each is called once per row with that row's raw ids [1, T].
+        past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own;
+            zeros if None.
+        device: Where the logits will be.
 
     Raises:
         GenerationError: If transformers refuses a setting (a temperature of 0, say), or the seed
@@ -155,6 +160,9 @@ class TokenChooser:
         prompt_lengths: Sequence[int],
         seed: int,
         processors: LogitsProcessorList | None = None,
+        *,
+        past_lengths: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         if seed < 0:
             raise GenerationError("a seed must not be negative", seed, "Use 0 or a larger integer.")
@@ -165,7 +173,7 @@ class TokenChooser:
                 on_ids.append(
                     NoBadWordsLogitsProcessor(config.bad_words_ids, eos_ids(config.eos_token_id))
                 )
-            least = [_least_length(config, length) for length in prompt_lengths]
+            least = [_least_length(config, length, str(device)) for length in prompt_lengths]
             plain = _from_table(_PLAIN, config)
             warpers = _from_table(_WARPERS, config) if self._sample else []
         except ValueError as error:
@@ -179,23 +187,56 @@ class TokenChooser:
         self._on_all = LogitsProcessorList([*(plain if alike else ()), *warpers])
         self._generators = [
             torch.Generator().manual_seed(
-                int(np.random.SeedSequence((seed, b)).generate_state(1)[0])
+                int(
+                    np.random.SeedSequence((seed, b, past) if past else (seed, b)).generate_state(
+                        1
+                    )[0]
+                )
             )
-            for b in range(len(prompt_lengths))
+            for b, past in enumerate(past_lengths or [0] * len(prompt_lengths))
         ]
 
-    def choose(self, logits: Tensor, raw_ids: Sequence[Sequence[int]]) -> list[int]:
+    def choose(
+        self,
+        logits: Tensor,
+        raw_ids: Sequence[Sequence[int]],
+        running: Sequence[bool] | None = None,
+    ) -> list[int]:
         """Choose the next token of every row.
 
         Args:
             logits: Next-token logits [B, V].
             raw_ids: Prompt and generated raw ids per row, of any length.
+            running: Rows whose choice counts; all if None.
 
         Returns:
             One id per row.
+
+        Raises:
+            GenerationError: If a processor refuses its input.
+            NumericalError: If nothing can be chosen for a running row: logits that are not numbers,
+                or every id ruled out.
         """
         # transformers.generate scores in float32; float64 models keep their own precision.
         scores = logits if logits.dtype == torch.float64 else logits.float()
+        try:
+            scores = self._processed(scores, raw_ids)
+        except ValueError as error:  # some of transformers' check their settings here
+            raise GenerationError("a logits processor refused its input", str(error)) from error
+        best = scores.max(dim=-1)
+        for b, value in enumerate(best.values.tolist()):
+            if not math.isfinite(value) and (running is None or running[b]):
+                raise NumericalError(
+                    "every row must have a token with a finite score",
+                    f"row {b}: highest score {value}",
+                    "Allow more tokens, or look for NaN in the backbone's weights.",
+                )
+        if not self._sample:
+            return [int(token) for token in best.indices.tolist()]
+        return self._draw(scores)
+
+    def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Apply all processors to scores [B, V]."""
         if self._per_row:
             rows = [torch.tensor([ids], device=scores.device) for ids in raw_ids]
             scores = torch.cat(
@@ -207,9 +248,7 @@ class TokenChooser:
         if self._on_all:
             no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
             scores = _processed(self._on_all, no_ids, scores)
-        if not self._sample:
-            return [int(token) for token in scores.argmax(dim=-1).tolist()]
-        return self._draw(scores)
+        return scores
 
     def _draw(self, scores: Tensor) -> list[int]:
         """Sample by inverting the cumulative distribution: one uniform number per row."""
@@ -224,9 +263,13 @@ class TokenChooser:
         return [int(token) for token in drawn[:, 0].tolist()]
 
 
-def _least_length(config: GenerationConfig, prompt_length: int) -> list[LogitsProcessor]:
+def _least_length(
+    config: GenerationConfig, prompt_length: int, device: str
+) -> list[LogitsProcessor]:
     """Return what holds back the end of a row until ``min_new_tokens``."""
     ends = eos_ids(config.eos_token_id)
     if not config.min_new_tokens or not ends:
         return []
-    return [MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, ends)]
+    return [
+        MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, ends, device=device)
+    ]

@@ -180,9 +180,10 @@ def generation_view(
     border = len(prompt_ids)
     spans = dict(prompt_spans) | {start + border: length for start, length in generated_spans}
     lengths: list[int] = []
-    total = border + len(ids)
-    while (start := sum(lengths)) < total:
+    start, total = 0, border + len(ids)
+    while start < total:
         lengths.append(spans.get(start, 1))
+        start += lengths[-1]
     parts: list[tuple[int, int, int]] = []  # unit, tokens of the unit, tokens of the part
     start = 0
     for unit, length in enumerate(lengths):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
+from threading import Lock
 from typing import Final
 
 import torch
@@ -49,6 +50,7 @@ class SpanCache:
         self._backbone, self._module = backbone, module
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
         self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._lock = Lock()  # a served model answers several requests at once
 
     @cached_property
     def table(self) -> TabulatedMerger | None:
@@ -78,7 +80,8 @@ class SpanCache:
 
     def find(self, spans: Sequence[tuple[int, ...]]) -> Tensor:
         """Return the surrogates [M, d] of spans of ids, from those kept where possible."""
-        return torch.stack([self._one(span) for span in spans])
+        with self._lock:
+            return torch.stack([self._one(span) for span in spans])
 
     def _one(self, span: tuple[int, ...]) -> Tensor:
         found = self._kept.get(span)

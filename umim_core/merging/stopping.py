@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -24,7 +25,7 @@ def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
     """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
     if eos is None:
         return []
-    return [int(eos)] if isinstance(eos, int) else [int(i) for i in eos]
+    return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
 
 
 def end_ids(backbone: Backbone) -> list[int]:
