@@ -3,9 +3,11 @@
     python -m benchmarks.cache_capacity --out docs/results/cache_capacity.json
 
 Prompts of several lengths are consecutive windows of held-out docstrings; 128 tokens are generated
-from each. What a row needs is the most entries that its cache held at once. How many rows fit into
-the budget follows from that, and is checked: that many rows are allocated in a ``RowCache``, whose
-buffers must stay within the budget, and one row more must not.
+from each. What a row needs is the most entries that its cache held at once; only the finished run
+tells. The engine does not know it: it lets a row grow to its limit, the units of the longest prompt
++ the new tokens - 1. How many rows fit into the budget follows for both, and is checked: that many
+rows are allocated in a ``RowCache``, whose buffers must stay within the budget, and one row more
+must not.
 """
 
 from __future__ import annotations
@@ -85,18 +87,23 @@ def capacity(backbone: Backbone, columns: int, budget: int) -> tuple[int, int]:
     return rows, taken
 
 
-def entries(umim: UMIM, prompts: Sequence[Ids], merge: str, new: int, batch_size: int) -> list[int]:
-    """Return the most entries that each row's cache held while it was generated."""
+def entries(
+    umim: UMIM, prompts: Sequence[Ids], merge: str, new: int, batch_size: int
+) -> tuple[list[int], int]:
+    """Return the most entries that each row's cache held, and how many the engine allowed a row."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
         max_new_tokens=new, do_sample=False, eos_token_id=None
     )
     prompt, decode = MERGES[merge]
-    found: list[int] = []
+    held: list[int] = []
+    limit = 0
     for first in range(0, len(prompts), batch_size):
         part = prompts[first : first + batch_size]
         output = umim.engine.generate(part, config, merge_prompt=prompt, merge_decode=decode)
-        found += [max(row.cache_lengths) for row in output.rows]
-    return found
+        held += [max(row.cache_lengths) for row in output.rows]
+        # The last token chosen is never fed.
+        limit = max(limit, *(row.prompt_units + new - 1 for row in output.rows))
+    return held, limit
 
 
 def measure(
@@ -129,19 +136,23 @@ def measure(
             raise SystemExit(f"{len(ids)} held-out tokens are too few for {prompts} x {length}")
         cut = list(ids[: prompts * length].reshape(prompts, length))
         for merge in MERGES:
-            held = entries(umim, cut, merge, new_tokens, batch_size)
+            held, limit = entries(umim, cut, merge, new_tokens, batch_size)
             mean, longest = float(np.mean(held)), max(held)
             fit, taken = capacity(backbone, longest, budget)
+            fit_limit, taken_limit = capacity(backbone, limit, budget)
             rows.append(
                 {
                     "prompt_tokens": length,
                     "merge": merge,
                     "units_mean": mean,
                     "units_longest": longest,
+                    "units_limit": limit,
                     "bytes_mean": mean * unit_bytes(backbone),
                     "sequences_mean": int(budget // (mean * unit_bytes(backbone))),
                     "sequences": fit,
                     "allocated_bytes": taken,
+                    "sequences_limit": fit_limit,
+                    "allocated_bytes_limit": taken_limit,
                 }
             )
     return {

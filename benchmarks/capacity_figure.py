@@ -35,7 +35,7 @@ def _figure(report: Report) -> Figure:
         memory.set_title(f"{name}: cache of a row")
         memory.set_ylabel("MiB (mean)")
         _bars(rows, found["rows"], "sequences", 1, "{:,.0f}")
-        rows.set_title(f"{name}: rows in {budget}")
+        rows.set_title(f"{name}: rows in {budget}, at the final length")
         rows.set_ylabel("Rows")
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3)

@@ -80,19 +80,20 @@ def capacity_page(report: Report) -> str:
             MERGE_LABELS[row["merge"]],
             f"{row['units_mean']:,.1f}",
             f"{row['units_longest']:,}",
+            f"{row['units_limit']:,}",
             f"{row['bytes_mean'] / _MIB:.3f}",
             f"{row['sequences_mean']:,}",
-            f"{row['sequences']:,}",
-            f"{row['allocated_bytes'] / _MIB:.2f}",
-            f"{row['sequences'] / base['sequences']:.2f}",
+            *_fitting(row, base, ""),
+            *_fitting(row, base, "_limit"),
         ]
         for name, found in report["subjects"].items()
         for row in found["rows"]
         for base in found["rows"]
         if base["merge"] == "none" and base["prompt_tokens"] == row["prompt_tokens"]
     ]
-    head = ["prompt tokens", "", "entries, mean", "longest", "MiB a row", "rows at the mean"]
-    head += ["rows allocated", "MiB allocated", "against base"]
+    head = ["prompt tokens", "", "entries, mean", "longest", "limit", "MiB a row"]
+    head += ["rows at the mean", "rows at the final length", "MiB", "against base"]
+    head += ["rows at the engine's own limit", "MiB", "against base"]
     skipped = "; ".join(
         f"{name} has {found['positions']:,} positions: no prompts of "
         f"{', '.join(f'{length:,}' for length in found['skipped'])} tokens"
@@ -105,12 +106,25 @@ def capacity_page(report: Report) -> str:
         f"![Cache memory and batch capacity]({CAPACITY_FIGURE})",
         f"{report['prompts']} held-out prompts per length, {report['new_tokens']} tokens generated "
         f"greedily from each, float32. *Entries* are the most units that a row's cache held at "
-        f"once. *Rows at the mean*: how many rows of mean length fit into {budget}, as in a cache "
-        "that gives each row no more than it needs. *Rows allocated*: how many rows of the longest "
-        "length fit; so many were really allocated in a ``RowCache`` and its buffers counted, and "
-        "one more would not have fitted.",
+        "once; *limit* is how many the engine allows a row: the units of the longest prompt + "
+        f"{report['new_tokens'] - 1}, for it cannot know beforehand what decoding will merge.",
+        f"*Rows at the mean*: how many rows of mean length fit into {budget}. This needs a paged "
+        "cache, which gives each row no more than it holds; ours is not one. *Rows at the final "
+        "length*: how many rows of the longest length fit, as if it had been known from the start. "
+        "*Rows at the engine's own limit*: how many rows fit when each has room up to the limit, "
+        "the most that the engine's buffers (they double) may grow to. For the last two, so many "
+        "rows were really allocated in a ``RowCache`` and its buffers counted (*MiB*), and one row "
+        "more would not have fitted. Merging in the prompt lowers the limit; merging while "
+        "decoding does not.",
         table(head, rows),
     ]
     if skipped:
         parts.append(f"{skipped}.")
     return "\n\n".join([*parts, machine(report)]) + "\n"
+
+
+def _fitting(row: Report, base: Report, which: str) -> list[str]:
+    """Return rows that fit, their MiB and the ratio to the base's."""
+    fit = row[f"sequences{which}"]
+    taken = row[f"allocated_bytes{which}"]
+    return [f"{fit:,}", f"{taken / _MIB:.2f}", f"{fit / base[f'sequences{which}']:.2f}"]

@@ -163,6 +163,15 @@ def test_ppl_cuts_windows(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
     assert (found["targets"], found["windows"]) == (4, 2)
 
 
+def test_ppl_reads_no_more_than_its_windows(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("w1 " * 500_000)  # more than one call of the tokenizer
+    (tmp_path / "unread.txt").write_text("w1\0")
+    files = [tmp_path / "long.txt", tmp_path / "unread.txt"]
+    options = ["--segment-length", "8", "--max-segments", "2", "--json"]
+    found = document(umim("ppl", *files, "-c", checkpoint, *options))
+    assert (found["targets"], found["windows"]) == (14, 2)
+
+
 def test_ppl_prints_a_line(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     result = umim("ppl", tmp_path / "a.txt", "-c", checkpoint)

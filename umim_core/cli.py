@@ -17,7 +17,14 @@ import typer
 
 from umim_core.cli_bench import bench
 from umim_core.cli_generate import generate
-from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption, given_text
+from umim_core.cli_input import (
+    DEFAULT_CHECKPOINT,
+    CheckpointOption,
+    DeviceOption,
+    DtypeOption,
+    given_text,
+    usable_device,
+)
 from umim_core.cli_mine import mine
 from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.cli_rules import rules
@@ -84,22 +91,32 @@ def ppl(
     checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure token-level perplexity of the base model and of UMIM on text files."""
+    """Measure token-level perplexity of the base model and of UMIM on text files.
+
+    Text behind the last window is not read.
+    """
     import numpy as np
 
     from umim_core import UMIM
     from umim_core.artifacts import finite_or_none
     from umim_core.evaluation.perplexity import perplexity, windows
-    from umim_core.text import TextFiles, iter_documents, tokenize_documents
+    from umim_core.text import TextFiles, iter_token_pieces
 
     quiet()
-    umim = UMIM.from_pretrained(checkpoint)
-    stream = tokenize_documents(
-        iter_documents(TextFiles(paths=tuple(files))), umim.backbone.require_tokenizer()
-    )
-    ids = np.concatenate([np.zeros(0, np.int32), *stream])
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=usable_device(device))
+    pieces, total = [], 0
+    for piece, _ in iter_token_pieces(
+        TextFiles(paths=tuple(files)), umim.backbone.require_tokenizer()
+    ):
+        pieces.append(piece)
+        total += len(piece)
+        if total >= max_segments * segment_length:
+            break
+    ids = np.concatenate(pieces)
     if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
     rows = list(islice(windows(ids, min(segment_length, len(ids))), max_segments))

@@ -11,7 +11,7 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.benchmark_config import BenchmarkConfig
-from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption
+from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption, usable_device
 from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.errors import ConfigError, CorpusError
 
@@ -122,18 +122,11 @@ def _config(values: dict[str, object]) -> BenchmarkConfig:
 
 
 def _device(asked: str | None) -> str:
+    if asked is not None:
+        return usable_device(asked)
     import torch
 
-    found = torch.cuda.is_available()
-    if asked is None:
-        return "cuda" if found else "cpu"
-    if asked not in ("cpu", "cuda") or (asked == "cuda" and not found):
-        raise ConfigError(
-            f"device must be {'cpu or cuda' if found else 'cpu: there is no usable GPU'}",
-            asked,
-            "Choose such a device, or leave it out.",
-        )
-    return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption, given_text
+from umim_core.cli_input import (
+    DEFAULT_CHECKPOINT,
+    CheckpointOption,
+    DeviceOption,
+    DtypeOption,
+    given_text,
+    usable_device,
+)
 from umim_core.cli_output import JsonFlag, emit, quiet, write
 from umim_core.errors import ConfigError
 
@@ -55,6 +62,8 @@ def generate(
         int | None,
         typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
     ] = None,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a prompt with merging in the prompt and while decoding.
@@ -79,7 +88,7 @@ def generate(
         "merge": merge,
         "logprobs": logprobs,
     }
-    umim = UMIM.from_pretrained(checkpoint)
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=usable_device(device))
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(given, **options))

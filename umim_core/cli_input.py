@@ -1,4 +1,4 @@
-"""What the commands of ``umim`` share: the text and the checkpoint they are given."""
+"""What the commands of ``umim`` share: the text, the checkpoint and the device they are given."""
 
 from __future__ import annotations
 
@@ -13,6 +13,29 @@ DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
 ]
+DeviceOption = Annotated[
+    str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
+]
+DtypeOption = Annotated[str, typer.Option(help="Data type of the backbone.")]
+
+
+def usable_device(asked: str) -> str:
+    """Return the device asked for.
+
+    Raises:
+        ConfigError: If this machine has no such device.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{number}" for number in range(gpus))]
+    if asked not in found:
+        raise ConfigError(
+            f"device must be {', '.join(found) if gpus else 'cpu: there is no usable GPU'}",
+            asked,
+            "Choose such a device, or leave it out.",
+        )
+    return asked
 
 
 def given_text(argument: str | None) -> str:

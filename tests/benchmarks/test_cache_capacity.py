@@ -18,6 +18,8 @@ from benchmarks.generation_pages import capacity_page
 from umim_core import UMIM
 from umim_core.backbone import Backbone
 from umim_core.errors import NumericalError
+from umim_core.merging import engine
+from umim_core.merging.cache import RowCache
 
 PROMPT = [1, 2, 9, 3, 4, 5, 6, 7, 8, 9]  # 4 units
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,8 +56,25 @@ def test_buffers_that_disagree_are_told(
 
 def test_entries_are_the_most_that_a_row_held(tiny_umim: UMIM) -> None:
     prompts = [np.array(PROMPT), np.array([2, 1, 1, 3])]
-    assert entries(tiny_umim, prompts, "none", 5, 2) == [len(PROMPT) + 4, 4 + 4]
-    assert entries(tiny_umim, prompts, "prompt", 5, 1) == [4 + 4, 4 + 4]
+    assert entries(tiny_umim, prompts, "none", 5, 2)[0] == [len(PROMPT) + 4, 4 + 4]
+    assert entries(tiny_umim, prompts, "prompt", 5, 1)[0] == [4 + 4, 4 + 4]
+
+
+@pytest.mark.parametrize(("merge", "limit"), [("none", 14), ("prompt", 8), ("all", 8)])
+def test_the_limit_is_what_the_engine_allows_before_it_decodes(
+    tiny_umim: UMIM, monkeypatch: pytest.MonkeyPatch, merge: str, limit: int
+) -> None:
+    allowed: list[int] = []
+
+    class Watched(RowCache):
+        def __init__(self, *sizes: int, **options: object) -> None:
+            super().__init__(*sizes, **options)  # type: ignore[arg-type]
+            allowed.append(self.max_length)
+
+    monkeypatch.setattr(engine, "RowCache", Watched)
+    prompts = [np.array(PROMPT), np.array([2, 1, 1, 3])]
+    assert entries(tiny_umim, prompts, merge, 5, 2)[1] == limit
+    assert allowed == [limit]
 
 
 def test_a_length_beyond_the_positions_is_skipped(tiny_umim: UMIM) -> None:
@@ -67,6 +86,18 @@ def test_a_length_beyond_the_positions_is_skipped(tiny_umim: UMIM) -> None:
     base, prompt, _ = found["rows"][:3]
     assert (base["units_longest"], prompt["units_longest"]) == (14, 8)
     assert prompt["sequences"] == (1 << 16) // (8 * found["unit_bytes"])
+
+
+def test_rows_at_the_limit_do_not_profit_from_merges_while_decoding(tiny_umim: UMIM) -> None:
+    budget = 64 * unit_bytes(tiny_umim.backbone)
+    given = {"prompts": 1, "new_tokens": 17, "budget": budget, "batch_size": 1}
+    found = measure(tiny_umim, np.array(PROMPT), lengths=[10], **given)  # type: ignore[arg-type]
+    rows = {row["merge"]: row for row in found["rows"]}
+    limits = {merge: (row["units_limit"], row["sequences_limit"]) for merge, row in rows.items()}
+    assert limits == {"none": (26, 2), "prompt": (20, 3), "all": (20, 3)}
+    for row in rows.values():
+        taken = row["units_limit"] * row["sequences_limit"] * found["unit_bytes"]
+        assert row["allocated_bytes_limit"] == taken
 
 
 def test_a_tiny_run_writes_results_page_and_figure(
@@ -81,6 +112,8 @@ def test_a_tiny_run_writes_results_page_and_figure(
     report = json.loads(out.read_text("utf-8"))
     page = out.with_suffix(".md").read_text("utf-8")
     assert page == capacity_page(report) and "no prompts of 500 tokens" in page
+    for column in ("rows at the final length", "rows at the engine's own limit"):
+        assert f"| {column} |" in page
     svg = out.with_suffix(".svg").read_text("utf-8")
     assert svg == figure_svg(report)
     texts = ["".join(node.itertext()) for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]  # noqa: S314  # our own

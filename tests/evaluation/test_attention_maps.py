@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from tests.merge_modules import module_of
-from umim_core.backbone import Backbone
-from umim_core.errors import EvaluationError
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.rules.matcher import Matcher
@@ -51,6 +52,38 @@ def test_rows_add_up_to_one_and_never_look_ahead(tiny_llama: Backbone, positions
     for grid in (maps.before, maps.after):
         assert grid.sum(axis=1) == pytest.approx(np.ones(5))
         assert np.triu(grid, 1) == pytest.approx(np.zeros((5, 5)))
+
+
+def test_a_backbone_without_a_cache_sees_the_whole_text(
+    tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that jump would mark the rows of a batch that transformers takes for packed."""
+    arguments = (IDS, tiny_backbone, module_of("paper"), RULES)
+    cached = attention_maps(*arguments, unit_positions="preserved")
+    monkeypatch.setattr(tiny_backbone.model.config, "use_cache", False)
+    uncached = attention_maps(*arguments, unit_positions="preserved")
+    assert uncached.after == pytest.approx(cached.after, abs=1e-6)
+    assert uncached.after[-1].min() > 0
+
+
+def test_a_text_beyond_the_positions_is_refused(tiny_backbone: Backbone) -> None:
+    with pytest.raises(EvaluationError, match="64 positions unmerged; got 65 tokens"):
+        attention_maps([1, 2] * 32 + [1], tiny_backbone, module_of("paper"), RULES)
+
+
+def test_a_text_beyond_the_attention_window_is_refused() -> None:
+    config = MistralConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=6,
+    )
+    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
+    with pytest.raises(GenerationError, match=r"up to their window \(6\); got 7 units"):
+        attention_maps(IDS, backbone, module_of("paper"), RULES)
 
 
 def test_the_backbone_keeps_its_attention(tiny_llama: Backbone) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
+from umim_core.merging.attention import check_attention_window
 from umim_core.merging.compress import SpanMerger, pack_rows, unit_embeddings
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
@@ -55,8 +56,10 @@ def attention_maps(
 ) -> AttentionMaps:
     """Read a text raw and merged and return where one layer looks.
 
+    The backbone's attention is eager meanwhile: not for use beside a running generation.
+
     Args:
-        ids: Raw ids [T] of a short text, at least one.
+        ids: Raw ids [T] of a short text, at least one; they must fit the backbone unmerged.
         backbone: The frozen model; its attention is computed eagerly for the two forwards.
         module: Makes surrogates.
         matcher: The rules.
@@ -65,7 +68,9 @@ def attention_maps(
         head: One head; the mean over heads if None.
 
     Raises:
-        EvaluationError: If there is no token, or no such layer or head.
+        EvaluationError: If there is no token, or no such layer or head, or if the text exceeds the
+            backbone's positions.
+        GenerationError: If it exceeds the window of a sliding-window backbone.
     """
     config = backbone.model.config
     layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
@@ -75,6 +80,14 @@ def attention_maps(
             f"{len(ids)} tokens, layer {layer}, head {head}",
             "Choose among them.",
         )
+    most = backbone.max_positions
+    if most is not None and len(ids) > most:
+        raise EvaluationError(
+            f"a text must fit the backbone's {most} positions unmerged",
+            f"{len(ids)} tokens",
+            "Pass a shorter one.",
+        )
+    check_attention_window(config, len(ids))
     row = np.asarray(ids, dtype=np.int64)
     packed = pack_rows([row], [matcher.segment(row)], device=backbone.device)
     lengths, starts = packed.lengths[0], packed.starts[0]
@@ -103,7 +116,12 @@ def attention_maps(
 def _attention(backbone: Backbone, embeddings: Tensor, positions: Tensor, layer: int) -> Tensor:
     """Return the weights [H, L, L] of one layer for embeddings [1, L, d]."""
     out = backbone.model.base_model(
-        inputs_embeds=embeddings, position_ids=positions[None], output_attentions=True
+        inputs_embeds=embeddings,
+        # without a mask, transformers would take a row whose positions jump for several sequences
+        attention_mask=embeddings.new_ones(embeddings.shape[:2], dtype=torch.int64),
+        position_ids=positions[None],
+        use_cache=False,
+        output_attentions=True,
     )
     weights: Tensor = out.attentions[layer][0]
     return weights.double()
