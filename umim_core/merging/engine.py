@@ -188,7 +188,7 @@ class Engine:
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
         first_cache = self._room(given, past, config)
-        streamer = request.streamer
+        streamer, complete = request.streamer, False
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
@@ -211,11 +211,10 @@ class Engine:
                 logits = self.trunk.feed(
                     units.push(tokens, running), cache, [len(row.raw) for row in rows]
                 )
-        except BaseException:  # whatever ended it, an abandoned generator too: nothing is lost
-            if past is not None:
-                past.give_back(first_cache)
-            raise
+            complete = True
         finally:
+            if past is not None and not complete:  # it failed, or the generator was abandoned
+                past.give_back(first_cache)
             if streamer is not None:
                 streamer.end()  # type: ignore[no-untyped-call]
         return EngineOutput(

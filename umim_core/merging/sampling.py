@@ -225,7 +225,9 @@ class TokenChooser:
             raise GenerationError("a logits processor refused its input", str(error)) from error
         best = scores.max(dim=-1)
         for b, value in enumerate(best.values.tolist()):
-            if not math.isfinite(value) and (running is None or running[b]):
+            # A processor may force a token by infinity; its probability would be no number.
+            fails = math.isnan(value) or value == -math.inf or (self._sample and value == math.inf)
+            if fails and (running is None or running[b]):
                 raise NumericalError(
                     "every row must have a token with a finite score",
                     f"row {b}: highest score {value}",
