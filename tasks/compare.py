@@ -173,6 +173,12 @@ def short_name(backbone: str) -> str:
     return backbone.rstrip("/").rpartition("/")[2].removeprefix("umim-")
 
 
+def run_label(row: ComparisonRow) -> str:
+    """Return what a row's run is called in MLflow's lists: all that tells it from the others."""
+    short = row.model_copy(update={"backbone": short_name(row.backbone)})
+    return f"{row.setting} {short.label}"
+
+
 def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
     """Write each row as one flat MLflow run; equal rows are found, not added."""
     for row in rows:
@@ -183,6 +189,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
             key,
             {**row.params(), "model": short_name(row.backbone)},
             row.measured(),
+            name=run_label(row),
             pipeline=run.run_id,
             tags={"umim.source": row.source},
         )

@@ -142,6 +142,7 @@ class Tracker:
         params: Mapping[str, object],
         metrics: Mapping[str, float | None],
         *,
+        name: str | None = None,
         pipeline: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> str:
@@ -151,6 +152,7 @@ class Tracker:
             key: Digest of what the row was measured on.
             params: Numbers stay numbers; see ``ComparisonRow.params``.
             metrics: See ``ComparisonRow.measured``; None is skipped.
+            name: What the run is called in lists; its key if None.
             pipeline: Run id of the pipeline that measured it, kept as a tag (not as the parent,
                 because nested runs are folded away in the list).
             tags: Extra tags, e.g. ``{"umim.source": "shipped"}``.
@@ -159,9 +161,8 @@ class Tracker:
             The run's id.
         """
         with self._store.session() as store:
-            shown = [str(params[n]) for n in ("setting", "tau", "model") if n in params]
             labels = {**({"umim.pipeline": pipeline} if pipeline else {}), **(tags or {})}
-            run = store.ensure("comparison", key, " ".join(shown) or key, labels)
+            run = store.ensure("comparison", key, name or key, labels)
             run_id = run.run_id
             if run.status != "FINISHED":
                 points = [(n, 0, v) for n, v in metrics.items() if v is not None]

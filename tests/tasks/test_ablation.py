@@ -20,7 +20,14 @@ from tasks.ablation import ablation_data
 from tasks.ablation_data import AblationCell, AblationData, Budget
 from tasks.ablation_figures import figure_png, figure_svg
 from tasks.ablation_page import FIGURES, ablation_page, ablation_table
-from tasks.compare import CellResult, ShippedResult, cell_label, cell_row, comparison_rows
+from tasks.compare import (
+    CellResult,
+    ShippedResult,
+    cell_label,
+    cell_row,
+    comparison_rows,
+    run_label,
+)
 from tasks.comparison import COMPARISON_PARAMS, ComparisonRow, comparison
 from tasks.label_placement import place_labels
 from tasks.recipes import recipe_names
@@ -149,6 +156,18 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     assert row.min_probability is None
     assert row.label == "umim-docs-llama, τ 1 (confidence, learned positions, shipped)"
     assert cell_row(Cell(backbone="b")).min_probability == 0.0
+
+
+def test_runs_of_cells_that_differ_in_one_policy_have_names_of_their_own() -> None:
+    cells = [
+        Cell(backbone="umim-docs-llama", tau=tau, containment=containment, positions=positions)
+        for tau in (5, 50)
+        for containment in ("drop", "keep")
+        for positions in ("none", "learned")
+    ]
+    names = [run_label(cell_row(cell)) for cell in cells]
+    assert len(set(names)) == len(cells)
+    assert names[3] == "WT docs-llama, τ 5 (keep, learned positions)"
 
 
 def test_rules_by_confidence_are_named() -> None:
