@@ -26,51 +26,62 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 VOCAB = 11
-LLAMA_LIKE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-}
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
-    "llama-tied": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**LLAMA_LIKE),
-    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=96),
-    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=96),
-    "gpt2-untied": lambda: GPT2Config(
-        n_embd=32, n_layer=2, n_head=4, n_positions=96, tie_word_embeddings=False
-    ),
-    "gpt-neo": lambda: GPTNeoConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=96,
-        max_position_embeddings=96,
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=96,
-    ),
-}
 
 
-def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
-    config = CONFIGS[name]()
-    config.vocab_size = VOCAB
+def families(positions: int) -> dict[str, Callable[[], PreTrainedConfig]]:
+    """Configurations of every supported family, by name, with so many positions."""
+    llama_like = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": positions,
+    }
+    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    return {
+        "llama": lambda: LlamaConfig(**llama_like),
+        "llama-tied": lambda: LlamaConfig(**llama_like, tie_word_embeddings=True),
+        "qwen2": lambda: Qwen2Config(**llama_like),
+        "mistral": lambda: MistralConfig(**llama_like, sliding_window=positions),
+        "gpt2": lambda: GPT2Config(**gpt2),
+        "gpt2-untied": lambda: GPT2Config(**gpt2, tie_word_embeddings=False),
+        "gpt-neo": lambda: GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=positions,
+            max_position_embeddings=positions,
+        ),
+        "gpt-neox": lambda: GPTNeoXConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=positions,
+        ),
+    }
+
+
+CONFIGS = families(96)
+
+
+def tiny_backbone(
+    config: PreTrainedConfig, vocab: int, dtype: torch.dtype, attention: str
+) -> Backbone:
+    """A random model of a configuration, without special tokens."""
+    config.vocab_size = vocab
     config.initializer_range = 0.2
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    if name == "gpt-neo":
-        attention = "eager"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return wrap_backbone(model.to(dtype), None)
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
+    attention = "eager" if name == "gpt-neo" else attention
+    return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
 
 
 def module_for(backbone: Backbone) -> MergeModule:

@@ -9,17 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from engine_matrix import families, module_for, tiny_backbone
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM, GPTNeoConfig
 
 from umim_core.backbone import Backbone, wrap_backbone
 from umim_core.errors import EvaluationError, GenerationError, NumericalError
@@ -32,36 +24,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 VOCAB = 9
-LLAMA_LIKE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
-    "llama-tied": lambda: LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=True),
-    "qwen2": lambda: Qwen2Config(**LLAMA_LIKE),
-    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=64),
-    "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64),
-    "gpt-neo": lambda: GPTNeoConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=64,
-        max_position_embeddings=64,
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    ),
-}
+CONFIGS = {name: config for name, config in families(64).items() if name != "gpt2-untied"}
 # transformers computes GPT-Neo's scores, and the softmax of Llama-like eager attention, in float32.
 MATRIX = [
     pytest.param(name, dtype, attention, tolerance, id=f"{name}-{attention}-{str(dtype)[6:]}")
@@ -76,19 +39,7 @@ MATRIX = [
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
-    config = CONFIGS[name]()
-    config.vocab_size = VOCAB
-    config.initializer_range = 0.2
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return wrap_backbone(model.to(dtype), None)
-
-
-def module_for(backbone: Backbone) -> MergeModule:
-    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
-    module.initialise(0.2, torch.Generator().manual_seed(1))
-    return module.eval().requires_grad_(False)
+    return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
 
 
 def random_rules(seed: int = 0) -> Matcher:
