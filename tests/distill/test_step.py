@@ -200,13 +200,14 @@ def test_micro_batches_change_neither_loss_nor_gradient(
 
 def test_a_micro_batch_holds_only_its_own_rows() -> None:
     backbone, shapes = build("gpt2"), []
+    model = DistillModel(backbone, model_for(backbone).module, micro_batch=2)
     backbone.model.transformer.register_forward_pre_hook(
         lambda trunk, args, inputs: shapes.append(tuple(inputs["inputs_embeds"].shape[:2])),
         with_kwargs=True,
     )
-    module = model_for(backbone).module
-    DistillModel(backbone, module, micro_batch=2)(*batch())
-    assert shapes == [(2, 9), (2, 5), (2, 12), (2, 5)]  # teacher, student; shortest rows first
+    model(*batch())
+    # teacher, student; rows of fewest units first; rows of one length are a batch
+    assert shapes == [(1, 2 + 9), (1, 1 + 5), (1, 7 + 12), (2, 5)]
 
 
 def test_a_long_neighbour_does_not_change_a_row_by_more_than_rounding() -> None:

@@ -8,8 +8,7 @@ gradients add up, and one backward pass takes their sum through the merge module
                                   +--> micro-batch 2: loss_2, d loss_2 / dz
     sum of losses, whose gradient by z is the sum of gradients; exact, as the backbone is frozen
 
-Rows are padded on the right and attention is causal, so no real position ever sees padding and no
-mask is needed.
+Rows run without padding (``packed_trunk``), and without masks.
 
 Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R aligned rows.
 """
@@ -28,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from umim_core.backbone import Backbone
 from umim_core.distill.alignment import aligned_rows
 from umim_core.distill.loss import DistillLoss, distill_loss
+from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError
 from umim_core.merging.compress import PackedUnits, Segmentation, fill_units, pack_rows
 from umim_core.merging.module import MergeModule
@@ -66,6 +66,7 @@ class DistillModel(nn.Module):
         super().__init__()
         self.module = module
         self._frozen = (backbone,)
+        self._trunk = PackedTrunk(backbone)
         self._unit_positions: UnitPositions = unit_positions
         self._autocast = autocast
         if micro_batch is not None and micro_batch < 1:
@@ -130,14 +131,21 @@ class DistillModel(nn.Module):
             pooled: Surrogates of the spans of ``packed`` [M, d].
         """
         aligned = aligned_rows(packed)
-        compact = self._unit_positions == "compact"  # what a backbone takes by itself
-        positions = None if compact else packed.position_ids(self._unit_positions)
+        real = packed.attention_mask
+        compact = self._unit_positions == "compact"  # what a trunk takes by itself
+        positions = None if compact else packed.position_ids(self._unit_positions)[real]
+        tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64))
         with self._precision():
             with torch.no_grad():
-                teacher = self.backbone.hidden(self.backbone.embed(self._pad(rows)))
-            units = fill_units(packed, self.backbone, pooled)
-            student = self.backbone.hidden(units, position_ids=positions)
-        return teacher[aligned.batch, aligned.teacher], student[aligned.batch, aligned.student]
+                raw = self.backbone.embed(tokens.to(self.backbone.device))
+                teacher = self._trunk.hidden(raw, [len(row) for row in rows])
+            units = fill_units(packed, self.backbone, pooled)[real]
+            student = self._trunk.hidden(units, packed.unit_counts.tolist(), positions)
+        raw_starts, unit_starts = (
+            (counts.cumsum(0) - counts)[aligned.batch]
+            for counts in (packed.raw_counts, packed.unit_counts)
+        )
+        return teacher[raw_starts + aligned.teacher], student[unit_starts + aligned.student]
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(
@@ -149,13 +157,6 @@ class DistillModel(nn.Module):
         merged = (packed.lengths > 1).any(dim=1).nonzero().view(-1)
         order = packed.unit_counts[merged].argsort(stable=True)
         return torch.split(merged[order], self._micro_batch) if len(order) else ()
-
-    def _pad(self, rows: Sequence[NDArray[np.integer]]) -> Tensor:
-        """Right-pad rows to ids [B, T]."""
-        ids = np.zeros((len(rows), max(map(len, rows), default=0)), dtype=np.int64)
-        for index, row in enumerate(rows):
-            ids[index, : len(row)] = row
-        return torch.from_numpy(ids).to(self.backbone.device)
 
 
 class _GivenGradient(torch.autograd.Function):

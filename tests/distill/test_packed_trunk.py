@@ -1,0 +1,176 @@
+"""Rows packed without padding get what they get alone, in every family of backbones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine_matrix import CONFIGS, tiny_backbone
+from torch import Tensor, nn
+from transformers import MistralConfig, Qwen3NextConfig
+
+from umim_core.backbone import Backbone
+from umim_core.distill.packed_trunk import PackedTrunk
+
+VOCAB = 11
+LENGTHS = [3, 1, 7, 1, 5]
+PADDED = {"gpt-neo"}  # its attention is not looked up in the table
+
+
+def build(name: str, attention: str = "sdpa", **changes: Any) -> Backbone:
+    config = CONFIGS[name]()
+    config.update(changes)
+    return tiny_backbone(config, VOCAB, torch.float64, attention)
+
+
+def own_attention(name: str) -> str:
+    return "eager" if name in PADDED else "sdpa"
+
+
+def embeddings(backbone: Backbone, lengths: list[int], seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, VOCAB, (sum(lengths),), generator=generator)
+    return backbone.embed(ids)
+
+
+def alone(
+    backbone: Backbone, units: Tensor, lengths: list[int], positions: Tensor | None = None
+) -> Tensor:
+    """Every row by itself, one after the other."""
+    places = [None] * len(lengths) if positions is None else list(positions.split(lengths))
+    return torch.cat(
+        [
+            backbone.hidden(row[None], position_ids=None if place is None else place[None])[0]
+            for row, place in zip(units.split(lengths), places, strict=True)
+        ]
+    )
+
+
+def widths(backbone: Backbone) -> list[tuple[int, ...]]:
+    """Shapes [B, S] of what the trunk is given from here on."""
+    seen: list[tuple[int, ...]] = []
+
+    def note(_: nn.Module, __: tuple[object, ...], inputs: dict[str, Any]) -> None:
+        seen.append(tuple(inputs["inputs_embeds"].shape[:2]))
+
+    backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_get_what_they_get_alone(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS)
+    found = PackedTrunk(backbone).hidden(units, LENGTHS)
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_positions_may_jump(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS)
+    positions = torch.cat([torch.arange(n) * 3 + 1 for n in LENGTHS])
+    found = PackedTrunk(backbone).hidden(units, LENGTHS, positions)
+    expected = alone(backbone, units, LENGTHS, positions)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    assert (expected - alone(backbone, units, LENGTHS)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_gradients_stay_within_their_rows(name: str) -> None:
+    backbone = build(name, own_attention(name))
+    units = embeddings(backbone, LENGTHS).requires_grad_()
+    weights = torch.randn(len(units), backbone.hidden_size, dtype=torch.float64)
+    found = PackedTrunk(backbone).hidden(units, LENGTHS)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), units)
+    (expected,) = torch.autograd.grad((alone(backbone, units, LENGTHS) * weights).sum(), units)
+    torch.testing.assert_close(gradient, expected, atol=1e-11, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - PADDED))
+def test_the_trunk_sees_no_padding(name: str) -> None:
+    backbone = build(name)
+    trunk = PackedTrunk(backbone)
+    seen = widths(backbone)
+    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
+    assert seen == [(1, sum(LENGTHS))]
+
+
+def test_another_row_changes_nothing() -> None:
+    backbone = build("llama")
+    trunk = PackedTrunk(backbone)
+    one, other = embeddings(backbone, LENGTHS), embeddings(backbone, LENGTHS, seed=1)
+    first = trunk.hidden(torch.cat([one[:3], other[3:]]), LENGTHS)[:3]
+    assert torch.equal(first, trunk.hidden(one, LENGTHS)[:3])
+
+
+def test_rows_of_one_length_are_a_plain_batch() -> None:
+    backbone = build("llama")
+    trunk = PackedTrunk(backbone)
+    seen, units = widths(backbone), embeddings(backbone, [4, 4, 4])
+    found = trunk.hidden(units, [4, 4, 4])
+    assert seen == [(3, 4)]
+    assert torch.equal(found, backbone.hidden(units.view(3, 4, -1)).flatten(0, 1))
+
+
+def test_no_row_gives_no_state() -> None:
+    backbone = build("llama")
+    units = embeddings(backbone, [])
+    assert PackedTrunk(backbone).hidden(units, []).shape == (0, backbone.hidden_size)
+
+
+def test_rows_beyond_a_window_are_padded() -> None:
+    config = MistralConfig(**CONFIGS["mistral"]().to_diff_dict() | {"sliding_window": 5})
+    backbone = tiny_backbone(config, VOCAB, torch.float64, "sdpa")
+    trunk = PackedTrunk(backbone)
+    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    assert seen == [(5, 7)]
+    trunk.hidden(units[:4], [3, 1])
+    assert seen[1:] == [(1, 4)]
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-12, rtol=1e-10)
+
+
+def test_a_backbone_with_eager_attention_is_padded_and_keeps_it() -> None:
+    backbone = build("llama", "eager")
+    trunk = PackedTrunk(backbone)
+    seen, units = widths(backbone), embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    assert seen == [(5, 7)]
+    assert backbone.model.config._attn_implementation == "eager"
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-6, rtol=1e-6)
+
+
+def test_layers_whose_state_runs_on_are_padded() -> None:
+    config = Qwen3NextConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"],
+        max_position_embeddings=96,
+    )
+    backbone = tiny_backbone(config, VOCAB, torch.float32, "sdpa")
+    trunk = PackedTrunk(backbone)
+    seen = widths(backbone)
+    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
+    assert seen == [(5, 7)]
+
+
+def test_the_model_keeps_its_own_attention_after_an_error() -> None:
+    backbone = build("llama")
+    trunk = PackedTrunk(backbone)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        trunk.hidden(embeddings(backbone, LENGTHS), [*LENGTHS, 1])  # a unit too many
+    assert backbone.model.config._attn_implementation == "sdpa"

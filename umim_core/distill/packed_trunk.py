@@ -1,0 +1,123 @@
+"""A backbone's trunk over rows of different lengths, without padding.
+
+The products of all blocks see one long row of real units; attention takes the rows apart::
+
+    rows  a1 a2 a3 | b1 | c1 c2      products  [1, 6, d]      attention  [1, 3] [1, 1] [1, 2]
+
+Attention of a row is the backbone's own sdpa attention, causal and without a mask, so that a row
+gets what it would get alone. transformers looks attention functions up in a table, to which ours
+is added; backbones that do not use the table, or whose windows are shorter than a row, are padded.
+
+Shapes: N units of all rows, B rows, S units of the longest row, d embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from umim_core.backbone import Backbone
+from umim_core.errors import GenerationError
+from umim_core.merging.attention import attention_window
+
+_NAME: Final = "umim_rows"
+_SDPA: Final = "sdpa"
+_lengths: ContextVar[list[int]] = ContextVar("row_lengths")
+
+
+class PackedTrunk:
+    """Runs a backbone's trunk over packed rows.
+
+    Args:
+        backbone: The frozen backbone. Whether its attention can take rows apart is tried once, on
+            five tokens.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        AttentionInterface.register(_NAME, _attention_by_row)
+        self._longest = self._longest_packed_row()
+
+    def hidden(
+        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None = None
+    ) -> Tensor:
+        """Return hidden states after the final norm [N, d].
+
+        Args:
+            units: Embeddings of all rows, one after the other [N, d].
+            lengths: Units per row [B], at least 1 each; they add up to N.
+            positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
+        """
+        if not len(units):
+            return units
+        if len(set(lengths)) > 1 and max(lengths) <= self._longest:
+            return self._packed(units, lengths, positions)
+        return self._padded(units, lengths, positions)
+
+    def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
+        if positions is None:
+            positions = _row_mask(lengths, units.device).nonzero()[:, 1]
+        with _rows_apart(self._backbone.model, lengths):
+            return self._backbone.hidden(units[None], position_ids=positions[None])[0]
+
+    def _padded(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
+        """Pad rows on the right: attention is causal, so no unit sees padding."""
+        real = _row_mask(lengths, units.device)
+        padded = units.new_zeros(*real.shape, units.shape[-1]).masked_scatter(
+            real[..., None], units
+        )
+        if positions is not None:
+            positions = positions.new_zeros(real.shape).masked_scatter(real, positions)
+        return self._backbone.hidden(padded, position_ids=positions)[real]
+
+    @torch.no_grad()
+    def _longest_packed_row(self) -> int:
+        """Return the longest row that may be packed, 0 if the backbone cannot take rows apart."""
+        config = self._backbone.model.config
+        if config._attn_implementation != _SDPA:
+            return 0
+        try:
+            window = attention_window(config)
+        except GenerationError:  # a layer whose state would run on from row to row
+            return 0
+        units = self._backbone.embed(torch.arange(5, device=self._backbone.device) % 2)
+        apart, alone = self._packed(units, (2, 3), None), self._padded(units, (2, 3), None)
+        if not torch.allclose(apart.float(), alone.float(), rtol=1e-2, atol=1e-2):
+            return 0
+        return torch.iinfo(torch.int64).max if window is None else window
+
+
+def _row_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Return where rows of these lengths have units [B, S] (bool)."""
+    columns = torch.arange(max(lengths), device=device)
+    return columns < torch.tensor(lengths, device=device)[:, None]
+
+
+@contextmanager
+def _rows_apart(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[None]:
+    """Let a model's attention take its one row for several."""
+    token = _lengths.set(list(lengths))
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(_SDPA)
+        _lengths.reset(token)
+
+
+def _attention_by_row(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attend within rows: query [1, H, N, Dh], key and value [1, Hkv, N, Dh] -> [1, N, H, Dh]."""
+    rows = zip(
+        *(torch.split(part, _lengths.get(), dim=2) for part in (query, key, value)), strict=True
+    )
+    outputs = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in rows]
+    return torch.cat(outputs, dim=1), None
