@@ -53,13 +53,14 @@ class _SoftCrossEntropy(torch.autograd.Function):
         gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
         for start in range(0, len(student), chunk):
             rows = slice(start, start + chunk)
-            log_t = _logits(teacher[rows], weight, bias).log_softmax(dim=-1)
-            p_t = log_t.exp()
-            log_s = _logits(student[rows], weight, bias).log_softmax(dim=-1)
-            total -= _inner(p_t, log_s)
-            divergence += _inner(p_t, log_t.sub_(log_s))
+            cross_entropy, kl, residual = chunk_terms(
+                _logits(teacher[rows], weight, bias), _logits(student[rows], weight, bias)
+            )
+            total += cross_entropy
+            divergence += kl
             if gradient is not None:
-                gradient[rows] = log_s.exp_().sub_(p_t).to(weight.dtype) @ weight
+                gradient[rows] = residual.to(weight.dtype) @ weight
+            del residual  # before the next chunk's logits are made
         if gradient is not None:
             ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(divergence)
@@ -70,6 +71,25 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad_total.to(gradient.dtype), None, None, None, None
+
+
+def chunk_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the loss asks of a chunk of logits.
+
+    Args:
+        teacher: Logits of the teacher [C, V].
+        student: Logits of the student [C, V].
+
+    Returns:
+        Sum of the cross-entropies, sum of the KL divergences, and p_S - p_T [C, V], the gradient of
+        the former by the student's logits.
+    """
+    teacher = teacher.log_softmax(dim=-1)  # the names are reused so that logits are freed at once
+    p_t = teacher.exp()
+    student = student.log_softmax(dim=-1)
+    cross_entropy = -_inner(p_t, student)
+    kl = _inner(p_t, teacher.sub_(student))
+    return cross_entropy, kl, student.exp_().sub_(p_t)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
