@@ -1,4 +1,4 @@
-"""The page of ``benchmarks/distill_step.py``."""
+"""The pages of ``benchmarks/distill_step.py`` and ``benchmarks/distill_gpu.py``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,48 @@ def distill_page(report: Report) -> str:
         f"the side once. {liger}.",
         table([*head, "memory"], rows),
         "Gates of errors are in units of the tolerance (loss 1e-5, gradient 1e-4).",
+    ]
+    return "\n\n".join([*parts, gate_table(report), machine(report)]) + "\n"
+
+
+def distill_gpu_page(report: Report) -> str:
+    """Return the page of ``benchmarks/distill_gpu.py``."""
+    loss, step = report["loss"], report["step"]
+    rows = [
+        [
+            side,
+            spread(found["seconds"], " s", 4),
+            f"{found['over_bound']:.2f}",
+            spread(found["time_ratio"]),
+            f"{found['gradient_error']:.1e}",
+            f"{found['bytes'] / 1e9:.2f} GB",
+        ]
+        for side, found in loss["sides"].items()
+    ]
+    steps = [
+        [
+            side,
+            spread(found["seconds"], " s", 3),
+            f"{100 * found['mfu']:.1f} %",
+            f"{found['bytes'] / 1e9:.2f} GB",
+        ]
+        for side, found in step["sides"].items()
+    ]
+    head = ["side", "time (quartiles)", "over the bound", "time against plain", "gradient error"]
+    liger = f"Liger {report['liger']}" if report["liger"] else "Liger not installed"
+    parts = [
+        "# Distillation step on a GPU",
+        f"{report['facts']['device']}; its best bfloat16 product: "
+        f"{report['peak_flops'] / 1e12:,.1f} TFLOP/s.",
+        f"The loss alone: {loss['rows']:,} rows, d = {loss['hidden']:,}, V = {loss['vocab']:,}, "
+        f"bfloat16, random. Its bound is the time of its three products, "
+        f"{loss['bound_seconds'] * 1e3:.1f} ms. Errors are relative to the plain side. {liger}.",
+        table([*head, "memory on top"], rows),
+        f"A whole step of a random backbone of {step['parameters'] / 1e6:,.0f} M parameters: "
+        f"{step['rows']} rows, {step['tokens']:,} tokens, {step['units']:,} units; predicted "
+        f"{step['predicted_seconds']:.3f} s and {step['predicted_bytes'] / 1e9:.2f} GB on top of "
+        "the weights, for products at 45 % of the peak.",
+        table(["side", "time (quartiles)", "share of the peak", "memory on top"], steps),
     ]
     return "\n\n".join([*parts, gate_table(report), machine(report)]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The sides of the distillation benchmark: ours, a plain step that holds all logits, and Liger.
+"""The sides of the distillation benchmark: ours as is and compiled, a plain one, and Liger.
 
 Run by itself, it computes one side once in a process of its own and prints, as JSON, by how much
 the peak of its memory grew.
@@ -12,6 +12,7 @@ import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from benchmarks.common import THREADS, forget_peak, peak_bytes
 from benchmarks.corpus import EMBEDDED, open_ids
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint
+from umim_core.config_base import LossKernel
 from umim_core.distill.alignment import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.distill.step import DistillModel
@@ -32,7 +34,8 @@ from umim_core.merging.compress import Segmentation, pack_rows, unit_embeddings
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
-OURS, PLAIN, LIGER = "ours", "plain", "Liger"
+OURS, COMPILED, PLAIN, LIGER = "ours", "ours, compiled", "plain", "Liger"
+KERNELS: Final[dict[str, LossKernel]] = {OURS: "eager", COMPILED: "compiled"}
 LENGTH: Final = 512  # tokens of a segment
 Result = tuple[float, Tensor]  # mean loss, gradient
 Side = Callable[[], Result]
@@ -64,6 +67,7 @@ SHAPES: Final = {
 
 
 _TINY: Final = Shape(64, 64, 512)
+_CPU: Final = torch.device("cpu")
 
 
 def liger_version() -> str | None:
@@ -75,23 +79,30 @@ def liger_version() -> str | None:
     return version("liger-kernel")
 
 
-def loss_sides(shape: Shape) -> dict[str, Side]:
+def loss_sides(
+    shape: Shape, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
+) -> dict[str, Side]:
     """Return every side's mean KL(teacher || student) and its gradient by the student [R, d]."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(shape.vocab, shape.hidden, generator=generator)
-    weight *= 2.0 * shape.hidden**-0.5
-    teacher = torch.randn(shape.rows, shape.hidden, generator=generator)
-    student = teacher + 0.3 * torch.randn(shape.rows, shape.hidden, generator=generator)
+    generator = torch.Generator(device).manual_seed(0)
 
-    def ours() -> Result:
-        leaf = student.clone().requires_grad_()
-        loss = distill_loss(leaf, teacher, Head(weight))  # type: ignore[arg-type]  # a head alone
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, device=device)
+
+    weight = (normal(shape.vocab, shape.hidden) * (2.0 * shape.hidden**-0.5)).to(dtype)
+    states = normal(shape.rows, shape.hidden)
+    student = (states + 0.3 * normal(shape.rows, shape.hidden)).to(dtype)
+    teacher = states.to(dtype)
+
+    def ours(kernel: LossKernel) -> Result:
+        leaf, head = student.clone().requires_grad_(), Head(weight)
+        loss = distill_loss(leaf, teacher, head, kernel=kernel)  # type: ignore[arg-type]  # no rest
         (gradient,) = torch.autograd.grad(loss.cross_entropy / shape.rows, leaf)
         return float(loss.kl) / shape.rows, gradient
 
     def plain() -> Result:
         leaf = student.clone().requires_grad_()
-        loss = full_logits_loss(F.linear(leaf, weight), F.linear(teacher, weight)) / shape.rows
+        logits = (F.linear(states, weight).float() for states in (leaf, teacher))
+        loss = full_logits_loss(*logits) / shape.rows
         (gradient,) = torch.autograd.grad(loss, leaf)
         return float(loss.detach()), gradient
 
@@ -99,14 +110,15 @@ def loss_sides(shape: Shape) -> dict[str, Side]:
         from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDFunction
 
         leaf = student.clone().requires_grad_()
-        labels = torch.zeros(shape.rows, dtype=torch.int64)
+        labels = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         head = (leaf, weight, teacher, weight, labels, None, None)
-        options = (0.0, 1.0, 0.0, -100, 1.0, False, DEFAULT_CHUNK["cpu"])
+        on_gpu = device.type != "cpu"  # there it is compiled, as its authors mean it
+        options = (0.0, 1.0, 0.0, -100, 1.0, on_gpu, DEFAULT_CHUNK["gpu" if on_gpu else "cpu"])
         loss = LigerFusedLinearJSDFunction.apply(*head, *options)
         (gradient,) = torch.autograd.grad(loss, leaf)
         return float(loss.detach()), gradient
 
-    sides: dict[str, Side] = {OURS: ours, PLAIN: plain}
+    sides = {name: partial(ours, kernel) for name, kernel in KERNELS.items()} | {PLAIN: plain}
     return sides | ({LIGER: liger} if liger_version() else {})
 
 
@@ -144,14 +156,17 @@ def embedded_batch(ids_file: Path, rows: int) -> Batch:
 
 
 def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
-    """Return both sides' mean KL of a whole step and the gradient of the module's weights."""
-    model = DistillModel(batch.backbone, batch.module, autocast=autocast)
+    """Return every side's mean KL of a whole step and the gradient of the module's weights."""
+    models = {
+        name: DistillModel(batch.backbone, batch.module, autocast=autocast, loss_kernel=kernel)
+        for name, kernel in KERNELS.items()
+    }
     parameters = list(batch.module.parameters())
 
     def gradient_of(loss: Tensor) -> Tensor:
         return torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters)])
 
-    def ours() -> Result:
+    def ours(model: DistillModel) -> Result:
         loss = model(batch.rows, batch.cuts)
         return float(loss.kl) / loss.rows, gradient_of(loss.cross_entropy / loss.rows)
 
@@ -171,7 +186,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
         ) / len(aligned)
         return float(loss.detach()), gradient_of(loss)
 
-    return {OURS: ours, PLAIN: plain}
+    return {name: partial(ours, model) for name, model in models.items()} | {PLAIN: plain}
 
 
 def growth(side: Side) -> float:

@@ -60,6 +60,7 @@ def predict_training(
             cell,
             rows=recipe.distill.batch_size // recipe.hardware.gpus,
             micro_batch=recipe.distill.micro_batch,
+            loss_kernel=recipe.distill.loss_kernel,
             segment_length=recipe.segment_length,
             bf16=recipe.distill.bf16,
             strategy=recipe.cluster.strategy,

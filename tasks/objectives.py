@@ -16,6 +16,7 @@ from tasks.rows import TokenRows
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.backbone import Backbone
+from umim_core.config_base import LossKernel
 from umim_core.distill.step import DistillModel, anchor
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
@@ -77,6 +78,7 @@ class DistillObjective(nn.Module):
         bf16: bool,
         batch_size: int,
         micro_batch: int | None = None,
+        loss_kernel: LossKernel = "eager",
         unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
@@ -85,6 +87,7 @@ class DistillObjective(nn.Module):
             module,
             autocast=bf16,
             micro_batch=micro_batch,
+            loss_kernel=loss_kernel,
             unit_positions=unit_positions,
         )
         self._matcher, self._train, self._valid = matcher, train, valid

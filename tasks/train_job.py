@@ -125,6 +125,7 @@ def make_objective(
         *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
         bf16=config.bf16,
         micro_batch=config.micro_batch,
+        loss_kernel=config.loss_kernel,
         batch_size=per_rank,
         unit_positions=unit_positions,
     )

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from umim_core.benchmark_config import BenchmarkConfig as BenchmarkConfig
 from umim_core.config_base import Fraction as Fraction
+from umim_core.config_base import LossKernel
 from umim_core.config_base import Model as Model
 from umim_core.config_base import PositiveFloat as PositiveFloat
 from umim_core.corpus_config import Corpus
@@ -102,6 +103,9 @@ class DistillConfig(TrainConfig, StableDump):
 
     micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
         None, description="Rows whose activations a worker holds at once; null: 4, on a GPU all."
+    )
+    loss_kernel: Annotated[LossKernel, LATER] = Field(
+        "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
     )
 
 

@@ -1,13 +1,14 @@
-"""What all configuration models share: their base and the numbers with bounds."""
+"""What configuration models share: their base, numbers with bounds, and policies by name."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+LossKernel = Literal["eager", "compiled"]  # how the elementwise part of the loss runs
 
 
 class Model(BaseModel):

@@ -31,6 +31,7 @@ from typing import Final, Literal
 import torch
 
 from umim_core.backbone_shape import BackboneShape
+from umim_core.config_base import LossKernel
 from umim_core.distill.loss import DEFAULT_CHUNK
 from umim_core.distill.prediction import MFU, DistillFlops, DistillMemory, DistillPrediction
 from umim_core.hardware_config import HardwareConfig
@@ -41,8 +42,9 @@ from umim_core.merging.policies import ModuleForm
 _CONTEXT: Final = 1.5 * 2.0**30  # CUDA context, libraries' workspaces, NCCL's buffers, fragments
 _MEAN_SPAN: Final = 3.0  # raw tokens of a span, 2 to 4
 _WIDE: Final = 4  # bytes of float32
-_LOGITS_HELD: Final = 5  # chunks of float32 logits that the loss holds at its peak
-_LOGITS_MOVED: Final = 23  # times that the loss reads or writes a logit
+# Of the loss: chunks of float32 logits at its peak, and how often it reads or writes a logit.
+_LOGITS_HELD: Final[dict[LossKernel, int]] = {"eager": 4, "compiled": 3}
+_LOGITS_MOVED: Final[dict[LossKernel, int]] = {"eager": 27, "compiled": 8}
 
 
 def predict_distillation(
@@ -56,6 +58,7 @@ def predict_distillation(
     hardware: HardwareConfig,
     steps: int,
     micro_batch: int | None = None,
+    loss_kernel: LossKernel = "eager",
 ) -> DistillPrediction:
     """Predict memory and time of a distillation.
 
@@ -69,6 +72,7 @@ def predict_distillation(
         hardware: The GPUs, and the token reduction to assume.
         steps: Optimiser steps at most.
         micro_batch: Rows whose activations are held at once; None for all.
+        loss_kernel: How the elementwise part of the loss runs.
     """
     reduction = hardware.expected_token_reduction
     raw = float(rows * segment_length)
@@ -85,12 +89,12 @@ def predict_distillation(
         teacher=held * raw * kept,
         student=held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
         backward=held * units * kept,
-        loss=_loss_bytes(shape, held * units, width),
+        loss=_loss_bytes(shape, held * units, width, loss_kernel),
         context=_CONTEXT,
     )
     flops = _flops(shape, form, raw, units, spans, segment_length)
     logits = units * shape.vocab_size * _WIDE
-    moved = 3.0 * memory.weights + _LOGITS_MOVED * logits
+    moved = 3.0 * memory.weights + _LOGITS_MOVED[loss_kernel] * logits
     exchange = 2.0 * (hardware.gpus - 1) / hardware.gpus * _WIDE * trained
     exchange_seconds = exchange / (hardware.interconnect_gbs * 1e9)
     computing = flops.total / (MFU * hardware.bf16_tflops * 1e12)
@@ -144,10 +148,10 @@ def _kept_bytes(shape: BackboneShape, width: int) -> float:
     return norms + attention + (3 if shape.gated_mlp else 4) * width * shape.intermediate_size
 
 
-def _loss_bytes(shape: BackboneShape, units: float, width: int) -> float:
+def _loss_bytes(shape: BackboneShape, units: float, width: int, kernel: LossKernel) -> float:
     chunk = min(units, DEFAULT_CHUNK["gpu"])
     hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
-    return _LOGITS_HELD * _WIDE * chunk * shape.vocab_size + hidden
+    return _LOGITS_HELD[kernel] * _WIDE * chunk * shape.vocab_size + hidden
 
 
 def _flops(

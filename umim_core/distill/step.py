@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from umim_core.backbone import Backbone
+from umim_core.config_base import LossKernel
 from umim_core.distill.alignment import aligned_rows
 from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
@@ -48,6 +49,7 @@ class DistillModel(nn.Module):
         module: The merge module to train.
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
+        loss_kernel: ``eager``, or ``compiled``: fused, after ten seconds in the first step.
         unit_positions: Positions of the student's units; the teacher's are those of raw tokens.
 
     Raises:
@@ -61,6 +63,7 @@ class DistillModel(nn.Module):
         *,
         autocast: bool = False,
         micro_batch: int | None = None,
+        loss_kernel: LossKernel = "eager",
         unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
@@ -69,6 +72,7 @@ class DistillModel(nn.Module):
         self._trunk = PackedTrunk(backbone)
         self._unit_positions: UnitPositions = unit_positions
         self._autocast = autocast
+        self._loss_kernel: LossKernel = loss_kernel
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
         default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
@@ -102,7 +106,7 @@ class DistillModel(nn.Module):
         for index in self._micro_batches(packed):
             part = packed.take(index)
             teacher, student = self.hidden_pairs([rows[i] for i in index.tolist()], part, leaf)
-            loss = distill_loss(student, teacher, self.backbone)
+            loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
             if leaf.requires_grad:
                 gradient += torch.autograd.grad(loss.cross_entropy, leaf)[0]
             sums.append(loss)

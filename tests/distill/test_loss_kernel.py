@@ -1,0 +1,79 @@
+"""How the elementwise part of the loss runs: its precision, and the compiled one against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from engine_matrix import CONFIGS, tiny_backbone
+from torch import Tensor
+from torch._inductor import config as inductor
+
+from umim_core.config import DistillConfig
+from umim_core.distill import loss as losses
+from umim_core.distill.loss import chunk_terms, distill_loss
+from umim_core.errors import ConfigError
+
+
+def logits(rows: int, vocab: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    teacher = 3.0 * torch.randn(rows, vocab, generator=generator)
+    return teacher, teacher + 0.5 * torch.randn(rows, vocab, generator=generator)
+
+
+def states(rows: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    teacher = torch.randn(rows, size, generator=generator)
+    student = teacher + 0.3 * torch.randn(rows, size, generator=generator)
+    return student.requires_grad_(), teacher
+
+
+@pytest.fixture
+def fresh_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """A compiler without its caches, in memory and on disk."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+    losses._terms.cache_clear()
+    torch._dynamo.reset()
+    yield
+    losses._terms.cache_clear()
+    torch._dynamo.reset()
+
+
+def test_sums_over_a_large_vocabulary_keep_single_precision() -> None:
+    teacher, student = logits(8, 50_257)
+    wide = chunk_terms(teacher.double(), student.double())
+    for found, expected in zip(chunk_terms(teacher, student)[:2], wide[:2], strict=True):
+        assert float(found) == pytest.approx(float(expected), rel=3e-6)
+
+
+def test_the_default_stays_out_of_dumps_and_so_of_stage_keys() -> None:
+    assert "loss_kernel" not in DistillConfig(max_steps=1).model_dump()
+    changed = DistillConfig(max_steps=1, loss_kernel="compiled")
+    assert changed.model_dump()["loss_kernel"] == "compiled"
+
+
+@pytest.mark.full
+def test_compiled_and_eager_loss_agree(fresh_compiler: None) -> None:
+    backbone = tiny_backbone(CONFIGS["llama"](), 1003, torch.float32, "sdpa")
+    student, teacher = states(23, 32)
+    found = []
+    for kernel in ("eager", "compiled"):
+        loss = distill_loss(student, teacher, backbone, chunk=10, kernel=kernel)  # 10 + 10 + 3
+        (gradient,) = torch.autograd.grad(loss.cross_entropy, student)
+        found.append((loss.cross_entropy, loss.kl, gradient))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.full
+def test_without_a_compiler_the_error_names_field_and_remedy(
+    fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+    backbone = tiny_backbone(CONFIGS["llama"](), 11, torch.float32, "sdpa")
+    student, teacher = states(5, 32)
+    with pytest.raises(ConfigError, match=r"loss_kernel compiled .*no-such-compiler.*eager"):
+        distill_loss(student, teacher, backbone, kernel="compiled")
