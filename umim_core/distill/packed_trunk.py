@@ -63,19 +63,20 @@ class PackedTrunk:
 
     def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
         if positions is None:
-            positions = _row_mask(lengths, units.device).nonzero()[:, 1]
+            positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
         with _rows_apart(self._backbone.model, lengths):
             return self._backbone.hidden(units[None], position_ids=positions[None])[0]
 
     def _padded(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
         """Pad rows on the right: attention is causal, so no unit sees padding."""
-        real = _row_mask(lengths, units.device)
-        padded = units.new_zeros(*real.shape, units.shape[-1]).masked_scatter(
-            real[..., None], units
-        )
+        real = _real_units(lengths)
+        index = real.view(-1).nonzero().view(-1).to(units.device)
+        padded = units.new_zeros(real.numel(), units.shape[-1]).index_copy(0, index, units)
         if positions is not None:
-            positions = positions.new_zeros(real.shape).masked_scatter(real, positions)
-        return self._backbone.hidden(padded, position_ids=positions)[real]
+            positions = positions.new_zeros(real.numel()).index_copy(0, index, positions)
+            positions = positions.view(real.shape)
+        hidden = self._backbone.hidden(padded.view(*real.shape, -1), position_ids=positions)
+        return hidden.flatten(0, 1)[index]
 
     @torch.no_grad()
     def _longest_packed_row(self) -> int:
@@ -94,10 +95,9 @@ class PackedTrunk:
         return torch.iinfo(torch.int64).max if window is None else window
 
 
-def _row_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return where rows of these lengths have units [B, S] (bool)."""
-    columns = torch.arange(max(lengths), device=device)
-    return columns < torch.tensor(lengths, device=device)[:, None]
+def _real_units(lengths: Sequence[int]) -> Tensor:
+    """Return where rows of these lengths have units [B, S] (bool), on the CPU."""
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 @contextmanager

@@ -30,7 +30,12 @@ from umim_core.distill.alignment import aligned_rows
 from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError
-from umim_core.merging.compress import PackedUnits, Segmentation, fill_units, pack_rows
+from umim_core.merging.compress import (
+    PackedUnits,
+    Segmentation,
+    pack_rows,
+    packed_embeddings,
+)
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
 
@@ -96,7 +101,7 @@ class DistillModel(nn.Module):
             Sums over the aligned rows. They depend on every parameter even without any merge, so
             that every rank of a distributed run takes part in the gradient exchange.
         """
-        packed = pack_rows(rows, segmentations, self.backbone.device)
+        packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
         pooled = self.surrogates(packed)
         # A frequent span adds up many gradients: in bfloat16 they would be lost.
         wide = torch.promote_types(pooled.dtype, torch.float32)
@@ -120,8 +125,10 @@ class DistillModel(nn.Module):
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
         """Return the surrogates of a batch's different spans [M, d]."""
+        device = self.backbone.device
+        spans, lengths = packed.span_ids.to(device), packed.span_lengths.to(device)
         with self._precision():
-            pooled: Tensor = self.module(self.backbone.embed(packed.span_ids), packed.span_lengths)
+            pooled: Tensor = self.module(self.backbone.embed(spans), lengths)
         return pooled
 
     def hidden_pairs(
@@ -131,25 +138,24 @@ class DistillModel(nn.Module):
 
         Args:
             rows: Raw ids per row [T_b].
-            packed: The same rows in units.
+            packed: The same rows in units, on the CPU.
             pooled: Surrogates of the spans of ``packed`` [M, d].
         """
-        aligned = aligned_rows(packed)
-        real = packed.attention_mask
+        aligned, device = aligned_rows(packed), self.backbone.device
         compact = self._unit_positions == "compact"  # what a trunk takes by itself
-        positions = None if compact else packed.position_ids(self._unit_positions)[real]
-        tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64))
+        positions = None if compact else packed.position_ids(self._unit_positions)
+        if positions is not None:
+            positions = positions[packed.attention_mask].to(device)
+        tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
         with self._precision():
             with torch.no_grad():
-                raw = self.backbone.embed(tokens.to(self.backbone.device))
+                raw = self.backbone.embed(tokens)
                 teacher = self._trunk.hidden(raw, [len(row) for row in rows])
-            units = fill_units(packed, self.backbone, pooled)[real]
+            units = packed_embeddings(packed, self.backbone, pooled)
             student = self._trunk.hidden(units, packed.unit_counts.tolist(), positions)
-        raw_starts, unit_starts = (
-            (counts.cumsum(0) - counts)[aligned.batch]
-            for counts in (packed.raw_counts, packed.unit_counts)
-        )
-        return teacher[raw_starts + aligned.teacher], student[unit_starts + aligned.student]
+        in_teacher = _starts(packed.raw_counts)[aligned.batch] + aligned.teacher
+        in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
+        return teacher[in_teacher.to(device)], student[in_student.to(device)]
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(
@@ -161,6 +167,11 @@ class DistillModel(nn.Module):
         merged = (packed.lengths > 1).any(dim=1).nonzero().view(-1)
         order = packed.unit_counts[merged].argsort(stable=True)
         return torch.split(merged[order], self._micro_batch) if len(order) else ()
+
+
+def _starts(counts: Tensor) -> Tensor:
+    """Return where each row begins among all, given how many each has [B]."""
+    return counts.cumsum(0) - counts
 
 
 class _GivenGradient(torch.autograd.Function):

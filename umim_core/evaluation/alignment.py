@@ -84,7 +84,7 @@ def evaluate_alignment(
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        packed = pack_rows(part, [matcher.segment(row) for row in part], backbone.device)
+        packed = pack_rows(part, [matcher.segment(row) for row in part])
         teacher, student = model.hidden_pairs(part, packed, model.surrogates(packed))
         for start in range(0, len(teacher), _HEAD_ROWS):
             rows_slice = slice(start, start + _HEAD_ROWS)

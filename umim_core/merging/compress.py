@@ -211,3 +211,20 @@ def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tenso
     merged = packed.span_index >= 0
     found = pooled[packed.span_index[merged]].to(embeddings.dtype)
     return embeddings.masked_scatter(merged[..., None], found)
+
+
+def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
+    """Return the embeddings of all real units, row after row, without padding [N, d].
+
+    Args:
+        packed: The batch; on the CPU, only indices travel to the backbone's device, and nothing
+            waits for it.
+        backbone: Supplies static embeddings and the data type of the result.
+        pooled: Surrogates [M, d] of ``packed.span_ids``, of any float type.
+    """
+    device, real = backbone.device, packed.attention_mask
+    ids, spans = packed.token_ids[real], packed.span_index[real]
+    merged = (spans >= 0).nonzero().view(-1)
+    embeddings = backbone.embed(ids.to(device))
+    found = pooled[spans[merged].to(device)].to(embeddings.dtype)
+    return embeddings.index_copy(0, merged.to(device), found)
