@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tasks.objectives import BatchLoss
+from tasks.objectives import BatchLoss, spread_rows
 from tasks.strategies import make_strategy
 from tasks.train_loop import train
 from tasks.train_state import load_parameters
@@ -121,7 +121,7 @@ class LanguageModelObjective(nn.Module):
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
         """Return [tokens, loss sum] over this rank's validation rows."""
         sums = [0.0, 0.0]
-        mine = _spread(self._rows(self._valid), limit)[rank::world]
+        mine = spread_rows(self._rows(self._valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             loss = self._loss(self._valid, mine[start : start + self._batch_size])
             sums[0] += loss.weight
@@ -131,12 +131,6 @@ class LanguageModelObjective(nn.Module):
     def score(self, metrics: dict[str, float]) -> float:
         """Select by validation loss."""
         return metrics["loss"]
-
-
-def _spread(rows: int, limit: int) -> list[int]:
-    """Return at most ``limit`` rows, evenly spread: neighbours come from the same package."""
-    count = min(rows, limit)
-    return [index * rows // count for index in range(count)]
 
 
 def fresh_model(

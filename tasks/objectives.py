@@ -61,6 +61,12 @@ class Objective(Protocol):
         ...
 
 
+def spread_rows(rows: int, limit: int) -> list[int]:
+    """Return at most ``limit`` rows, evenly spread: neighbours come from the same document."""
+    count = min(rows, limit)
+    return [index * rows // count for index in range(count)]
+
+
 class DistillObjective(nn.Module):
     """Predictive distillation over token rows."""
 
@@ -114,7 +120,7 @@ class DistillObjective(nn.Module):
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
         """Return [rows, cross-entropy sum, KL sum] over this rank's validation rows."""
         sums = [0.0, 0.0, 0.0]
-        mine = range(min(limit, len(self._valid)))[rank::world]
+        mine = spread_rows(len(self._valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             loss = self._loss(self._valid, mine[start : start + self._batch_size])
             for slot, value in enumerate((loss.weight, float(loss.total), float(loss.kl))):
@@ -189,7 +195,7 @@ class PreferenceObjective(nn.Module):
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
         """Return [questions, loss sum, correct answers] over this rank's validation questions."""
         sums = [0.0, 0.0, 0.0]
-        mine = range(min(limit, len(self._valid)))[rank::world]
+        mine = spread_rows(len(self._valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             indices = mine[start : start + self._batch_size]
             loss, scores = self._loss(self._valid, indices)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 from engine_matrix import CONFIGS, tiny_backbone
 from torch import Tensor, nn
-from transformers import MistralConfig, Qwen3NextConfig
+from transformers import FalconConfig, MistralConfig, Qwen3NextConfig
 
 from umim_core.backbone import Backbone
 from umim_core.distill.packed_trunk import PackedTrunk
@@ -166,6 +167,36 @@ def test_layers_whose_state_runs_on_are_padded() -> None:
     seen = widths(backbone)
     trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
     assert seen == [(5, 7)]
+
+
+def test_attention_that_is_not_looked_up_is_padded() -> None:
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=False)
+    backbone = tiny_backbone(config, VOCAB, torch.float32, "sdpa")
+    backbone.model.transformer.ln_f.weight.data *= 1e-3  # small states must not look alike
+    trunk = PackedTrunk(backbone)
+    units = embeddings(backbone, LENGTHS)
+    found = trunk.hidden(units, LENGTHS)
+    torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-8, rtol=1e-4)
+
+
+def test_another_thread_may_use_the_backbone_meanwhile() -> None:
+    backbone = build("llama")
+    trunk = PackedTrunk(backbone)
+    units = embeddings(backbone, [6])[None].expand(2, -1, -1)
+    padded = torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
+    expected = backbone.hidden(units, padded)
+    found: list[Tensor] = []
+
+    def from_another_thread(*_: object) -> None:
+        if not found:
+            found.append(units[:0])  # the hook must not call itself
+            thread = Thread(target=lambda: found.append(backbone.hidden(units, padded)))
+            thread.start()
+            thread.join()
+
+    backbone.model.model.layers[0].register_forward_pre_hook(from_another_thread)
+    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
+    assert torch.equal(found[1], expected)
 
 
 def test_the_model_keeps_its_own_attention_after_an_error() -> None:

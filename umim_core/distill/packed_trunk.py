@@ -7,21 +7,25 @@ The products of all blocks see one long row of real units; attention takes the r
 Attention of a row is the backbone's own sdpa attention, causal and without a mask, so that a row
 gets what it would get alone. transformers looks attention functions up in a table, to which ours
 is added; backbones that do not use the table, or whose windows are shorter than a row, are padded.
+Where no rows are told, as in another thread that uses the same backbone, ours is sdpa attention.
 
 Shapes: N units of all rows, B rows, S units of the longest row, d embedding size.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
@@ -29,7 +33,19 @@ from umim_core.merging.attention import attention_window
 
 _NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"
-_lengths: ContextVar[list[int]] = ContextVar("row_lengths")
+_ALIKE: Final = 0.1  # of the states' norm; a row that sees another one is off by about half of it
+_log = logging.getLogger("umim")
+
+
+@dataclass
+class _Rows:
+    """Units of the rows under way, and how many layers have taken them apart."""
+
+    lengths: list[int]
+    layers: int = 0
+
+
+_rows: ContextVar[_Rows | None] = ContextVar("rows", default=None)
 
 
 class PackedTrunk:
@@ -43,7 +59,10 @@ class PackedTrunk:
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
         AttentionInterface.register(_NAME, _attention_by_row)
+        AttentionMaskInterface.register(_NAME, _mask_by_row)
         self._longest = self._longest_packed_row()
+        if not self._longest:
+            _log.info("umim: rows of different lengths are padded for %s", backbone.name)
 
     def hidden(
         self, units: Tensor, lengths: Sequence[int], positions: Tensor | None = None
@@ -81,16 +100,20 @@ class PackedTrunk:
     @torch.no_grad()
     def _longest_packed_row(self) -> int:
         """Return the longest row that may be packed, 0 if the backbone cannot take rows apart."""
-        config = self._backbone.model.config
-        if config._attn_implementation != _SDPA:
+        model, lengths = self._backbone.model, (2, 3)
+        if model.config._attn_implementation != _SDPA or not model._can_set_attn_implementation():
             return 0
         try:
-            window = attention_window(config)
+            window = attention_window(model.config)
         except GenerationError:  # a layer whose state would run on from row to row
             return 0
         units = self._backbone.embed(torch.arange(5, device=self._backbone.device) % 2)
-        apart, alone = self._packed(units, (2, 3), None), self._padded(units, (2, 3), None)
-        if not torch.allclose(apart.float(), alone.float(), rtol=1e-2, atol=1e-2):
+        positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
+        with _rows_apart(model, lengths) as rows:
+            apart = self._backbone.hidden(units[None], position_ids=positions[None])[0].float()
+        alone = self._padded(units, lengths, None).float()
+        taken_apart = rows.layers == model.config.num_hidden_layers
+        if not taken_apart or (apart - alone).norm() > _ALIKE * alone.norm():
             return 0
         return torch.iinfo(torch.int64).max if window is None else window
 
@@ -101,23 +124,36 @@ def _real_units(lengths: Sequence[int]) -> Tensor:
 
 
 @contextmanager
-def _rows_apart(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[None]:
+def _rows_apart(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[_Rows]:
     """Let a model's attention take its one row for several."""
-    token = _lengths.set(list(lengths))
+    rows = _Rows(list(lengths))
+    token = _rows.set(rows)
     model.set_attn_implementation(_NAME)
     try:
-        yield
+        yield rows
     finally:
         model.set_attn_implementation(_SDPA)
-        _lengths.reset(token)
+        _rows.reset(token)
 
 
 def _attention_by_row(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Tensor | None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend within rows: query [1, H, N, Dh], key and value [1, Hkv, N, Dh] -> [1, N, H, Dh]."""
-    rows = zip(
-        *(torch.split(part, _lengths.get(), dim=2) for part in (query, key, value)), strict=True
-    )
-    outputs = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in rows]
+    rows = _rows.get()
+    if rows is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    rows.layers += 1
+    parts = zip(*(torch.split(x, rows.lengths, dim=2) for x in (query, key, value)), strict=True)
+    outputs = [sdpa_attention_forward(module, q, k, v, None, **options)[0] for q, k, v in parts]
     return torch.cat(outputs, dim=1), None
+
+
+def _mask_by_row(*args: Any, **options: Any) -> Tensor | None:
+    """Make the mask of sdpa attention, or none where rows are taken apart."""
+    return sdpa_mask(*args, **options) if _rows.get() is None else None
