@@ -105,13 +105,18 @@ class RowCache(Cache):
             raise GenerationError(
                 f"a row may hold {self.max_length} units", view, "Allow a longer cache."
             )
-        starts = self.lengths.to(self.device)
+        uniform = bool((self.lengths == longest).all())
+        if uniform:  # nothing need travel to the device
+            columns = torch.arange(longest, view, device=self.device).expand(len(self.lengths), -1)
+        else:
+            starts = self.lengths.to(self.device)
+            columns = starts[:, None] + torch.arange(width, device=self.device)
         plan = WritePlan(
             width=width,
             view=view,
-            uniform_start=longest if bool((self.lengths == longest).all()) else None,
+            uniform_start=longest if uniform else None,
             rows=self._row_index,
-            columns=starts[:, None] + torch.arange(width, device=self.device),
+            columns=columns,
         )
         for layer in self._rows:
             layer.reserve(view)

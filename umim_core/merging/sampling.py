@@ -224,7 +224,10 @@ class TokenChooser:
         except ValueError as error:  # some of transformers' check their settings here
             raise GenerationError("a logits processor refused its input", str(error)) from error
         best = scores.max(dim=-1)
-        for b, value in enumerate(best.values.tolist()):
+        chosen = self._draw(scores) if self._sample else best.indices
+        # One read for both: it waits for the device. Ids are exact in float64.
+        highest, tokens = torch.stack([best.values.double(), chosen.double()]).tolist()
+        for b, value in enumerate(highest):
             # A processor may force a token by infinity; its probability would be no number.
             fails = math.isnan(value) or value == -math.inf or (self._sample and value == math.inf)
             if fails and (running is None or running[b]):
@@ -233,9 +236,7 @@ class TokenChooser:
                     f"row {b}: highest score {value}",
                     "Allow more tokens, or look for NaN in the backbone's weights.",
                 )
-        if not self._sample:
-            return [int(token) for token in best.indices.tolist()]
-        return self._draw(scores)
+        return [int(token) for token in tokens]
 
     def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
         """Apply all processors to scores [B, V]."""
@@ -252,8 +253,8 @@ class TokenChooser:
             scores = _processed(self._on_all, no_ids, scores)
         return scores
 
-    def _draw(self, scores: Tensor) -> list[int]:
-        """Sample by inverting the cumulative distribution: one uniform number per row."""
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Sample [B] by inverting the cumulative distribution: one uniform number per row."""
         cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)  # [B, V]
         uniform = torch.cat(
             [torch.rand(1, generator=g, dtype=torch.float64) for g in self._generators]
@@ -262,7 +263,7 @@ class TokenChooser:
         drawn = torch.searchsorted(
             cumulative, uniform[:, None] * cumulative[:, -1:], right=True
         ).clamp_max(scores.shape[-1] - 1)
-        return [int(token) for token in drawn[:, 0].tolist()]
+        return drawn[:, 0]
 
 
 def _least_length(
