@@ -11,7 +11,7 @@ from tasks.compare import comparison_rows, record_comparison
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-ablate")
+@flow(name="umim-ablate", flow_run_name="{recipe}")
 def ablate(recipe: str = "ablation-thresholds") -> str:
     """Mine, distil and evaluate every cell; return the table and where its files are."""
     with open_pipeline(recipe, "umim-ablate") as run:

@@ -8,7 +8,7 @@ from flows import parts
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-adapt")
+@flow(name="umim-adapt", flow_run_name="{recipe}")
 def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
     """Mine, distil and adapt; return each cell's checkpoint directory by setting."""
     with open_pipeline(recipe, "umim-adapt") as run:

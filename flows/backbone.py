@@ -11,7 +11,7 @@ from umim_core.backbone_config import BackboneRecipe
 from umim_core.embedded.tokenizer import END_OF_TEXT_ID
 
 
-@flow(name="umim-backbone")
+@flow(name="umim-backbone", flow_run_name="{recipe}")
 def backbone(recipe: str = "backbone-llama") -> str:
     """Train a backbone from nothing.
 

@@ -8,7 +8,7 @@ from flows import parts
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-benchmark")
+@flow(name="umim-benchmark", flow_run_name="{recipe}")
 def benchmark(recipe: str = "embedded") -> list[dict[str, float]]:
     """Train what is missing and time it; return the metrics of every cell."""
     with open_pipeline(recipe, "umim-benchmark") as run:

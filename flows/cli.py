@@ -13,7 +13,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -148,26 +148,29 @@ def report(as_json: JsonFlag = False) -> None:
     _emit({"path": str(path)}, [str(path)], as_json)
 
 
+_SHOWN: Final = {
+    "umim.stage",
+    "umim.pipeline",
+    "umim.lock",
+    "umim.count",
+    "umim.generate",
+    "umim.confidence",
+}
+
+
 def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
     typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
 def _log_progress() -> None:
-    """Show the stages on stderr, one line each."""
+    """Show the stages on stderr, one line each, and all warnings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-    for name in (
-        "umim.stage",
-        "umim.pipeline",
-        "umim.lock",
-        "umim.count",
-        "umim.generate",
-        "umim.confidence",
-    ):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
-        logger.propagate = False
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name in _SHOWN)
+    ours = logging.getLogger("umim")
+    ours.setLevel(logging.INFO)
+    ours.addHandler(handler)
+    ours.propagate = False
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about its own options
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)

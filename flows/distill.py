@@ -8,7 +8,7 @@ from flows import parts
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-distill")
+@flow(name="umim-distill", flow_run_name="{recipe}")
 def distill(recipe: str = "embedded") -> list[str]:
     """Mine rules and distil; return the checkpoint directories."""
     with open_pipeline(recipe, "umim-distill") as run:

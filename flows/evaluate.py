@@ -10,7 +10,7 @@ from tasks.comparison import comparison_table
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-evaluate")
+@flow(name="umim-evaluate", flow_run_name="{recipe}")
 def evaluate(recipe: str = "embedded") -> str:
     """Train what is missing and evaluate it; return the comparison table."""
     with open_pipeline(recipe, "umim-evaluate") as run:

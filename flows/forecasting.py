@@ -62,7 +62,7 @@ def predict_training(
             micro_batch=recipe.distill.micro_batch,
             loss_kernel=recipe.distill.loss_kernel,
             segment_length=recipe.segment_length,
-            bf16=recipe.distill.bf16,
+            bf16=recipe.placement[1] == "bfloat16",
             strategy=recipe.cluster.strategy,
             hardware=recipe.hardware,
             steps=(

@@ -11,7 +11,7 @@ from tasks.pipeline import open_pipeline
 from tasks.publish import report_stage
 
 
-@flow(name="umim")
+@flow(name="umim", flow_run_name="{recipe}")
 def full_pipeline(recipe: str = "embedded") -> str:
     """Run a whole recipe: corpus, rules, distillation, adaptation, evaluation, timing, report.
 

@@ -8,7 +8,7 @@ from flows import parts
 from tasks.pipeline import open_pipeline
 
 
-@flow(name="umim-mine")
+@flow(name="umim-mine", flow_run_name="{recipe}")
 def mine(recipe: str = "embedded") -> list[str]:
     """Build corpus, token ids and rules; return the rule directories."""
     with open_pipeline(recipe, "umim-mine") as run:

@@ -87,7 +87,7 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
         cell,
         recipe.segment_length,
         recipe.mining,
-        recipe.cluster.device,
+        *recipe.placement,
         label=f"{cell.backbone} p > {cell.min_probability:g}",
     )
     return run.stage(
@@ -129,7 +129,7 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and of every setting."""
-    config, device = run.recipe.evaluate, run.recipe.cluster.device
+    config, placement = run.recipe.evaluate, run.recipe.placement
     for result in results:
         for setting, artifact in result.settings.items():
             checkpoint = artifact.path / "checkpoint"
@@ -140,7 +140,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                 checkpoint,
                 config,
                 run.recipe.segment_length,
-                device,
+                *placement,
                 label=label,
             )
             if sources.task is not None:
@@ -150,7 +150,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     checkpoint,
                     "context",
                     config,
-                    device,
+                    *placement,
                     label=label,
                 )
         if sources.task is not None and result.distilled is not None:
@@ -160,7 +160,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                 result.distilled.path / "checkpoint",
                 "none",
                 config,
-                device,
+                *placement,
                 label=f"{result.cell.backbone} base",
             )
 
@@ -176,14 +176,14 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
                 result.tokenized,
                 result.distilled.path / "checkpoint",
                 run.recipe.benchmark,
-                run.recipe.cluster.device,
+                *run.recipe.placement,
                 label=cell_label(result.cell),
             )
 
 
 def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     """The same measurements on shipped checkpoints."""
-    config, device, shipped = run.recipe.evaluate, run.recipe.cluster.device, []
+    config, placement, shipped = run.recipe.evaluate, run.recipe.placement, []
     for name in run.recipe.shipped:
         backbone = Checkpoint.load(name).config.backbone
         label = f"{name} (shipped)"
@@ -196,7 +196,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
             name,
             config,
             run.recipe.segment_length,
-            device,
+            *placement,
             label=label,
         )
         result = ShippedResult(name, evaluation)
@@ -208,12 +208,12 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
                     name,
                     merge,
                     config,
-                    device,
+                    *placement,
                     label=f"{label} {setting}",
                 )
         if run.recipe.benchmark is not None:
             result.benchmark = run.stage(
-                benchmark_stage, tokenized, name, run.recipe.benchmark, device, label=label
+                benchmark_stage, tokenized, name, run.recipe.benchmark, *placement, label=label
             )
         shipped.append(result)
     return shipped

@@ -10,8 +10,11 @@ Source: paper, "Task Adaptation with SFT and RL"; the task is treated as the pap
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
 
 from tasks.distill import parallelism, train_on_rows
 from tasks.lease import ClusterLease
@@ -26,7 +29,7 @@ from umim_core.adaptation.choices import (
     task_sequences,
 )
 from umim_core.adaptation.task_rules import mine_task_rules
-from umim_core.backbone import Backbone, load_backbone, load_tokenizer, special_ids
+from umim_core.backbone import load_tokenizer, special_ids
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
@@ -46,12 +49,9 @@ def task_rules_stage(
     )
 
     def build(out: Path) -> Metrics:
-        def encode(text: str) -> list[int]:
-            return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
         mined = mine_task_rules(
             read_questions(task.path / "train.jsonl"),
-            encode,
+            partial(_encode, tokenizer),
             (rules.tau,),
             part="context",
             prompt=DOCSTRING_PROMPT,
@@ -99,9 +99,9 @@ def sft_stage(
     spec = _spec("sft", recipe, cell, adapt.sft.model_dump(), adapt.max_tokens, task, start)
 
     def build(out: Path) -> Metrics:
-        backbone = load_backbone(cell.backbone, revision=cell.revision)
+        tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
         rows = {
-            split: _rows(task.path / f"{split}.jsonl", backbone, adapt.max_tokens)
+            split: _rows(task.path / f"{split}.jsonl", tokenizer, adapt.max_tokens)
             for split in ("train", "valid")
         }
         job = _job("distill", recipe, adapt, cell, start, out, adapt.sft.model_dump())
@@ -150,7 +150,7 @@ def _spec(
 ) -> StageSpec:
     return StageSpec(
         name,
-        2,
+        3,
         {
             "backbone": cell.backbone,
             "revision": cell.revision,
@@ -193,10 +193,14 @@ def _job(
     )
 
 
-def _rows(path: Path, backbone: Backbone, max_tokens: int) -> TokenRows:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def _rows(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> TokenRows:
     sequences: list[TaskSequence] = task_sequences(
         read_questions(path),
-        backbone.encode,
+        partial(_encode, tokenizer),
         prompt=DOCSTRING_PROMPT,
         max_length=max_tokens,
         merge="context",

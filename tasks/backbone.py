@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from tasks.backbone_card import backbone_card, describe_training
 from tasks.corpus import texts
 from tasks.distill import parallelism
@@ -16,6 +14,7 @@ from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import launch_worker
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.backbone_config import BackboneRecipe
+from umim_core.devices import default_device
 from umim_core.embedded.tokenizer import train_tokenizer
 from umim_core.evaluation.language_model import LanguageModelScore, score_language_model
 
@@ -103,5 +102,5 @@ def backbone_stage(
 
 
 def _load(directory: Path, use_gpu: bool) -> Backbone:
-    device = "cuda" if use_gpu and torch.cuda.is_available() else "cpu"
+    device = default_device() if use_gpu else "cpu"
     return load_backbone(str(directory), device=device)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tasks.corpus import tokens
+from tasks.distill import dtype_key
 from tasks.evaluate import load_pair
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import directory_digest
@@ -24,6 +25,7 @@ from umim_core.benchmarking.break_even import break_even, break_even_markdown
 from umim_core.benchmarking.rows import ThroughputRow
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint import resolve_checkpoint
+from umim_core.config import BackboneDtype, Device
 from umim_core.rules.matcher import Matcher
 
 _FILE = "throughput.json"
@@ -35,7 +37,8 @@ def benchmark_stage(
     tokenized: Artifact,
     checkpoint: Path | str,
     config: BenchmarkConfig,
-    device: str = "cpu",
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
 ) -> Artifact:
     """Time a checkpoint on held-out text.
 
@@ -46,12 +49,12 @@ def benchmark_stage(
     spec = StageSpec(
         "benchmark",
         2,
-        {**config.model_dump(mode="json"), "machine": machine(device)},
+        {**config.model_dump(mode="json"), "machine": machine(device), **dtype_key(dtype)},
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
     )
 
     def build(out: Path) -> Metrics:
-        loaded, backbone = load_pair(directory, device)
+        loaded, backbone = load_pair(directory, device, dtype)
         test = tokens(tokenized, "test")
         # Each pair of runs begins one continuation further on, then round again.
         text = test[: tokens_needed(config) + config.pairs * config.new_tokens]

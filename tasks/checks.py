@@ -1,15 +1,62 @@
-"""What can be refused before anything runs: a recipe against its backbones' limits."""
+"""What can be refused before anything runs: a recipe against its backbones and this machine."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Final
 
 from transformers import AutoConfig
 
 from umim_core.backbone import resolve_backbone
-from umim_core.config import Recipe
+from umim_core.config import Device, Recipe, RunRecipe
 from umim_core.corpus_config import GeneratedCorpus
+from umim_core.devices import gpu_count, has_device
 from umim_core.errors import BackboneError, ConfigError
+
+# Flows by where they use models: in this process even if a cluster trains, or not at all.
+_MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")
+_MINING: Final = "umim-mine"
+
+
+def check_device(device: Device) -> None:
+    """Refuse a recipe's GPU on a machine without one.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if not has_device(device):
+        raise ConfigError(
+            "cluster.use_gpu needs a CUDA device", "none", "Set it to false, or use another node."
+        )
+
+
+def check_machine(recipe: RunRecipe, flow_name: str) -> None:
+    """Refuse a flow that would need a GPU of this machine after hours on its processor.
+
+    Stages that measure run in this process, and so does training without workers; workers of a
+    cluster that runs already may have GPUs that this machine lacks. Mining needs none.
+
+    Args:
+        recipe: What is to be run.
+        flow_name: Which parts of it.
+
+    Raises:
+        ConfigError: If this machine has none, or fewer than the workers that it would start.
+    """
+    cluster, here, on_workers = recipe.cluster, flow_name in _MEASURING, flow_name != _MINING
+    if isinstance(recipe, Recipe):
+        here |= any(cell.source == "confidence" for cell in recipe.cells)
+        on_workers |= isinstance(recipe.corpus, GeneratedCorpus)
+    elsewhere = cluster.workers > 0 and (cluster.address or os.environ.get("RAY_ADDRESS"))
+    if here or (on_workers and not elsewhere):
+        check_device(cluster.device)
+    if cluster.use_gpu and on_workers and not elsewhere and cluster.workers > gpu_count():
+        raise ConfigError(
+            f"cluster.workers {cluster.workers} needs as many GPUs on this machine",
+            gpu_count(),
+            "Lower cluster.workers, or name a larger cluster with cluster.address.",
+        )
 
 
 def check_positions(recipe: Recipe) -> None:

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from tasks.corpus import tokens
-from tasks.distill import backbone_identity
+from tasks.distill import backbone_identity, dtype_key
 from tasks.mine import corpus_digest, write_corpus_digest
-from tasks.progress import leave_note, progress_bar
+from tasks.progress import followed, leave_note
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.arrays import save_array
 from umim_core.artifacts import publish_directory, read_manifest, write_manifest
 from umim_core.backbone import load_backbone, load_tokenizer
-from umim_core.config import Cell, MiningConfig
+from umim_core.config import BackboneDtype, Cell, Device, MiningConfig
 from umim_core.errors import ArtifactError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
@@ -47,7 +47,8 @@ def confidence_stage(
     cell: Cell,
     segment_length: int,
     config: MiningConfig,
-    device: str = "cpu",
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
 ) -> Artifact:
     """Count the maximal runs of 2 to 4 tokens that the backbone is confident about.
 
@@ -58,6 +59,7 @@ def confidence_stage(
         segment_length: Tokens per segment L; the backbone sees no further back.
         config: Which tokens take part in no rule.
         device: Where the backbone runs.
+        dtype: Its data type, as it is distilled.
 
     Raises:
         EvaluationError: If a segment exceeds the backbone's positions.
@@ -73,6 +75,7 @@ def confidence_stage(
             "segment_length": segment_length,
             "excluded": list(excluded),
             "device": device,
+            **dtype_key(dtype),
         },
         {
             "tokens": tokenized.folder_digest("train"),
@@ -88,11 +91,11 @@ def confidence_stage(
         whole = whole_segments(shards, tokenizer, segment_length)
         most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens
         offsets = UniformOffsets(segment_length, min(whole.count, most // segment_length))
-        backbone = load_backbone(cell.backbone, revision=cell.revision, device=device)
+        backbone = load_backbone(cell.backbone, revision=cell.revision, dtype=dtype, device=device)
         check_segment(backbone, segment_length)
         pieces = _pieces(offsets)
         parts: list[SpanCounts] = []
-        with progress_bar(state):
+        with followed(state):
             for number, (first, last) in enumerate(pieces):
                 piece = state / f"piece-{number}"
                 found = _load_piece(piece, (first, last))

@@ -16,7 +16,7 @@ from tasks.train_job import TrainJob
 from tasks.train_worker import CURVE, launch
 from umim_core.artifacts import publish_directory, sha256_bytes, sha256_file
 from umim_core.backbone import resolve_backbone
-from umim_core.config import Cell, ClusterConfig, Recipe
+from umim_core.config import BackboneDtype, Cell, ClusterConfig, Recipe
 from umim_core.errors import BackboneError
 
 
@@ -35,7 +35,7 @@ def distill_stage(
     """
     spec = StageSpec(
         "distill",
-        2,
+        3,
         {
             "backbone": cell.backbone,
             "revision": cell.revision,
@@ -111,6 +111,11 @@ def parallelism(cluster: ClusterConfig) -> dict[str, object]:
         "strategy": cluster.strategy,
         "use_gpu": cluster.use_gpu,
     }
+
+
+def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
+    """Return what a stage's key says of the backbone's data type: nothing if it is float32."""
+    return {} if dtype == "float32" else {"dtype": dtype}
 
 
 def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:

@@ -8,12 +8,13 @@ from typing import Literal
 import numpy as np
 
 from tasks.corpus import out_of_domain, tokens
+from tasks.distill import dtype_key
 from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import directory_digest
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint, resolve_checkpoint
-from umim_core.config import EvaluateConfig
+from umim_core.config import BackboneDtype, Device, EvaluateConfig
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
@@ -26,7 +27,8 @@ def evaluate_stage(
     checkpoint: Path | str,
     config: EvaluateConfig,
     segment_length: int,
-    device: str = "cpu",
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
 ) -> Artifact:
     """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
 
@@ -37,21 +39,23 @@ def evaluate_stage(
         config: How many rows.
         segment_length: Tokens per row L.
         device: Where the model runs.
+        dtype: Data type of the backbone, as its checkpoint was distilled with.
     """
     directory = resolve_checkpoint(checkpoint)
     spec = StageSpec(
         "evaluate",
-        2,
+        3,
         {
             **config.model_dump(exclude={"task_questions"}),
             "segment_length": segment_length,
             "device": device,
+            **dtype_key(dtype),
         },
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
     )
 
     def build(_: Path) -> Metrics:
-        loaded, backbone = load_pair(directory, device)
+        loaded, backbone = load_pair(directory, device, dtype)
         matcher = Matcher(loaded.rules)
 
         def rows(split: str, count: int) -> list[np.ndarray]:
@@ -75,11 +79,13 @@ def evaluate_stage(
     return run_stage(root, spec, build)
 
 
-def load_pair(directory: Path, device: str) -> tuple[Checkpoint, Backbone]:
+def load_pair(directory: Path, device: Device, dtype: BackboneDtype) -> tuple[Checkpoint, Backbone]:
     """Load a checkpoint and the backbone it belongs to, both on one device."""
     loaded = Checkpoint.load(directory)
     config = loaded.config
-    backbone = load_backbone(config.backbone, revision=config.backbone_revision, device=device)
+    backbone = load_backbone(
+        config.backbone, revision=config.backbone_revision, dtype=dtype, device=device
+    )
     loaded.check_backbone(backbone)
     loaded.module.to(backbone.device)
     return loaded, backbone
@@ -115,7 +121,8 @@ def task_score_stage(
     checkpoint: Path | str,
     merge: Literal["context", "none"],
     config: EvaluateConfig,
-    device: str = "cpu",
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
 ) -> Artifact:
     """Measure accuracy on the embedded task; ``merge="none"`` is the base model.
 
@@ -128,13 +135,18 @@ def task_score_stage(
     spec = StageSpec(
         "task-score",
         1,
-        {"merge": merge, "questions": config.task_questions, "device": device},
+        {"merge": merge, "questions": config.task_questions, "device": device, **dtype_key(dtype)},
         {"task": task.digest, "model": source},
     )
 
     def build(_: Path) -> Metrics:
         return evaluate_task(
-            loaded, merge=merge, data=task.path, limit=config.task_questions, device=device
+            loaded,
+            merge=merge,
+            data=task.path,
+            limit=config.task_questions,
+            dtype=dtype,
+            device=device,
         ).metrics()
 
     return run_stage(root, spec, build)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-
+from tasks.checks import check_device
 from tasks.distill import backbone_identity
 from tasks.lease import ClusterLease
-from tasks.progress import leave_note, progress_bar
+from tasks.progress import followed, leave_note
 from tasks.source_digests import source_digests
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import check_room
@@ -27,7 +26,7 @@ from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.backbone import load_backbone, load_tokenizer, resolve_backbone
 from umim_core.corpus_config import GeneratedCorpus
-from umim_core.errors import ClusterError, ConfigError, UmimError
+from umim_core.errors import ClusterError, UmimError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.generation.questions import Prompter, Selection, select_questions
 from umim_core.generation.shards import (
@@ -92,7 +91,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
         shards = range(-(-count // corpus.shard_questions))
         missing = [number for number in shards if not shard_path(out, number).is_file()]
         job = GenerateJob(corpus, str(out), lease.config.device)
-        with progress_bar(state):
+        with followed(state):
             done = len(shards) - len(missing)
             for number in _run(job, missing, lease):
                 done += 1
@@ -127,12 +126,7 @@ class Sampler:
 
     def __init__(self, job: GenerateJob) -> None:
         corpus = job.corpus
-        if job.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                "cluster.use_gpu needs a CUDA device",
-                "none",
-                "Set it to false, or use another node.",
-            )
+        check_device(job.device)
         self._backbone = load_backbone(
             corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=job.device
         )

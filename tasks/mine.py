@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tasks.corpus import tokens
 from tasks.counting_tables import Corpus, cluster_cpus
 from tasks.lease import ClusterLease
-from tasks.progress import leave_note, progress_bar
+from tasks.progress import followed, leave_note
 from tasks.recounting import ClusterCounter
 from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
@@ -100,7 +100,7 @@ def count_stage(
         prediction = _predict(shards, corpus, options, config) if config.limited else None
         state = out / "state"
         began = time.monotonic()
-        with progress_bar(state):
+        with followed(state):
             counter = ClusterCounter(
                 corpus,
                 config.block_tokens,

@@ -19,16 +19,19 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import State
 
-from tasks.checks import check_positions
+from tasks.checks import check_machine, check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
+from tasks.prefect_logs import logs_on_the_run_page
+from tasks.progress import listening
 from tasks.recipes import artifact_root, find_recipe
 from tasks.stage import Artifact
-from tasks.tracker import PREFECT_TAG, Tracker
+from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking import RunInput
 from tasks.train_worker import CURVE
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
+from umim_core.devices import release_memory
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
 
 logger = logging.getLogger("umim.pipeline")
@@ -93,7 +96,11 @@ class PipelineRun(Generic[R]):
             retries=1,
             retry_condition_fn=_worth_a_retry,
         )
-        artifact: Artifact = started(self.root, *args)
+        with listening(LiveMetrics(self.tracker, self.run_id, f"{name} {label}".strip())):
+            try:
+                artifact: Artifact = started(self.root, *args)
+            finally:
+                release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)
         self._record(artifact)
         return artifact
@@ -151,7 +158,8 @@ def open_pipeline(
         The run; it is closed as finished or failed at the end.
 
     Raises:
-        ConfigError: If the recipe is missing, malformed or of another kind.
+        ConfigError: If the recipe is missing, malformed or of another kind, or needs a GPU that
+            this machine lacks.
     """
     recipe = find_recipe(recipe_name)
     if not isinstance(recipe, kind):
@@ -160,6 +168,7 @@ def open_pipeline(
             f"{recipe_name}, of kind {recipe.kind}",
             "`python -m flows recipes` lists the recipes with their kind.",
         )
+    check_machine(recipe, flow_name)
     if isinstance(recipe, Recipe):
         check_positions(recipe)
     root = artifact_root()
@@ -177,7 +186,7 @@ def open_pipeline(
         name=f"{flow_name} {recipe.name}",
         description=note.strip(),
     )
-    with ClusterLease(recipe.cluster) as lease:
+    with logs_on_the_run_page(), ClusterLease(recipe.cluster) as lease:
         run = PipelineRun(recipe, root, lease, tracker, run_id)
         finished = False
         try:

@@ -1,12 +1,17 @@
-"""A progress bar for training that runs elsewhere: rank 0 leaves a note, the driver shows it."""
+"""What a training says while it runs elsewhere: rank 0 leaves a note, the driver follows it.
+
+On a terminal the notes are a bar; whoever listens, as a pipeline does for MLflow, gets the numbers.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from rich.console import Console
@@ -14,42 +19,121 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 _NOTE = "progress.json"
 _POLL_SECONDS = 0.5
+_LISTENED_SECONDS = 10.0  # between two calls of a listener
+Points = Mapping[str, tuple[int, float]]  # the newest (step, value) of every metric
+Listener = Callable[[Points], None]
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
-def leave_note(state: Path, step: int, total: int, text: str) -> None:
-    """Write where training stands; a reader sees the old note or the new one, never half of it."""
+def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
+    """Write where a run stands; a reader sees the old note or the new one, never half of it.
+
+    Args:
+        state: Scratch folder of the run.
+        step: Steps done.
+        total: Steps in all.
+        text: What a terminal shows.
+        points: The newest point of every metric, for listeners.
+    """
     state.mkdir(parents=True, exist_ok=True)
     draft = state / f"{_NOTE}.tmp"
-    draft.write_text(json.dumps([step, total, text]), encoding="utf-8")
+    draft.write_text(json.dumps([step, total, text, dict(points or {})]), encoding="utf-8")
     draft.replace(state / _NOTE)
 
 
 @contextmanager
-def progress_bar(state: Path) -> Iterator[None]:
-    """Show the notes of a training as a bar on stderr while the block runs; only on a terminal."""
-    if not sys.stderr.isatty():
+def listening(listener: Listener) -> Iterator[None]:
+    """Give a listener the numbers of every run that is followed in the block, by and by.
+
+    Args:
+        listener: Called from another thread with the points that are new, every ten seconds at
+            most, and with the last ones. It must not raise.
+    """
+    token = _listener.set(listener)
+    try:
         yield
-        return
-    columns = (
-        TextColumn("          {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    done = threading.Event()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task("training", total=None)
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
+def followed(state: Path) -> Iterator[None]:
+    """Follow a run's notes while the block runs: a bar on a terminal, numbers to a listener."""
+    listener = _listener.get()
+    with ExitStack() as stack:
+        watchers: list[_Watcher] = []
+        if sys.stderr.isatty():
+            watchers.append(_Bar(stack))
+        if listener is not None:
+            watchers.append(_Numbers(listener))
+        if not watchers:
+            yield
+            return
+        done = threading.Event()
 
         def follow() -> None:
             while not done.wait(_POLL_SECONDS):
-                if (state / _NOTE).exists():
-                    step, total, text = json.loads((state / _NOTE).read_text(encoding="utf-8"))
-                    bar.update(shown, completed=step, total=total, description=text)
+                _show(state, watchers)
 
-        watcher = threading.Thread(target=follow, daemon=True)
-        watcher.start()
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
-            watcher.join()
+            thread.join()
+            _show(state, watchers)
+            for watcher in watchers:
+                watcher.end()
+
+
+def _show(state: Path, watchers: list[_Watcher]) -> None:
+    if (state / _NOTE).exists():
+        step, total, text, points = json.loads((state / _NOTE).read_text(encoding="utf-8"))
+        for watcher in watchers:
+            watcher.see(step, total, text, {name: (at, x) for name, (at, x) in points.items()})
+
+
+class _Watcher:
+    """What is done with notes."""
+
+    def see(self, step: int, total: int, text: str, points: Points) -> None:
+        """Take a note, perhaps one seen before."""
+
+    def end(self) -> None:
+        """Take the end of the run."""
+
+
+class _Bar(_Watcher):
+    def __init__(self, stack: ExitStack) -> None:
+        columns = (
+            TextColumn("          {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar = stack.enter_context(bar)
+        self._shown = self._bar.add_task("training", total=None)
+
+    def see(self, step: int, total: int, text: str, points: Points) -> None:
+        self._bar.update(self._shown, completed=step, total=total, description=text)
+
+
+class _Numbers(_Watcher):
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._told_at = -_LISTENED_SECONDS
+        self._points: Points = {}
+        self._told: Points = {}
+
+    def see(self, step: int, total: int, text: str, points: Points) -> None:
+        self._points = points
+        if time.monotonic() - self._told_at >= _LISTENED_SECONDS:
+            self.end()
+
+    def end(self) -> None:
+        new = {name: x for name, x in self._points.items() if self._told.get(name) != x}
+        if new:
+            self._told, self._told_at = self._points, time.monotonic()
+            self._listener(new)

@@ -6,8 +6,10 @@ left unfinished is written again with equal values. How it is stored is ``tracki
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,9 +18,12 @@ from tasks.cluster import CHECKOUT
 from tasks.tracking import RunInput, Status, Store
 from tasks.tracking_values import flatten, redact
 from umim_core.artifacts import directory_digest
+from umim_core.errors import TrackingError
 
+logger = logging.getLogger("umim.tracking")
 PREFECT_TAG: Final = "umim.prefect_flow_run"
 Curve = Sequence[tuple[int, float]]
+_UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
 _DEFAULT_UI: Final = "http://127.0.0.1:5000"
 
 
@@ -52,6 +57,15 @@ class Tracker:
         served = self.uri.startswith(("http://", "https://"))
         self.ui = redact(ui or (self.uri if served else _DEFAULT_UI)).rstrip("/")
         self._store = Store(self.uri, self.root, experiment)
+
+    def another(self) -> Tracker:
+        """Return a tracker of the same store with a connection of its own."""
+        return Tracker(self.uri, self.root, self._store.experiment, self.ui)
+
+    def points(self, run_id: str, points: Sequence[tuple[str, int, float]]) -> None:
+        """Add points (metric, step, value) to a run; NaN and infinities are left out."""
+        with self._store.session() as store:
+            store.log(run_id, points=points, time_ms=time.time_ns() // 1_000_000)
 
     def pipeline_run(
         self,
@@ -204,4 +218,38 @@ class Tracker:
     def run_url(self, run_id: str) -> str:
         """Return the address of a run's page."""
         with self._store.session() as store:
-            return f"{self.ui}/#/experiments/{store.experiment_id}/runs/{run_id}"
+            place = f"experiments/{store.experiment_id}/runs/{run_id}"
+        # Without it MLflow's pages are those of prompts and traces.
+        return f"{self.ui}/#/{place}?workflowType=machine_learning"
+
+
+class LiveMetrics:
+    """Writes the numbers of a stage under way to the run of its pipeline, as ``live/...``.
+
+    A finished stage has a run of its own with all of them. This one has a connection of its own: a
+    store that is away for a moment ends the live numbers of the stage, and nothing else.
+
+    Args:
+        tracker: Says which store.
+        run_id: Run of the pipeline.
+        stage: Name of the stage, with what it works on.
+    """
+
+    def __init__(self, tracker: Tracker, run_id: str, stage: str) -> None:
+        self._tracker = tracker.another()
+        self._run_id = run_id
+        self._prefix = f"live/{_UNFIT.sub(' ', stage)}"
+        self._lost = False
+
+    def __call__(self, points: Mapping[str, tuple[int, float]]) -> None:
+        """Write points (step, value) by the name of their metric."""
+        if self._lost:
+            return
+        try:
+            self._tracker.points(
+                self._run_id,
+                [(f"{self._prefix}/{name}", step, value) for name, (step, value) in points.items()],
+            )
+        except TrackingError as error:
+            self._lost = True
+            logger.warning("no live numbers of this stage any more: %s", error)

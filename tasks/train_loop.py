@@ -16,23 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.objectives import Objective
 from tasks.strategies import Strategy
-from tasks.train_state import (
-    Progress,
-    Row,
-    begin_state,
-    commit_state,
-    load_parameters,
-    newest_state,
-    parameters_of,
-    read_rank,
-    write_rank,
-)
+from tasks.train_ranks import rank_and_world, sum_over_ranks
+from tasks.train_resume import resume, save
+from tasks.train_state import Progress, Row, parameters_of
 from umim_core.config import TrainConfig
 from umim_core.distill.schedule import linear_warmup_decay
 from umim_core.errors import CorpusError, NumericalError
@@ -76,14 +67,16 @@ def train(
         The best weights, the same on every rank.
 
     Raises:
-        CorpusError: If there is nothing to train on, or no row has a merge.
+        ClusterError: If the ranks do not share ``state_dir``.
+        ArtifactError: If some rank cannot read the state that is resumed.
+        CorpusError: If there is nothing to train on, or no row has a merge: neither of an epoch,
+            nor of a run that is shorter.
         NumericalError: If more steps than allowed had to be skipped, or no validation was finite.
     """
-    rank, world = _rank_and_world()
     if objective.num_items < 1:
         raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
     total = planned_steps(config, objective.num_items)
-    progress, best = _resume(objective, strategy, state_dir, rank, world)
+    progress, best = resume(objective, strategy, state_dir)
     if progress.step == 0 and not progress.curve:
         _validate(objective, config, progress, best)
     while not progress.finished:
@@ -92,15 +85,16 @@ def train(
         if last or progress.step % config.validate_every == 0:
             _validate(objective, config, progress, best)
         progress.finished = last or progress.stale >= config.patience
+        _require_merges(objective, config, progress)
         if progress.finished or progress.step % config.checkpoint_every == 0:
-            _save(objective, strategy, state_dir, progress, best, rank, world)
-        if on_step is not None and rank == 0:
+            save(objective, strategy, state_dir, progress, best)
+        if on_step is not None and rank_and_world()[0] == 0:
             on_step(progress, total)
     if not best:
         raise NumericalError(
             "the validation score must be finite at least once",
             f"{progress.step} steps without one",
-            "Lower the learning rate, or set bf16: false.",
+            "Lower the learning rate, or set bf16: false where the stage has it.",
         )
     return TrainResult(best, progress)
 
@@ -124,21 +118,6 @@ def _permutation(seed: int, epoch: int, num_items: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_items)
 
 
-def _rank_and_world() -> tuple[int, int]:
-    if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
-def _sum_over_ranks(values: list[float]) -> list[float]:
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return values
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor)
-    return [float(value) for value in tensor]
-
-
 def _step(
     objective: Objective,
     strategy: Strategy,
@@ -147,18 +126,20 @@ def _step(
     seed: int,
     total: int,
 ) -> None:
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     indices = batch_indices(seed, progress.step, config.batch_size, objective.num_items)
     loss = strategy.loss(indices[rank::world])
     bad = not bool(torch.isfinite(loss.total.detach()))
-    sums = _sum_over_ranks(
+    sums = sum_over_ranks(
         [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
     )
     weight, num_bad, loss_sum, kl_sum = sums
     rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1
+    epoch = progress.step * config.batch_size / objective.num_items
     if not weight:  # no row of the global batch has a merge: there is nothing to learn from
-        progress.curve.append({"step": progress.step, objective.weight_name: 0.0})
+        row: Row = {"step": progress.step, "epoch": epoch, objective.weight_name: 0.0}
+        progress.curve.append(row)
         return
     norm = math.nan if num_bad else strategy.update(loss.total * (world / weight), rate)
     if not math.isfinite(norm):
@@ -168,6 +149,7 @@ def _step(
         _finite(
             {
                 "step": progress.step,
+                "epoch": epoch,
                 "train_loss": loss_sum / weight,
                 "train_kl": kl_sum / weight,
                 "grad_norm": norm,
@@ -175,6 +157,20 @@ def _step(
                 objective.weight_name: weight,
             }
         )
+    )
+
+
+def _require_merges(objective: Objective, config: TrainConfig, progress: Progress) -> None:
+    """Refuse a run that has met no merge where one epoch, or the run, is over."""
+    seen = min(progress.step * config.batch_size, objective.num_items)
+    if seen < objective.num_items and not progress.finished:
+        return
+    if progress.skipped or any(row.get(objective.weight_name) for row in progress.curve):
+        return
+    raise CorpusError(
+        "training needs rows with at least one merge",
+        f"none in {seen} rows",
+        "Lower tau, or use other rules.",
     )
 
 
@@ -187,7 +183,7 @@ def _skip(config: TrainConfig, progress: Progress) -> None:
             f"at most {config.max_skipped_steps} steps may have a loss or gradient that is not "
             "finite",
             progress.skipped,
-            "Lower the learning rate, or set bf16: false.",
+            "Lower the learning rate, or set bf16: false where the stage has it.",
         )
 
 
@@ -199,9 +195,9 @@ def _finite(row: Row) -> Row:
 def _validate(
     objective: Objective, config: TrainConfig, progress: Progress, best: dict[str, Tensor]
 ) -> None:
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     share = objective.validation_sums(rank, world, config.validation_rows)
-    weight, *sums = _sum_over_ranks(share)
+    weight, *sums = sum_over_ranks(share)
     if not weight:
         raise CorpusError(
             "validation needs rows with at least one merge",
@@ -220,47 +216,3 @@ def _validate(
     elif progress.step:
         progress.stale += 1
     logger.info("step %d: %s", progress.step, {k: round(v, 4) for k, v in metrics.items()})
-
-
-def _save(
-    objective: Objective,
-    strategy: Strategy,
-    state_dir: Path,
-    progress: Progress,
-    best: dict[str, Tensor],
-    rank: int,
-    world: int,
-) -> None:
-    tensors = {f"module.{k}": v for k, v in parameters_of(objective.module).items()}
-    tensors |= {f"best.{k}": v for k, v in best.items()}
-    tensors |= strategy.tensors()
-    target = state_dir / f"step-{progress.step:08d}"
-    if rank == 0:
-        begin_state(state_dir, progress.step)
-    _sum_over_ranks([0.0])  # barrier: the directory exists
-    write_rank(target, rank, tensors, progress)
-    _sum_over_ranks([0.0])  # barrier: every rank has written
-    if rank == 0:
-        commit_state(state_dir, target, world)
-
-
-def _resume(
-    objective: Objective, strategy: Strategy, state_dir: Path, rank: int, world: int
-) -> tuple[Progress, dict[str, Tensor]]:
-    target = newest_state(state_dir, world)
-    if target is None:
-        return Progress(), {}
-    tensors, progress = read_rank(target, rank)
-    logger.info("resuming at step %d", progress.step)
-    device = next(objective.module.parameters()).device
-
-    def part(prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): value.to(device)
-            for name, value in tensors.items()
-            if name.startswith(prefix)
-        }
-
-    load_parameters(objective.module, part("module."))
-    strategy.load({name: v for name, v in tensors.items() if name.startswith("optimizer.")})
-    return progress, part("best.")

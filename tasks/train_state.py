@@ -4,13 +4,15 @@
     state/step-00000050/rank-0.json          step, curve, selection
     state/step-00000050/manifest.json        written last, by rank 0
 
-The newest directory with a valid manifest counts; older ones are kept to two.
+The newest directory with a valid manifest and the files of all ranks counts; older ones are kept to
+two.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -19,13 +21,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from umim_core.artifacts import read_json, read_manifest, write_json, write_manifest
+from umim_core.artifacts import (
+    payload_files,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
 from umim_core.disk import flush_tree
 from umim_core.errors import ArtifactError
 
 logger = logging.getLogger("umim.train")
 STATE_SCHEMA: Final = 1
 _KEEP: Final = 2
+_ENDINGS: Final = ("json", "safetensors")
 Row = dict[str, float]
 
 
@@ -74,12 +83,20 @@ def load_parameters(module: nn.Module, tensors: dict[str, Tensor]) -> None:
         value.copy_(tensors[name])
 
 
-def begin_state(directory: Path, step: int) -> Path:
-    """Return the fresh directory of a state; call it on rank 0 only."""
-    target = directory / f"step-{step:08d}"
+def state_path(directory: Path, step: int) -> Path:
+    """Return where the state after a step is."""
+    return directory / f"step-{step:08d}"
+
+
+def step_of(target: Path) -> int:
+    """Return the step after which a state was written."""
+    return int(target.name.removeprefix("step-"))
+
+
+def begin_state(target: Path) -> None:
+    """Make the directory of a state afresh; call it on rank 0 only."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    return target
 
 
 def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Progress) -> None:
@@ -90,9 +107,26 @@ def write_rank(target: Path, rank: int, tensors: dict[str, Tensor], progress: Pr
     write_json(target / f"rank-{rank}.json", asdict(progress))
 
 
+def _require_ranks(target: Path, files: Iterable[str], world: int) -> None:
+    wanted = {f"rank-{rank}.{ending}" for rank in range(world) for ending in _ENDINGS}
+    missing = sorted(wanted.difference(files))
+    if missing:
+        raise ArtifactError(
+            f"{target} must hold the files of all {world} ranks",
+            f"none of the name {', '.join(missing)}",
+            "Workers must share the artifact root; run the same command again.",
+        )
+
+
 def commit_state(directory: Path, target: Path, world: int) -> None:
-    """Make a state valid once every rank has written, and drop old ones; rank 0 only."""
+    """Make a state valid once every rank has written, and drop old ones; rank 0 only.
+
+    Raises:
+        ArtifactError: If some rank's files are not there.
+    """
     flush_tree(target)
+    # The listing from which the manifest is made: files that it lacks would not be sealed.
+    _require_ranks(target, payload_files(target), world)
     write_manifest(target, kind="train-state", schema=STATE_SCHEMA, body={"world": world})
     older = sorted(old for old in directory.glob("step-*") if old.name < target.name)
     newer = [old for old in directory.glob("step-*") if old.name > target.name]  # torn, or alien
@@ -100,16 +134,34 @@ def commit_state(directory: Path, target: Path, world: int) -> None:
         shutil.rmtree(old)
 
 
+def check_state(target: Path, world: int) -> None:
+    """Refuse a state that is not whole.
+
+    Raises:
+        ArtifactError: If it is torn or altered, of a run with another number of ranks, or lacks
+            the files of some rank.
+    """
+    manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
+    if manifest.get("world") != world:
+        raise ArtifactError(
+            f"{target} must be the state of {world} ranks",
+            manifest.get("world"),
+            "Train with as many workers as before, or go on from the start.",
+        )
+    _require_ranks(target, payload_files(target), world)
+
+
 def newest_state(directory: Path, world: int) -> Path | None:
     """Return the newest whole state of a run with as many ranks, or None."""
     for target in sorted(directory.glob("step-*"), reverse=True):
         try:
-            manifest = read_manifest(target, kind="train-state", schema=STATE_SCHEMA)
+            check_state(target, world)
         except ArtifactError as error:
-            logger.warning("state %s is torn, the one before is used: %s", target.name, error)
+            logger.warning(
+                "state %s is torn or of another run, the one before is used: %s", target.name, error
+            )
             continue
-        if manifest.get("world") == world:
-            return target
+        return target
     return None
 
 

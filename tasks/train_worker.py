@@ -10,21 +10,24 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
 from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
-from tasks.progress import leave_note, progress_bar
+from tasks.progress import followed, leave_note
 from tasks.strategies import make_strategy
 from tasks.train_job import TrainJob, job_config, make_objective, start_module
 from tasks.train_loop import train
+from tasks.train_ranks import leave_mark, rank_and_world, ranks_where, require_mark, sees_mark
 from tasks.train_state import Progress
+from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import write_json
 from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.config import ClusterConfig
+from umim_core.config import ClusterConfig, Device
 from umim_core.errors import ClusterError, UmimError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -46,7 +49,7 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
         Steps taken, best step and score, skipped steps.
 
     Raises:
-        ClusterError: If workers died more often than allowed.
+        ClusterError: If workers died more often than allowed, or do not share the artifact root.
         UmimError: What a worker raised on purpose.
     """
     return launch_worker(run_worker, asdict(job), Path(job.out), lease)
@@ -64,15 +67,15 @@ def launch_worker(
         lease: The cluster.
 
     Raises:
-        ClusterError: If workers died more often than allowed.
+        ClusterError: If workers died more often than allowed, or do not share the artifact root.
         UmimError: What a worker raised on purpose.
     """
     if lease.config.workers == 0:
-        with progress_bar(out / "state"):
+        with followed(out / "state"):
             worker(fields)
     else:
         check_room(lease.config, lease.ensure())
-        with progress_bar(out / "state"):
+        with followed(out / "state"):
             _launch_ray(worker, fields, lease.config, out / "state" / "ray")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
@@ -103,9 +106,9 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
     from tasks.process_group import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
-    scratch.mkdir(parents=True)
+    mark = leave_mark(scratch)
     trainer = TorchTrainer(
-        worker,
+        partial(_run_rank, worker, str(scratch), mark),
         train_loop_config=fields,
         scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
         torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
@@ -120,9 +123,11 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
     )
     try:
         trainer.fit()
+        _raise_told(scratch, cluster.workers)
     except WorkerGroupError as error:
+        _raise_told(scratch, cluster.workers)
         for cause in error.worker_failures.values():
-            if isinstance(cause, UmimError):
+            if isinstance(cause, UmimError):  # of a worker that does not share the scratch folder
                 raise cause from error
         raise ClusterError(
             f"training workers may be lost at most {cluster.max_restarts} times",
@@ -130,6 +135,7 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
             "Run the same command again; it resumes from the last state.",
         ) from error
     except ControllerError as error:
+        _raise_told(scratch, cluster.workers)
         raise ClusterError(
             f"{cluster.workers} training workers must start",
             str(error.controller_failure),
@@ -139,13 +145,48 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
+    """Call a worker function on a Ray worker, once: Ray starts a group again after any error.
+
+    A lost worker is worth another try, but a typed error would only come back. It is told in a
+    file, and a group that finds one ends at once, all ranks together.
+    """
+    folder = Path(scratch)
+    rank, world = rank_and_world()
+    shared = sees_mark(folder, mark)
+    if ranks_where(shared and bool(_told(folder, world))):
+        return
+    try:
+        require_mark(folder, mark)  # before rules and rows are looked for on a disk without them
+        worker(fields)
+    except UmimError as error:
+        if shared:
+            write_json(_error_path(folder, rank), as_data(error))
+        raise
+
+
+def _error_path(scratch: Path, rank: int) -> Path:
+    return scratch / f"error-{rank}.json"
+
+
+def _told(scratch: Path, world: int) -> list[Path]:
+    """Return the errors told; by name, for a listing may be older than the files."""
+    return [path for rank in range(world) if (path := _error_path(scratch, rank)).is_file()]
+
+
+def _raise_told(scratch: Path, world: int) -> None:
+    for path in _told(scratch, world):
+        raise from_data(json.loads(path.read_text(encoding="utf-8")))
+
+
 def run_worker(job_fields: Fields) -> None:
     """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
     logging.getLogger("umim").setLevel(logging.INFO)
     job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
     out = Path(job.out)
-    config, device = job_config(job), "cuda" if job.use_gpu else "cpu"
-    dtype = "bfloat16" if job.use_gpu and config.bf16 else "float32"  # as forecasts have it
+    config = job_config(job)
+    device: Device = "cuda" if job.use_gpu else "cpu"
+    dtype = config.backbone_dtype(device)
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module, unit_positions = start_module(job, backbone)
@@ -169,12 +210,16 @@ def run_worker(job_fields: Fields) -> None:
 
 def step_reporter(state: Path) -> Callable[[Progress, int], None]:
     """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
+    points: dict[str, tuple[int, float]] = {}
 
     def report(progress: Progress, total: int) -> None:
-        row = progress.curve[-1]
+        row: dict[str, float] = {}  # a step leaves one row, and one more where it validates
+        for part in progress.curve[-2:]:
+            row |= part if part["step"] == progress.step else {}
+        points.update({x: (progress.step, value) for x, value in row.items() if x != "step"})
         loss = row.get("train_loss")
         text = "training" if loss is None else f"training, loss {loss:.3f}"
-        leave_note(state, progress.step, total, text)
+        leave_note(state, progress.step, total, text, points)
         if progress.step % 10 == 0:
             logger.info("step %d of %d: %s", progress.step, total, row)
 

@@ -189,7 +189,7 @@ def trained(
 
 @pytest.mark.parametrize(
     "config",
-    [TrainConfig(**SETTINGS, bf16=False), PreferenceConfig(**SETTINGS)],
+    [TrainConfig(**SETTINGS), PreferenceConfig(**SETTINGS)],
     ids=["distillation", "preference"],
 )
 def test_a_run_resumed_on_the_device_ends_as_on_the_cpu(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from umim_core.backbone_config import load_any_recipe
 from umim_core.backbone_config import load_any_recipe as load_recipe
-from umim_core.config import Recipe
+from umim_core.config import DistillConfig, PreferenceConfig, Recipe
 from umim_core.errors import ConfigError
 
 RECIPES = sorted((Path(__file__).resolve().parents[1] / "infra" / "recipes").glob("*.yaml"))
@@ -78,6 +78,47 @@ def test_the_form_of_the_paper_adds_nothing_to_a_saved_recipe() -> None:
     assert not {"depth", "kind", "unit_positions"} & set(saved)
 
 
+@pytest.mark.parametrize(
+    ("use_gpu", "bf16", "expected"),
+    [
+        (False, True, ("cpu", "float32")),
+        (False, False, ("cpu", "float32")),
+        (True, True, ("cuda", "bfloat16")),
+        (True, False, ("cuda", "float32")),
+    ],
+)
+def test_a_backbone_is_measured_as_it_is_distilled(
+    use_gpu: bool, bf16: bool, expected: tuple[str, str]
+) -> None:
+    raw = changed("distill.bf16", bf16) | {"cluster": {"use_gpu": use_gpu}}
+    recipe = Recipe.model_validate(raw)
+    assert recipe.placement == expected
+    assert recipe.distill.backbone_dtype(recipe.cluster.device) == expected[1]
+
+
+def test_preferences_are_trained_in_float32_everywhere() -> None:
+    config = PreferenceConfig(max_steps=1)
+    assert {config.backbone_dtype("cpu"), config.backbone_dtype("cuda")} == {"float32"}
+
+
+def test_how_a_distillation_is_dumped_is_what_it_was() -> None:
+    assert DistillConfig(max_steps=1).model_dump() == {
+        "max_steps": 1,
+        "max_epochs": 15,
+        "batch_size": 8,
+        "learning_rate": 8e-4,
+        "weight_decay": 1e-3,
+        "warmup_fraction": 0.1,
+        "clip_norm": 1.0,
+        "validate_every": 50,
+        "validation_rows": 64,
+        "patience": 3,
+        "checkpoint_every": 50,
+        "bf16": True,
+        "max_skipped_steps": 5,
+    }
+
+
 def test_recipes_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Recipe.model_validate(GOOD).seed = 3
@@ -118,6 +159,8 @@ def test_recipes_are_frozen() -> None:
         ("cluster.strategy", "magic", r"cluster\.strategy: .*'ddp' or 'deepspeed'; got magic"),
         ("cluster.workers", -1, r"cluster\.workers: .*; got -1"),
         ("cluster.workers", 3, "workers must divide every batch_size"),
+        ("cluster", {"strategy": "deepspeed", "workers": 0}, "strategy deepspeed needs workers"),
+        ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16: Extra inputs are not permitted; got True"),
         ("benchmark.prompt_lengths", [256, 4], r"benchmark\.prompt_lengths\.1: .*; got 4"),
         ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
         ("task", None, "adaptation needs the embedded task"),

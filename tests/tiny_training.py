@@ -40,7 +40,6 @@ CONFIG = TrainConfig(
     validate_every=4,
     checkpoint_every=3,
     patience=100,
-    bf16=False,
 )
 SPANS = [(1, 2), (3, 4, 5), (6, POISON)]
 

@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from umim_core.devices import usable_device
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.fingerprint import model_fingerprint
@@ -208,10 +209,11 @@ def load_backbone(
     Raises:
         BackboneError: If it cannot be loaded, needs code from the repository, or does not split
             into embedding, trunk and head.
-        ConfigError: If the data type is unknown.
+        ConfigError: If the data type is unknown, or this machine has no such device.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {sorted(DTYPES)}", dtype, "Choose one of them.")
+    usable_device(device)
     model = _load_model(name, revision, DTYPES[dtype])
     # float16 holds less of a published weight than the fingerprint hashes.
     published = _load_model(name, revision, "auto") if dtype == "float16" else model

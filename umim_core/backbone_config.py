@@ -125,6 +125,9 @@ class LanguageModelConfig(TrainConfig):
     decay_vectors: ClassVar[bool] = False
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 2e-3
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    bf16: bool = Field(
+        default=True, description="Run the model's products in bfloat16; weights stay float32."
+    )
     sequence_length: Annotated[int, Field(ge=2, description="Tokens predicted per row.")] = 512
 
 

@@ -23,7 +23,6 @@ from umim_core.cli_input import (
     DeviceOption,
     DtypeOption,
     given_text,
-    usable_device,
 )
 from umim_core.cli_mine import mine
 from umim_core.cli_output import JsonFlag, emit, quiet
@@ -107,7 +106,7 @@ def ppl(
     from umim_core.text import TextFiles, iter_token_pieces
 
     quiet()
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=usable_device(device))
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
     pieces, total = [], 0
     for piece, _ in iter_token_pieces(
         TextFiles(paths=tuple(files)), umim.backbone.require_tokenizer()

@@ -11,8 +11,9 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.benchmark_config import BenchmarkConfig
-from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption, usable_device
+from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption
 from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.devices import default_device
 from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def bench(
     from umim_core.benchmarking.break_even import break_even
     from umim_core.benchmarking.throughput import measure_throughput
 
-    place = _device(device)
+    place = device or default_device()
     quiet()
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
     rows = measure_throughput(
@@ -119,14 +120,6 @@ def _config(values: dict[str, object]) -> BenchmarkConfig:
         raise ConfigError(
             f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Mend the option."
         ) from error
-
-
-def _device(asked: str | None) -> str:
-    if asked is not None:
-        return usable_device(asked)
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:

@@ -15,7 +15,6 @@ from umim_core.cli_input import (
     DeviceOption,
     DtypeOption,
     given_text,
-    usable_device,
 )
 from umim_core.cli_output import JsonFlag, emit, quiet, write
 from umim_core.errors import ConfigError
@@ -88,7 +87,7 @@ def generate(
         "merge": merge,
         "logprobs": logprobs,
     }
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=usable_device(device))
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(given, **options))

@@ -1,4 +1,4 @@
-"""What the commands of ``umim`` share: the text, the checkpoint and the device they are given."""
+"""What the commands of ``umim`` share: the text they are given, and options of several."""
 
 from __future__ import annotations
 
@@ -17,25 +17,6 @@ DeviceOption = Annotated[
     str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
 ]
 DtypeOption = Annotated[str, typer.Option(help="Data type of the backbone.")]
-
-
-def usable_device(asked: str) -> str:
-    """Return the device asked for.
-
-    Raises:
-        ConfigError: If this machine has no such device.
-    """
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{number}" for number in range(gpus))]
-    if asked not in found:
-        raise ConfigError(
-            f"device must be {', '.join(found) if gpus else 'cpu: there is no usable GPU'}",
-            asked,
-            "Choose such a device, or leave it out.",
-        )
-    return asked
 
 
 def given_text(argument: str | None) -> str:

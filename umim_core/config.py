@@ -28,6 +28,9 @@ from umim_core.rules_config import CellRules
 from umim_core.rules_config import RulesConfig as RulesConfig
 from umim_core.stable_dump import LATER, StableDump
 
+Device = Literal["cpu", "cuda"]
+BackboneDtype = Literal["float32", "bfloat16"]
+
 
 class MiningConfig(Model):
     """What all rule sets of a recipe share: which n-grams may be rules, and what it may cost."""
@@ -92,7 +95,6 @@ class TrainConfig(Model):
     validation_rows: Annotated[int, Field(ge=1, description="Validation rows at most.")] = 64
     patience: Annotated[int, Field(ge=1, description="Validations without improvement.")] = 3
     checkpoint_every: Annotated[int, Field(ge=1, description="Steps between resume states.")] = 50
-    bf16: bool = Field(default=True, description="Run the backbone's products in bfloat16.")
     max_skipped_steps: Annotated[
         int, Field(ge=0, description="Steps skipped for NaN or infinity before the run fails.")
     ] = 5
@@ -101,19 +103,40 @@ class TrainConfig(Model):
 class DistillConfig(TrainConfig, StableDump):
     """Optimisation of a distillation stage."""
 
+    bf16: bool = Field(
+        default=True,
+        description="Run the backbone's products in bfloat16; on GPUs its weights are, too.",
+    )
     micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
-        None, description="Rows whose activations a worker holds at once; null: 4, on a GPU all."
+        None,
+        description="Rows at most whose activations a worker holds; null: 4, on a GPU all.",
     )
     loss_kernel: Annotated[LossKernel, LATER] = Field(
         "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
     )
 
+    def backbone_dtype(self, device: Device) -> BackboneDtype:
+        """Return the data type of the frozen backbone's weights; what is measured takes it, too.
+
+        Args:
+            device: Where it runs. CPUs keep float32 weights under autocast.
+        """
+        return "bfloat16" if self.bf16 and device == "cuda" else "float32"
+
 
 class PreferenceConfig(TrainConfig):
-    """Optimisation of the preference (DPO) stage."""
+    """Optimisation of the preference (DPO) stage, in float32 everywhere.
+
+    What is compared are differences of log-probabilities. A step moves them by less than a
+    thousandth, which the rounding of bfloat16 hides.
+    """
 
     beta: PositiveFloat = 0.1
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
+
+    def backbone_dtype(self, _: Device) -> BackboneDtype:
+        """Return the data type of the frozen backbone's weights."""
+        return "float32"
 
 
 class AdaptConfig(Model):
@@ -149,9 +172,17 @@ class ClusterConfig(Model):
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
 
     @property
-    def device(self) -> Literal["cpu", "cuda"]:
+    def device(self) -> Device:
         """Where models run."""
         return "cuda" if self.use_gpu else "cpu"
+
+    @model_validator(mode="after")
+    def _strategy_has_workers(self) -> Self:
+        if self.strategy == "deepspeed" and self.workers == 0:
+            raise ValueError(
+                "strategy deepspeed needs workers: set workers to 1 or more, or strategy to ddp"
+            )
+        return self
 
 
 class TaskSizes(Model):
@@ -190,6 +221,12 @@ class Recipe(RunRecipe, StableDump):
     hardware: Annotated[HardwareConfig | None, LATER] = Field(
         None, description="GPUs it is meant for; --dry-run then predicts memory and time."
     )
+
+    @property
+    def placement(self) -> tuple[Device, BackboneDtype]:
+        """Where a frozen backbone is measured, and its data type: as it is distilled."""
+        device = self.cluster.device
+        return device, self.distill.backbone_dtype(device)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -25,7 +25,6 @@ from transformers import (
 
 from umim_core.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
-from umim_core.errors import CorpusError
 from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
 
@@ -209,12 +208,6 @@ def test_a_micro_batch_holds_only_its_own_rows() -> None:
     model(*batch())
     # teacher, student; rows of fewest units first; rows of one length are a batch
     assert shapes == [(1, 2 + 9), (1, 1 + 5), (1, 7 + 12), (2, 5)]
-
-
-def test_a_row_beyond_the_positions_is_refused() -> None:
-    model = model_for(build("gpt2"))
-    with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
-        model(*batch([[2] + [1] * 31]))
 
 
 def test_a_long_neighbour_does_not_change_a_row_by_more_than_rounding() -> None:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrain
 
 from umim_core.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
+from umim_core.errors import CorpusError
 from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
@@ -92,3 +93,10 @@ def test_the_other_policy_gives_another_loss(kind: str) -> None:
     wanted = plain_loss(model_for(kind, "preserved")).item()
     found = model_for(kind, "compact")(*batch()).cross_entropy.item()
     assert abs(found - wanted) > 1e-3
+
+
+def test_a_row_beyond_the_positions_is_refused() -> None:
+    model = model_for("gpt2", "compact")
+    row, lengths = np.zeros(33, dtype=np.int64), np.array([2] + [1] * 31)
+    with pytest.raises(CorpusError, match=r"32 positions.*33 tokens.*shorter segments"):
+        model([row], [(lengths.cumsum() - lengths, lengths)])

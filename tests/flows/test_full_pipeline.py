@@ -11,21 +11,24 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.logging.handlers import APILogWorker
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.full_pipeline import full_pipeline
 from tasks.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.sockets import listening_addresses, require_loopback
 
-_STEP = {
+_OPTIMISE = {
     "max_steps": 2,
     "batch_size": 2,
     "learning_rate": 0.002,
     "validate_every": 1,
     "validation_rows": 2,
     "checkpoint_every": 1,
-    "bf16": False,
 }
+_STEP = {**_OPTIMISE, "bf16": False}
 RECIPE = {
     "name": "tiny",
     "corpus": {
@@ -42,7 +45,7 @@ RECIPE = {
     "distill": _STEP,
     "task": {"train": 12, "valid": 4, "test": 4},
     "adapt": {"rules": {"tau": 3, "overlap": "none", "containment": "keep"}, "sft": _STEP}
-    | {"dpo": {**_STEP, "beta": 0.1}},
+    | {"dpo": {**_OPTIMISE, "beta": 0.1}},
     "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
     "benchmark": {"prompt_lengths": [32], "new_tokens": 4, "warmup": 0, "pairs": 2},
     "cluster": {"workers": 0},
@@ -163,6 +166,29 @@ def test_training_curves_are_metrics_with_steps(finished: tuple[Run, Path]) -> N
     row = next(r for r in run.runs("stage") if r.data.tags["umim.stage"] == "distill")
     history = MlflowClient(run.uri).get_metric_history(row.info.run_id, "train_kl")
     assert [point.step for point in history] == [1, 2]
+
+
+def test_the_pipeline_run_has_the_numbers_of_trainings_under_way(
+    finished: tuple[Run, Path],
+) -> None:
+    run, _ = finished
+    (pipeline,) = run.runs("pipeline")
+    for stage in ("distill", "sft", "dpo"):
+        names = {name for name in pipeline.data.metrics if name.startswith(f"live/{stage} ")}
+        assert any(name.endswith("/train_loss") for name in names), stage
+
+
+def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
+    finished: tuple[Run, Path],
+) -> None:
+    run, _ = finished
+    APILogWorker.drain_all(timeout=30)
+    with get_client(sync_client=True) as client:
+        (flow_run,) = [found for found in client.read_flow_runs() if found.name == str(run.recipe)]
+        wanted = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run.id]))
+        lines = [line.message for line in client.read_logs(wanted)]
+    for stage in ("corpus", "distill", "report"):
+        assert any(line.startswith(f"{stage}: built in") for line in lines), stage
 
 
 def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path]) -> None:

@@ -26,7 +26,7 @@ from flows.backbone import backbone
 from tasks.recipes import find_recipe, recipe_names
 from tiny_language_models import LENGTH, SHAPES
 from umim_core.backbone import load_tokenizer
-from umim_core.config import Recipe, TrainConfig
+from umim_core.config import DistillConfig, Recipe
 
 SEGMENT = 32
 PHRASES = ("Return a new array of the given shape. ", "The sum of all items along an axis. ")
@@ -88,14 +88,13 @@ def questions(raw: dict[str, object], base: Path) -> dict[str, object]:
     )
 
 
-def short(config: TrainConfig, workers: int) -> dict[str, object]:
+def short(config: DistillConfig, workers: int) -> dict[str, object]:
     return config.model_dump(mode="json") | {
         "max_steps": 2,
         "batch_size": 2 * max(1, workers),
         "validate_every": 1,
         "validation_rows": 4,
         "checkpoint_every": 1,
-        "bf16": False,
     }
 
 

@@ -33,7 +33,7 @@ from tasks.train_loop import batch_indices
 from tasks.train_worker import run_worker
 from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.config import TrainConfig
+from umim_core.config import DistillConfig
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -44,7 +44,7 @@ ROWS, WIDTH, SEED = 12, 24, 0
 POISON = 31  # the last id of the tiny backbone; its embedding is NaN here
 STRATEGIES = ("ddp", "deepspeed")
 KINDS = ("rows", "one-sided", "poisoned")
-CONFIG = TrainConfig(
+CONFIG = DistillConfig(
     max_steps=2,
     batch_size=4,
     learning_rate=1e-2,

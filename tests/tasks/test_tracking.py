@@ -277,4 +277,4 @@ def test_everything_works_over_a_server_and_two_clients_share_runs(
     experiment = client.get_experiment_by_name("umim")
     assert experiment is not None
     page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{run_id}"
-    assert tracker.run_url(run_id) == page
+    assert tracker.run_url(run_id) == f"{page}?workflowType=machine_learning"

@@ -115,7 +115,7 @@ def test_preferences_are_measured_with_the_positions_given(
     path, policies = tmp_path / "questions.jsonl", ("compact", "preserved")
     question = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7"], "gold": 0}
     path.write_text(json.dumps(question) + "\n", encoding="utf-8")
-    config = PreferenceConfig(max_steps=1, bf16=False, beta=5.0).model_dump()
+    config = PreferenceConfig(max_steps=1, beta=5.0).model_dump()
     job = replace(
         job, objective="preference", train=str(path), valid=str(path), config=config, max_tokens=64
     )

@@ -35,7 +35,6 @@ CONFIG = TrainConfig(
     validate_every=1,
     checkpoint_every=1,
     patience=100,
-    bf16=False,
     max_skipped_steps=2,
 )
 
@@ -242,12 +241,21 @@ def test_training_lowers_the_validation_loss(objective: Start, tmp_path: Path) -
     assert result.progress.best_score == min(losses) < losses[0]
 
 
+def merging_in(places: Sequence[int], count: int) -> TokenRows:
+    """Rows of which only these have a merge."""
+    made = rows(count)
+    open_until = [WIDTH if index in places else 0 for index in range(count)]
+    return TokenRows(made.ids, made.offsets, np.array(open_until, dtype=np.int64))
+
+
 def test_a_batch_without_merges_changes_nothing(objective: Start, tmp_path: Path) -> None:
-    result, seen = run(objective(train_rows=rows(4, merges=False)), tmp_path)
-    assert all(torch.equal(seen[0], other) for other in seen)
-    assert [row["aligned_rows"] for row in result.progress.curve if "aligned_rows" in row] == [
-        0.0
-    ] * STEPS
+    count = CONFIG.batch_size * STEPS  # one epoch
+    fourth = batch_indices(SEED, 3, CONFIG.batch_size, count)
+    result, seen = run(objective(train_rows=merging_in(fourth, count)), tmp_path)
+    changed = [not torch.equal(a, b) for a, b in pairwise(seen)]
+    assert changed == [False, False, False, True, False, False]
+    found = [row["aligned_rows"] > 0 for row in result.progress.curve if "aligned_rows" in row]
+    assert found == changed
     assert result.progress.skipped == 0
 
 

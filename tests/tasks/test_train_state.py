@@ -19,10 +19,20 @@ from tasks.objectives import DistillObjective, Objective, PreferenceObjective
 from tasks.rows import TokenRows
 from tasks.strategies import DdpStrategy
 from tasks.train_loop import TrainResult, train
-from tasks.train_state import Progress
+from tasks.train_state import (
+    STATE_SCHEMA,
+    Progress,
+    begin_state,
+    commit_state,
+    newest_state,
+    state_path,
+    write_rank,
+)
 from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.artifacts import write_manifest
 from umim_core.backbone import Backbone
 from umim_core.config import PreferenceConfig, TrainConfig
+from umim_core.errors import ArtifactError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -35,7 +45,6 @@ CONFIG = TrainConfig(
     validate_every=2,
     checkpoint_every=1,
     patience=100,
-    bf16=False,
 )
 FILES = ("rank-0.safetensors", "rank-0.json", "manifest.json")
 
@@ -217,3 +226,35 @@ def test_two_states_are_kept_and_none_from_a_later_step(bench: Bench) -> None:
         "step-00000003",
         "step-00000004",
     ]
+
+
+def written(directory: Path, step: int, ranks: tuple[int, ...]) -> Path:
+    """A state that these ranks have written and nobody has committed."""
+    target = state_path(directory, step)
+    begin_state(target)
+    for rank in ranks:
+        write_rank(target, rank, {"module.a": torch.zeros(2)}, Progress(step=step))
+    return target
+
+
+@pytest.mark.parametrize("name", ["rank-1.json", "rank-1.safetensors"])
+def test_a_state_without_the_files_of_every_rank_is_not_committed(
+    tmp_path: Path, name: str
+) -> None:
+    target = written(tmp_path, 3, (0, 1))
+    (target / name).unlink()
+    with pytest.raises(ArtifactError, match=f"the files of all 2 ranks; got none .* {name}"):
+        commit_state(tmp_path, target, 2)
+    assert not (target / "manifest.json").exists()
+
+
+def test_a_sealed_state_that_lacks_a_rank_is_passed_over(tmp_path: Path) -> None:
+    whole, lacking = written(tmp_path, 3, (0, 1)), written(tmp_path, 6, (0,))
+    commit_state(tmp_path, whole, 2)
+    write_manifest(lacking, kind="train-state", schema=STATE_SCHEMA, body={"world": 2})
+    assert newest_state(tmp_path, 2) == whole
+
+
+def test_a_state_of_another_number_of_ranks_is_passed_over(tmp_path: Path) -> None:
+    commit_state(tmp_path, written(tmp_path, 3, (0, 1)), 2)
+    assert newest_state(tmp_path, 1) is None

@@ -65,6 +65,6 @@ def test_a_torn_state_of_two_ranks_falls_back_to_the_one_before(
         run_ranks(place, 2, train_rank, run)
         for rank in (0, 1):
             log = (place / f"rank-{rank}.log").read_text("utf-8")
-            assert "state step-00000009 is torn" in log, place.name
+            assert ("state step-00000009 is torn" in log) == (rank == 0), place.name  # it decides
             assert "resuming at step 6" in log, place.name
         assert run.final() == whole.final(), place.name

@@ -292,7 +292,7 @@ def test_the_typed_error_of_a_worker_reaches_the_caller(
     inputs: Inputs, cluster: ClusterLease, tmp_path: Path
 ) -> None:
     with (
-        lease_like(cluster, max_restarts=0) as lease,
+        lease_like(cluster) as lease,
         pytest.raises(CorpusError, match="validation needs rows with at least one merge"),
     ):
         inputs.build(tmp_path, lease, tokens="unmerged")

@@ -5,7 +5,9 @@
 
 averaged over the wrong answers of a question, then over questions. Contexts and answers are packed
 (see ``merging.continuations``): a question costs one row, not one per answer. At the start, where
-the policy equals its reference, the loss is log 2 exactly.
+the policy equals its reference, the loss is log 2 up to rounding: a question's scores differ in
+their last bits where other questions share its batch. A step's true gain is small, so rounding must
+be that of float32; in bfloat16 it is larger than the gain.
 
 Source: paper, "RL Adaptation", equation task_rl_objective.
 """

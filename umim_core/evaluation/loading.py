@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from umim_core.backbone import Backbone, load_backbone, resolve_backbone
 from umim_core.checkpoint import Checkpoint
+from umim_core.devices import default_device, has_device
 from umim_core.errors import EvaluationError
 from umim_core.merging.hub import fetch_checkpoint
 
@@ -57,6 +58,7 @@ def choose_backbone(
     Raises:
         EvaluationError: If neither names a backbone.
         BackboneError: If it cannot be loaded.
+        ConfigError: If the data type is unknown, or this machine has no such device.
     """
     if isinstance(backbone, Backbone):
         return backbone
@@ -66,13 +68,13 @@ def choose_backbone(
         backbone, revision = checkpoint.config.backbone, checkpoint.config.backbone_revision
     if dtype == "auto":
         dtype = _published_dtype(backbone, revision)
-    has_cuda = torch.cuda.is_available()
-    if device is not None and device.startswith("cuda") and not has_cuda:
+    if device is not None and device.startswith("cuda") and not has_device("cuda"):
         # The command line asks for cuda:0 unless it is told otherwise; ``hf`` falls back, too.
         _log.info("umim: no CUDA device, using the CPU instead of %s", device)
         device = "cpu"
-    device = device or ("cuda" if has_cuda else "cpu")
-    return load_backbone(backbone, revision=revision, dtype=dtype, device=device)
+    return load_backbone(
+        backbone, revision=revision, dtype=dtype, device=device or default_device()
+    )
 
 
 def _published_dtype(backbone: str, revision: str | None) -> str:

@@ -1,0 +1,111 @@
+"""What the ranks of a training run tell each other: sums, one number, and whose root is whose.
+
+Only tensors travel. Every function that names ranks must be called by all of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from umim_core.errors import ClusterError
+
+_MARK_BITS = 62  # an int64 that is never negative
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; (0, 1) outside a group."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _device() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Return the sums over all ranks; it is a barrier too."""
+    if rank_and_world()[1] == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=_device())
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor]
+
+
+def from_first_rank(value: int) -> int:
+    """Return rank 0's value; what the others give does not count."""
+    if rank_and_world()[1] == 1:
+        return value
+    tensor = torch.tensor([value], dtype=torch.int64, device=_device())
+    dist.broadcast(tensor, 0)
+    return int(tensor)
+
+
+def ranks_where(condition: bool) -> list[int]:
+    """Return the ranks on which the condition holds, the same list on all of them."""
+    rank, world = rank_and_world()
+    sums = sum_over_ranks([float(condition and other == rank) for other in range(world)])
+    return [other for other, votes in enumerate(sums) if votes]
+
+
+def leave_mark(folder: Path) -> int:
+    """Put a mark into a folder, in place of any older one, and return its number.
+
+    The number is random and part of the name: no cache of a file system can know it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_marks(folder)
+    mark = secrets.randbits(_MARK_BITS)
+    _mark_path(folder, mark).touch()
+    return mark
+
+
+def sees_mark(folder: Path, mark: int) -> bool:
+    """Tell whether a folder is the one in which the mark was left."""
+    return _mark_path(folder, mark).is_file()
+
+
+def remove_marks(folder: Path) -> None:
+    """Take all marks out of a folder."""
+    for path in folder.glob("mark-*"):
+        path.unlink()
+
+
+def _mark_path(folder: Path, mark: int) -> Path:
+    return folder / f"mark-{mark:016x}"
+
+
+def require_mark(folder: Path, mark: int) -> None:
+    """Refuse, on every rank alike, a folder that is not the same one for all of them.
+
+    Raises:
+        ClusterError: If some rank does not see the mark.
+    """
+    blind = ranks_where(not sees_mark(folder, mark))
+    if blind:
+        raise ClusterError(
+            "workers must share the artifact root",
+            f"{folder}, which is another folder on ranks {blind}",
+            "Set UMIM_ROOT to a place that every node mounts, or use the workers of one node.",
+        )
+
+
+def require_shared(folder: Path) -> None:
+    """Refuse a folder that the ranks do not share; nothing stays in it.
+
+    Raises:
+        ClusterError: If they do not.
+    """
+    rank, world = rank_and_world()
+    if world == 1:
+        return
+    mark = from_first_rank(leave_mark(folder) if rank == 0 else 0)
+    try:
+        require_mark(folder, mark)
+    finally:
+        if rank == 0:
+            remove_marks(folder)

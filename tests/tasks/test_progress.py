@@ -1,0 +1,53 @@
+"""What the driver hears of a run: the newest numbers by and by, and always the last."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.progress import Points, followed, leave_note, listening
+
+
+def wait_for(heard: list[Points], count: int) -> None:
+    deadline = time.monotonic() + 10
+    while len(heard) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(heard) == count
+
+
+def test_a_listener_hears_the_first_points_at_once_and_the_last_at_the_end(tmp_path: Path) -> None:
+    heard: list[Points] = []
+    with listening(heard.append), followed(tmp_path):
+        leave_note(tmp_path, 1, 3, "training", {"loss": (1, 2.0)})
+        wait_for(heard, 1)
+        leave_note(tmp_path, 2, 3, "training", {"loss": (2, 1.5), "valid": (2, 1.8)})
+        leave_note(tmp_path, 3, 3, "training", {"loss": (3, 1.0), "valid": (2, 1.8)})
+    assert heard == [{"loss": (1, 2.0)}, {"loss": (3, 1.0), "valid": (2, 1.8)}]
+
+
+def test_a_point_is_heard_once(tmp_path: Path) -> None:
+    heard: list[Points] = []
+    with listening(heard.append), followed(tmp_path):
+        leave_note(tmp_path, 1, 3, "training", {"valid": (1, 1.8)})
+        wait_for(heard, 1)
+        leave_note(tmp_path, 2, 3, "training", {"valid": (1, 1.8), "loss": (2, 1.5)})
+    assert heard == [{"valid": (1, 1.8)}, {"loss": (2, 1.5)}]
+
+
+def test_the_last_points_are_heard_of_a_run_that_fails(tmp_path: Path) -> None:
+    heard: list[Points] = []
+    with pytest.raises(ZeroDivisionError), listening(heard.append), followed(tmp_path):
+        leave_note(tmp_path, 1, 3, "training", {"loss": (1, 2.0)})
+        raise ZeroDivisionError
+    assert heard == [{"loss": (1, 2.0)}]
+
+
+def test_notes_without_points_and_runs_after_the_block_are_not_heard(tmp_path: Path) -> None:
+    heard: list[Points] = []
+    with listening(heard.append), followed(tmp_path):
+        leave_note(tmp_path, 1, 2, "sampling")
+    with followed(tmp_path):
+        leave_note(tmp_path, 1, 2, "training", {"loss": (1, 2.0)})
+    assert heard == []

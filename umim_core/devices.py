@@ -1,0 +1,61 @@
+"""Which devices this machine has, told in one place: a name that is not among them is refused."""
+
+from __future__ import annotations
+
+import gc
+
+from umim_core.errors import ConfigError
+
+
+def has_device(name: str) -> bool:
+    """Return whether this machine has a device that models can run on.
+
+    Args:
+        name: As torch names it: ``cpu``, ``cuda``, ``cuda:1`` and so on.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+        kind = torch.get_device_module(device)
+    except RuntimeError:  # no such name, or nothing can run there, as on meta
+        return False
+    return bool(kind.is_available()) and (device.index or 0) < int(kind.device_count())
+
+
+def usable_device(asked: str) -> str:
+    """Return the device asked for.
+
+    Raises:
+        ConfigError: If this machine has no such device.
+    """
+    if not has_device(asked):
+        gpus = gpu_count()
+        found = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
+        raise ConfigError(
+            f"device must be {found if gpus else 'cpu: there is no usable GPU'}",
+            asked,
+            "Choose such a device, or leave it out.",
+        )
+    return asked
+
+
+def gpu_count() -> int:
+    """Return how many GPUs this machine has."""
+    import torch
+
+    return torch.cuda.device_count() if has_device("cuda") else 0
+
+
+def default_device() -> str:
+    """Return ``cuda`` where there is one, else ``cpu``."""
+    return "cuda" if has_device("cuda") else "cpu"
+
+
+def release_memory() -> None:
+    """Give back the GPU memory that nothing uses any more; other processes may need it."""
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # theirs
+        gc.collect()  # models refer to themselves
+        torch.cuda.empty_cache()
