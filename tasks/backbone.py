@@ -59,7 +59,7 @@ def backbone_stage(
     architecture, train = recipe.architecture.model_dump(), recipe.train.model_dump()
     spec = StageSpec(
         "backbone",
-        1,
+        2,
         {
             "architecture": architecture,
             "train": train,
