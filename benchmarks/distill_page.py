@@ -36,6 +36,7 @@ def distill_page(report: Report) -> str:
         "# Distillation step: ours, plain, Liger",
         f"The loss alone on random states in float32 ({shapes}), and whole steps of the embedded "
         f"backbone: {step['rows']} segments, {step['tokens']:,} tokens, {step['units']:,} units. "
+        "*Compiled* is `loss_kernel: compiled`, measured after its first call. "
         "*Plain* makes all logits of both paths, all rows at once, and leaves the gradient to "
         "autograd; neither side uses masks or caches. With bfloat16 the trunk's products round "
         "differently in other batches, which is what the errors of those rows show. Errors are "
