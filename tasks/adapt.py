@@ -29,7 +29,7 @@ from umim_core.adaptation.choices import (
     task_sequences,
 )
 from umim_core.adaptation.task_rules import mine_task_rules
-from umim_core.backbone import load_tokenizer, special_ids
+from umim_core.backbone import encode, load_tokenizer, special_ids
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
@@ -51,7 +51,7 @@ def task_rules_stage(
     def build(out: Path) -> Metrics:
         mined = mine_task_rules(
             read_questions(task.path / "train.jsonl"),
-            partial(_encode, tokenizer),
+            partial(encode, tokenizer),
             (rules.tau,),
             part="context",
             prompt=DOCSTRING_PROMPT,
@@ -193,14 +193,10 @@ def _job(
     )
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
 def _rows(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> TokenRows:
     sequences: list[TaskSequence] = task_sequences(
         read_questions(path),
-        partial(_encode, tokenizer),
+        partial(encode, tokenizer),
         prompt=DOCSTRING_PROMPT,
         max_length=max_tokens,
         merge="context",

@@ -150,9 +150,7 @@ class Backbone:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize without special tokens."""
-        encoding = self.require_tokenizer()(text, add_special_tokens=False, verbose=False)
-        ids: list[int] = encoding["input_ids"]
-        return ids
+        return encode(self.require_tokenizer(), text)
 
     def decode(self, ids: list[int]) -> str:
         """Turn raw ids into text, special tokens left out, spaces as they are."""
@@ -172,6 +170,11 @@ class Backbone:
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
             )
         return self.tokenizer
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Tokenize without special tokens."""
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def resolve_backbone(name: str) -> str:

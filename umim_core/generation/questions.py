@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from umim_core.backbone import encode
 from umim_core.corpus_config import QUESTION_FIELD, GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text import BadRows, iter_documents
@@ -41,8 +42,7 @@ class Prompter:
 
     def question_tokens(self, question: str) -> int:
         """Return how many tokens a question has on its own."""
-        encoding = self._tokenizer(question, add_special_tokens=False, verbose=False)
-        return len(encoding["input_ids"])
+        return len(encode(self._tokenizer, question))
 
     def prompt(self, question: str) -> list[int]:
         """Return the token ids of a question's prompt, with the tokens a text begins with."""
