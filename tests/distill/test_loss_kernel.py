@@ -69,11 +69,11 @@ def test_compiled_and_eager_loss_agree(fresh_compiler: None) -> None:
 
 
 @pytest.mark.full
-def test_without_a_compiler_the_error_names_field_and_remedy(
-    fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+def test_without_a_compiler_the_error_names_field_and_remedy(fresh_compiler: None) -> None:
     backbone = tiny_backbone(CONFIGS["llama"](), 11, torch.float32, "sdpa")
     student, teacher = states(5, 32)
-    with pytest.raises(ConfigError, match=r"loss_kernel compiled .*no-such-compiler.*eager"):
+    with (
+        inductor.patch({"cpp.cxx": (None, "no-such-compiler")}),
+        pytest.raises(ConfigError, match=r"loss_kernel compiled .*no-such-compiler.*eager"),
+    ):
         distill_loss(student, teacher, backbone, kernel="compiled")

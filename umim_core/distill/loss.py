@@ -120,7 +120,7 @@ def _terms(kernel: LossKernel) -> Terms:
         except BackendCompilerFailed as error:
             raise ConfigError(
                 "loss_kernel compiled needs a compiler that works",
-                str(error).strip().splitlines()[0],
+                str(error.inner_exception).strip().splitlines()[0],
                 "Install a C++ compiler (a C compiler on a GPU), or use loss_kernel eager.",
             ) from error
 
