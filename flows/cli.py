@@ -153,6 +153,7 @@ _SHOWN: Final = {
     "umim.pipeline",
     "umim.lock",
     "umim.count",
+    "umim.progress",
     "umim.generate",
     "umim.confidence",
 }

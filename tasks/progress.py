@@ -1,11 +1,13 @@
 """What a training says while it runs elsewhere: rank 0 leaves a note, the driver follows it.
 
-On a terminal the notes are a bar; whoever listens, as a pipeline does for MLflow, gets the numbers.
+On a terminal the notes are a bar, elsewhere a line a minute in the log; whoever listens, as a
+pipeline does for MLflow, gets the numbers.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -17,6 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from umim_core.progress_lines import ProgressLines
+
+logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
 _POLL_SECONDS = 0.5
 _LISTENED_SECONDS = 10.0  # between two calls of a listener
@@ -58,17 +63,17 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def followed(state: Path) -> Iterator[None]:
-    """Follow a run's notes while the block runs: a bar on a terminal, numbers to a listener."""
+    """Follow a run's notes while the block runs.
+
+    A terminal shows a bar, the logger ``umim.progress`` gets a line a minute where stderr is none,
+    and a listener gets the numbers.
+    """
     listener = _listener.get()
+    (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
     with ExitStack() as stack:
-        watchers: list[_Watcher] = []
-        if sys.stderr.isatty():
-            watchers.append(_Bar(stack))
+        watchers: list[_Watcher] = [_Bar(stack) if sys.stderr.isatty() else _Lines()]
         if listener is not None:
             watchers.append(_Numbers(listener))
-        if not watchers:
-            yield
-            return
         done = threading.Event()
 
         def follow() -> None:
@@ -118,6 +123,16 @@ class _Bar(_Watcher):
 
     def see(self, step: int, total: int, text: str, points: Points) -> None:
         self._bar.update(self._shown, completed=step, total=total, description=text)
+
+
+class _Lines(_Watcher):
+    def __init__(self) -> None:
+        self._lines = ProgressLines()
+
+    def see(self, step: int, total: int, text: str, points: Points) -> None:
+        line = self._lines.see(step, total, text)
+        if line is not None:
+            logger.info("%s", line)
 
 
 class _Numbers(_Watcher):

@@ -27,6 +27,18 @@ def test_a_listener_hears_the_first_points_at_once_and_the_last_at_the_end(tmp_p
     assert heard == [{"loss": (1, 2.0)}, {"loss": (3, 1.0), "valid": (2, 1.8)}]
 
 
+def test_a_log_file_hears_of_the_first_step_while_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "umim.progress")
+    leave_note(tmp_path, 7, 9, "of the attempt before")
+    heard: list[Points] = []
+    with listening(heard.append), followed(tmp_path):
+        leave_note(tmp_path, 1, 3, "training, loss 2.000", {"loss": (1, 2.0)})
+        wait_for(heard, 1)
+        assert caplog.messages == ["training, loss 2.000: 1 of 3"]
+
+
 def test_a_point_is_heard_once(tmp_path: Path) -> None:
     heard: list[Points] = []
     with listening(heard.append), followed(tmp_path):
