@@ -22,13 +22,7 @@ def full_pipeline(recipe: str = "embedded") -> str:
         The directory of the report.
     """
     with open_pipeline(recipe, "umim") as run:
-        sources = parts.prepare(run)
-        results = parts.mine(run, sources)
-        parts.distill(run, results)
-        parts.adapt(run, sources, results)
-        parts.evaluate(run, sources, results)
-        parts.benchmark(run, results)
-        shipped = parts.measure_shipped(run, sources)
+        results, shipped = parts.run_everything(run)
         rows = comparison_rows(results, shipped, run.recipe.seed)
         record_comparison(run, rows)
         report = run.stage(report_stage, run.recipe, results, shipped, run.links())

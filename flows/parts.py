@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tasks.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
+from tasks.backbone import backbone_stage, tokenizer_stage
 from tasks.benchmark import benchmark_stage
 from tasks.compare import CellResult, ShippedResult, cell_label
 from tasks.confidence import confidence_rules_stage, confidence_stage
@@ -15,8 +16,10 @@ from tasks.generate import generate_stage
 from tasks.mine import count_stage, filter_stage
 from tasks.pipeline import PipelineRun
 from tasks.stage import Artifact
+from umim_core.backbone_config import BackboneRecipe
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import Cell, GeneratedCorpus
+from umim_core.embedded.tokenizer import END_OF_TEXT_ID
 
 
 @dataclass
@@ -25,6 +28,34 @@ class Sources:
 
     corpus: Artifact
     task: Artifact | None
+
+
+def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResult]]:
+    """Every stage but the report; what a plan walks is what the whole flow runs."""
+    sources = prepare(run)
+    results = mine(run, sources)
+    distill(run, results)
+    adapt(run, sources, results)
+    evaluate(run, sources, results)
+    benchmark(run, results)
+    return results, measure_shipped(run, sources)
+
+
+def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
+    """A backbone from nothing: corpus, tokenizer, token ids with ends of text, training."""
+    recipe = run.recipe
+    corpus = run.stage(corpus_stage, recipe.corpus)
+    tokenizer = run.stage(tokenizer_stage, corpus, recipe)
+    tokenized = run.stage(
+        tokenize_stage,
+        run.lease,
+        corpus,
+        recipe.corpus,
+        str(tokenizer.path / "tokenizer"),
+        None,
+        END_OF_TEXT_ID,
+    )
+    return run.stage(backbone_stage, run.lease, recipe, corpus, tokenizer, tokenized)
 
 
 def prepare(run: PipelineRun) -> Sources:
@@ -185,10 +216,16 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     """The same measurements on shipped checkpoints."""
     config, placement, shipped = run.recipe.evaluate, run.recipe.placement, []
     for name in run.recipe.shipped:
-        backbone = Checkpoint.load(name).config.backbone
+        checkpoint = Checkpoint.load(name).config
         label = f"{name} (shipped)"
         tokenized = run.stage(
-            tokenize_stage, run.lease, sources.corpus, run.recipe.corpus, backbone, label=backbone
+            tokenize_stage,
+            run.lease,
+            sources.corpus,
+            run.recipe.corpus,
+            checkpoint.backbone,
+            checkpoint.backbone_revision,
+            label=checkpoint.backbone,
         )
         evaluation = run.stage(
             evaluate_stage,

@@ -19,9 +19,12 @@ from umim_core.rules.mining import MiningOptions
 
 
 class Planner:
-    """Stands in for a pipeline run: it notes every stage and hands back an empty artifact."""
+    """Stands in for a pipeline run: it notes every stage and hands back an empty artifact.
 
-    def __init__(self, recipe: Recipe) -> None:
+    Artifacts are told apart: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
+    """
+
+    def __init__(self, recipe: Recipe | BackboneRecipe) -> None:
         self.recipe = recipe
         self.lease = ClusterLease(recipe.cluster)
         self.steps: list[dict[str, str]] = []
@@ -30,22 +33,17 @@ class Planner:
         """Note a stage."""
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         self.steps.append({"stage": name, "of": label or self.recipe.name})
-        return Artifact(name, "", Path(name), "", executed=False)
+        number = str(len(self.steps))
+        return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
 
 
 def plan(recipe: Recipe | BackboneRecipe) -> list[dict[str, str]]:
     """Return the stages of a recipe in the order of the flow, each with what it works on."""
-    if isinstance(recipe, BackboneRecipe):
-        names = ("corpus", "tokenizer", "tokenize", "backbone")
-        return [{"stage": name, "of": recipe.name} for name in names]
     planner = Planner(recipe)
-    sources = parts.prepare(planner)
-    results = parts.mine(planner, sources)
-    parts.distill(planner, results)
-    parts.adapt(planner, sources, results)
-    parts.evaluate(planner, sources, results)
-    parts.benchmark(planner, results)
-    parts.measure_shipped(planner, sources)
+    if isinstance(recipe, BackboneRecipe):
+        parts.train_backbone(planner)
+        return planner.steps
+    parts.run_everything(planner)
     return [*planner.steps, {"stage": "report", "of": recipe.name}]
 
 
