@@ -43,9 +43,9 @@ from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.pages import ddp_vs_zero2_page
 from benchmarks.training_process import Job, train_measured
 from tasks.lease import ClusterLease
-from tasks.rows import TokenRows
 from tasks.train_worker import launch_worker
 from umim_core.config import ClusterConfig, DistillConfig
+from umim_core.distill.rows import TokenRows
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.grams import UniformOffsets
 from umim_core.rules.ruleset import RuleSet

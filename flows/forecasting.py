@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks.compare import cell_row
-from tasks.train_loop import planned_steps
 from umim_core.backbone_config import BackboneRecipe
 from umim_core.backbone_shape import BackboneShape, local_shape
 from umim_core.config import Cell, FilesCorpus, GeneratedCorpus, Recipe
 from umim_core.distill.forecast import predict_distillation
 from umim_core.distill.prediction import DistillPrediction
+from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError
 from umim_core.hardware_config import HardwareConfig
 from umim_core.rules.costs import Prediction

@@ -18,9 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.distill import parallelism, train_on_rows
 from tasks.lease import ClusterLease
-from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.train_job import TrainJob
 from tasks.train_worker import launch
 from umim_core.adaptation.choices import (
     DOCSTRING_PROMPT,
@@ -33,6 +31,8 @@ from umim_core.backbone import encode, load_tokenizer, special_ids
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet
 
 

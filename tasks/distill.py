@@ -10,13 +10,14 @@ from huggingface_hub import snapshot_download
 
 from tasks.corpus import tokens
 from tasks.lease import ClusterLease
-from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.train_job import TrainJob
-from tasks.train_worker import CURVE, launch
+from tasks.train_worker import launch
 from umim_core.artifacts import publish_directory, sha256_bytes, sha256_file
 from umim_core.backbone import resolve_backbone
 from umim_core.config import BackboneDtype, Cell, ClusterConfig, Recipe
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_run import CURVE
 from umim_core.errors import BackboneError
 
 

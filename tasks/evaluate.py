@@ -9,12 +9,12 @@ import numpy as np
 
 from tasks.corpus import out_of_domain, tokens
 from tasks.distill import dtype_key
-from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import directory_digest
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint, resolve_checkpoint
 from umim_core.config import BackboneDtype, Device, EvaluateConfig
+from umim_core.distill.rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity

@@ -18,7 +18,6 @@ from typing import Literal
 from tasks.checks import check_device
 from tasks.distill import backbone_identity
 from tasks.lease import ClusterLease
-from tasks.progress import followed, leave_note
 from tasks.source_digests import source_digests
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import check_room
@@ -39,6 +38,7 @@ from umim_core.generation.shards import (
     write_shard,
 )
 from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
+from umim_core.progress import followed, leave_note
 
 logger = logging.getLogger("umim.generate")
 # They decide what becomes of the text, not the text.

@@ -20,13 +20,13 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tasks.objectives import BatchLoss, spread_rows
 from tasks.strategies import make_strategy
-from tasks.train_loop import train
-from tasks.train_state import load_parameters
-from tasks.train_worker import step_reporter, write_results
 from umim_core.backbone import load_tokenizer
 from umim_core.backbone_config import Architecture, LanguageModelConfig
+from umim_core.distill.objectives import BatchLoss, spread_rows
+from umim_core.distill.train_loop import train
+from umim_core.distill.train_run import step_reporter, write_results
+from umim_core.distill.train_state import load_parameters
 from umim_core.errors import CorpusError
 from umim_core.text.shards import TokenShards
 

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from tasks.corpus import tokens
 from tasks.counting_tables import Corpus, cluster_cpus
 from tasks.lease import ClusterLease
-from tasks.progress import followed, leave_note
 from tasks.recounting import ClusterCounter
-from tasks.rows import load_array
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.arrays import save_array
 from umim_core.artifacts import (
@@ -28,8 +26,10 @@ from umim_core.artifacts import (
 )
 from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell, MiningConfig
+from umim_core.distill.rows import load_array
 from umim_core.errors import ArtifactError
 from umim_core.fingerprint import tokenizer_fingerprint
+from umim_core.progress import followed, leave_note
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.costs import Limits, Prediction
 from umim_core.rules.filters import step_counts

@@ -23,16 +23,16 @@ from tasks.checks import check_machine, check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.prefect_logs import logs_on_the_run_page
-from tasks.progress import listening
 from tasks.recipes import artifact_root, find_recipe
 from tasks.stage import Artifact
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking import RunInput
-from tasks.train_worker import CURVE
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
 from umim_core.devices import release_memory
+from umim_core.distill.train_run import CURVE
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
+from umim_core.progress import listening
 
 logger = logging.getLogger("umim.pipeline")
 # Inputs of a stage that are data sets to MLflow, and what they are read for.

@@ -13,27 +13,24 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import torch.distributed as dist
-
 from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
-from tasks.progress import followed, leave_note
 from tasks.strategies import make_strategy
-from tasks.train_job import TrainJob, job_config, make_objective, start_module
-from tasks.train_loop import train
-from tasks.train_ranks import leave_mark, rank_and_world, ranks_where, require_mark, sees_mark
-from tasks.train_state import Progress
 from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import write_json
-from umim_core.backbone import load_backbone
-from umim_core.checkpoint import Checkpoint
-from umim_core.config import ClusterConfig, Device
+from umim_core.config import ClusterConfig
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_ranks import (
+    leave_mark,
+    rank_and_world,
+    ranks_where,
+    require_mark,
+    sees_mark,
+)
+from umim_core.distill.train_run import run_job
 from umim_core.errors import ClusterError, UmimError
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
+from umim_core.progress import followed
 
-logger = logging.getLogger("umim.train")
-CURVE = "curve.jsonl"
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]
 
@@ -183,64 +180,4 @@ def run_worker(job_fields: Fields) -> None:
     """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
     logging.getLogger("umim").setLevel(logging.INFO)
     job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
-    out = Path(job.out)
-    config = job_config(job)
-    device: Device = "cuda" if job.use_gpu else "cpu"
-    dtype = config.backbone_dtype(device)
-    backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
-    rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    module, unit_positions = start_module(job, backbone)
-    objective = make_objective(job, backbone, module, Matcher(rules), unit_positions)
-    strategy = make_strategy(job.strategy, objective, config)
-    result = train(
-        objective,
-        strategy,
-        config,
-        seed=job.seed,
-        state_dir=out / "state",
-        on_step=step_reporter(out / "state"),
-    )
-    if dist.is_initialized() and dist.get_rank() != 0:
-        return
-    module.load_state_dict(result.weights)
-    origin = _summary(result.progress) | {"seed": job.seed}
-    checkpoint = Checkpoint.of(module, rules, backbone, origin, unit_positions=unit_positions)
-    write_results(out, "checkpoint", checkpoint.write, result.progress)
-
-
-def step_reporter(state: Path) -> Callable[[Progress, int], None]:
-    """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
-    points: dict[str, tuple[int, float]] = {}
-
-    def report(progress: Progress, total: int) -> None:
-        row: dict[str, float] = {}  # a step leaves one row, and one more where it validates
-        for part in progress.curve[-2:]:
-            row |= part if part["step"] == progress.step else {}
-        points.update({x: (progress.step, value) for x, value in row.items() if x != "step"})
-        loss = row.get("train_loss")
-        text = "training" if loss is None else f"training, loss {loss:.3f}"
-        leave_note(state, progress.step, total, text, points)
-        if progress.step % 10 == 0:
-            logger.info("step %d of %d: %s", progress.step, total, row)
-
-    return report
-
-
-def _summary(progress: Progress) -> dict[str, str | int | float | None]:
-    return {
-        "steps": progress.step,
-        "best_step": progress.best_step,
-        "best_score": progress.best_score,
-        "skipped": progress.skipped,
-    }
-
-
-def write_results(out: Path, name: str, write: Callable[[Path], None], progress: Progress) -> None:
-    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
-    target = out / name
-    shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
-    target.mkdir()
-    write(target)
-    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
-    (out / CURVE).write_text(lines, encoding="utf-8")
-    write_json(out / "summary.json", _summary(progress))
+    run_job(job, partial(make_strategy, job.strategy))

@@ -13,15 +13,15 @@ from merge_modules import FORMS, module_of
 from second_device import DEVICE, moved, second_device
 from torch import Tensor
 
-from tasks.objectives import DistillObjective, PreferenceObjective
-from tasks.rows import TokenRows
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import train
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.backbone import Backbone
 from umim_core.config import PreferenceConfig, TrainConfig
 from umim_core.distill.metrics import AlignmentSums
+from umim_core.distill.objectives import DistillObjective, PreferenceObjective
+from umim_core.distill.rows import TokenRows
 from umim_core.distill.step import DistillModel
+from umim_core.distill.train_loop import train
 from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.rows import TokenRows
 from umim_core.artifacts import read_json, read_manifest, write_manifest
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
+from umim_core.distill.rows import TokenRows
 from umim_core.errors import UmimError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.counting import count_ngrams

@@ -18,13 +18,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.objectives import BatchLoss, DistillObjective
-from tasks.rows import TokenRows
-from tasks.strategies import DdpStrategy, Strategy, make_strategy
-from tasks.train_loop import TrainResult, train
+from tasks.strategies import DdpStrategy, make_strategy
 from umim_core.artifacts import read_json, write_json
 from umim_core.backbone import wrap_backbone
 from umim_core.config import TrainConfig
+from umim_core.distill.objectives import BatchLoss, DistillObjective
+from umim_core.distill.optimizer import Strategy
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_loop import TrainResult, train
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

@@ -40,7 +40,7 @@ class ProgressLines:
 
         Args:
             step: Steps (or other units) done.
-            total: Steps in all; another number begins another piece of work.
+            total: Steps in all; another number begins another piece of work. 0: not known yet.
             text: What is being done, with the newest loss where there is one.
 
         Returns:
@@ -56,6 +56,8 @@ class ProgressLines:
             return None
         if now > self._first[0]:
             self._next = now + _EVERY
+        if not total:
+            return text
         began, start = self._first
         rate = (step - start) / (now - began) if now > began else 0.0
         if not rate:

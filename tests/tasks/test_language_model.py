@@ -13,9 +13,9 @@ from tasks.language_model import (
     fresh_model,
 )
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import TrainResult, train
-from tasks.train_state import Progress
 from tiny_language_models import CONFIG, LENGTH, SHAPES
+from umim_core.distill.train_loop import TrainResult, train
+from umim_core.distill.train_state import Progress
 from umim_core.errors import CorpusError
 from umim_core.text.shards import TokenShards
 

@@ -16,12 +16,12 @@ from tasks.benchmark import benchmark_stage
 from tasks.confidence import confidence_stage
 from tasks.evaluate import evaluate_stage, load_pair
 from tasks.lease import ClusterLease
-from tasks.rows import TokenRows
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.adaptation.choices import DOCSTRING_PROMPT, read_questions, task_sequences
 from umim_core.backbone import Backbone
 from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.config import BackboneDtype, Cell, EvaluateConfig, MiningConfig, Recipe
+from umim_core.distill.rows import TokenRows
 from umim_core.errors import BackboneError
 from umim_core.text.shards import ShardWriter
 

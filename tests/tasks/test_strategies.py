@@ -24,16 +24,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.objectives import DistillObjective
-from tasks.rows import TokenRows
 from tasks.sockets import loopback_interface
 from tasks.strategies import DdpStrategy, make_strategy
-from tasks.train_job import TrainJob
-from tasks.train_loop import batch_indices
 from tasks.train_worker import run_worker
 from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import DistillConfig
+from umim_core.distill.objectives import DistillObjective
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_loop import batch_indices
 from umim_core.errors import ArtifactError, ConfigError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tasks.rows import TokenRows
-from tasks.train_job import TrainJob, make_objective, start_module
 from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint, read_config
 from umim_core.config import Cell, DistillConfig, PreferenceConfig
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_job import TrainJob, make_objective, start_module
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks.objectives import BatchLoss, DistillObjective
-from tasks.rows import TokenRows
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import TrainResult, batch_indices, planned_steps, train
-from tasks.train_state import Progress
 from umim_core.backbone import Backbone
 from umim_core.config import TrainConfig
+from umim_core.distill.objectives import BatchLoss, DistillObjective
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_loop import TrainResult, batch_indices, planned_steps, train
+from umim_core.distill.train_state import Progress
 from umim_core.errors import CorpusError, NumericalError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

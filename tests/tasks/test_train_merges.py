@@ -9,7 +9,7 @@ from tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank
 from training_processes import exit_codes, run_ranks, start_ranks
 
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import batch_indices, train
+from umim_core.distill.train_loop import batch_indices, train
 from umim_core.errors import CorpusError
 
 BATCH, STEPS = CONFIG.batch_size, CONFIG.max_steps

@@ -16,8 +16,8 @@ import torch
 from tiny_training import CONFIG, HIDDEN, ROWS, SEED, Run, Watched, train_here
 
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import TrainResult, batch_indices, train
-from tasks.train_state import Progress
+from umim_core.distill.train_loop import TrainResult, batch_indices, train
+from umim_core.distill.train_state import Progress
 from umim_core.errors import NumericalError
 
 STEPS, BATCH = 8, 3

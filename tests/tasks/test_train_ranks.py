@@ -15,7 +15,7 @@ import torch
 from tiny_training import CONFIG, ROWS, SEED, Kill, Run, train_here, train_rank
 from training_processes import exit_codes, run_ranks, start_ranks
 
-from tasks.train_loop import batch_indices
+from umim_core.distill.train_loop import batch_indices
 
 STEPS = CONFIG.max_steps
 EVERY = CONFIG.model_copy(update={"checkpoint_every": 1})

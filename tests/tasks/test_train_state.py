@@ -15,11 +15,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tasks.objectives import DistillObjective, Objective, PreferenceObjective
-from tasks.rows import TokenRows
 from tasks.strategies import DdpStrategy
-from tasks.train_loop import TrainResult, train
-from tasks.train_state import (
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.artifacts import write_manifest
+from umim_core.backbone import Backbone
+from umim_core.config import PreferenceConfig, TrainConfig
+from umim_core.distill.objectives import DistillObjective, Objective, PreferenceObjective
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_loop import TrainResult, train
+from umim_core.distill.train_state import (
     STATE_SCHEMA,
     Progress,
     begin_state,
@@ -28,10 +32,6 @@ from tasks.train_state import (
     state_path,
     write_rank,
 )
-from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.artifacts import write_manifest
-from umim_core.backbone import Backbone
-from umim_core.config import PreferenceConfig, TrainConfig
 from umim_core.errors import ArtifactError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from tasks.rows import TokenRows
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.backbone import Backbone
 from umim_core.config_base import LossKernel
+from umim_core.distill.rows import TokenRows
 from umim_core.distill.step import DistillModel, anchor
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
@@ -43,12 +43,24 @@ class BatchLoss(NamedTuple):
 class Objective(Protocol):
     """What the loop needs to know."""
 
-    module: nn.Module
     num_items: int
-    metric_names: tuple[str, ...]
-    weight_name: str
 
-    def __call__(self, indices: Sequence[int]) -> BatchLoss:
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+        ...
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of what a validation sums."""
+        ...
+
+    @property
+    def weight_name(self) -> str:
+        """What a batch's sums are divided by."""
+        ...
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums of a batch."""
         ...
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.progress import Points, followed, leave_note, listening
+from umim_core.progress import Points, followed, leave_note, listening
 
 
 def wait_for(heard: list[Points], count: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.rows import TokenRows, load_array
+from umim_core.distill.rows import TokenRows, load_array
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

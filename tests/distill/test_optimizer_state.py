@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tasks.strategies import load_optimizer_tensors
+from umim_core.distill.optimizer import load_optimizer_tensors
 from umim_core.errors import ArtifactError
 
 MOMENTS = {

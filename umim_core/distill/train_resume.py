@@ -12,16 +12,16 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from tasks.objectives import Objective
-from tasks.strategies import Strategy
-from tasks.train_ranks import (
+from umim_core.distill.objectives import Objective
+from umim_core.distill.optimizer import Strategy
+from umim_core.distill.train_ranks import (
     from_first_rank,
     rank_and_world,
     ranks_where,
     require_shared,
     sum_over_ranks,
 )
-from tasks.train_state import (
+from umim_core.distill.train_state import (
     Progress,
     begin_state,
     check_state,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,11 +92,11 @@ class TokenRows:
         )
 
 
-def load_array(path: Path, *, mmap: bool = False) -> NDArray[np.generic]:
+def load_array(path: Path, *, mmap: bool = False) -> NDArray[Any]:
     """Read an ``.npy`` file without pickle.
 
     Raises:
         ArtifactError: If it is missing or not an array file.
     """
-    array: NDArray[np.generic] = open_array(path)
+    array: NDArray[Any] = open_array(path)
     return array if mmap else np.array(array)

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.objectives import Objective
-from tasks.strategies import Strategy
-from tasks.train_ranks import rank_and_world, sum_over_ranks
-from tasks.train_resume import resume, save
-from tasks.train_state import Progress, Row, parameters_of
 from umim_core.config import TrainConfig
+from umim_core.distill.objectives import Objective
+from umim_core.distill.optimizer import Strategy
 from umim_core.distill.schedule import linear_warmup_decay
+from umim_core.distill.train_ranks import rank_and_world, sum_over_ranks
+from umim_core.distill.train_resume import resume, save
+from umim_core.distill.train_state import Progress, Row, parameters_of
 from umim_core.errors import CorpusError, NumericalError
 
 logger = logging.getLogger("umim.train")

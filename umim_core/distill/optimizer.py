@@ -1,0 +1,142 @@
+"""How gradients are applied: what a strategy is, AdamW in one process, and its tensors.
+
+Strategies of several ranks (DDP, ZeRO-2) take the same loss scaled by world / global weight, clip
+once to the same norm and use the same AdamW and the same learning-rate schedule (set per step by
+the loop).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from umim_core.config import TrainConfig
+from umim_core.distill.objectives import BatchLoss
+from umim_core.errors import ArtifactError
+
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
+
+
+class Strategy(Protocol):
+    """One optimiser step, and the optimiser's tensors."""
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective through the wrapper that exchanges gradients."""
+        ...
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step; return the gradient norm before clipping.
+
+        A norm that is not finite is returned, and nothing is changed.
+        """
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the optimiser state of this rank."""
+        ...
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what :meth:`tensors` returned."""
+        ...
+
+
+def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """Return the optimiser of what an objective trains."""
+    trainable = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    decayed = [p for p in trainable if config.decay_vectors or p.dim() > 1]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}]
+    if not config.decay_vectors:
+        groups.append({"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0})
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        foreach=False,
+    )
+
+
+def parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return what an optimiser moves, group after group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+class AdamWStrategy:
+    """AdamW in this process.
+
+    Args:
+        objective: What is trained.
+        config: Learning rate, decay and clipping.
+        wrapped: What runs in its place and exchanges gradients; the objective itself if None.
+    """
+
+    def __init__(
+        self, objective: nn.Module, config: TrainConfig, wrapped: nn.Module | None = None
+    ) -> None:
+        self._clip = config.clip_norm
+        self._optimizer = adamw(objective, config)
+        self._parameters = parameters(self._optimizer)
+        self._model = objective if wrapped is None else wrapped
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        """Run the objective."""
+        loss: BatchLoss = self._model(indices)
+        return loss
+
+    def update(self, scaled: Tensor, learning_rate: float) -> float:
+        """Back-propagate, clip, step."""
+        set_rate(self._optimizer, learning_rate)
+        scaled.backward()  # type: ignore[no-untyped-call]  # theirs
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._clip))
+        if math.isfinite(norm):  # the same on every rank: gradients are averaged by now
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return AdamW's moments and step counts."""
+        return optimizer_tensors(self._optimizer)
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Restore AdamW's moments and step counts."""
+        load_optimizer_tensors(self._optimizer, tensors)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return an AdamW's state as named tensors."""
+    found: dict[str, Tensor] = {}
+    for index, parameter in enumerate(parameters(optimizer)):
+        for name in _MOMENTS if parameter in optimizer.state else ():
+            value = optimizer.state[parameter][name]
+            found[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    return found
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore an AdamW's state.
+
+    Raises:
+        ArtifactError: If the tensors belong to another optimiser.
+    """
+    for index, parameter in enumerate(parameters(optimizer)):
+        found = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
+        if all(value is None for value in found.values()):
+            continue  # saved before the first optimiser step
+        for name, value in found.items():
+            if value is None or (name != "step" and value.shape != parameter.shape):
+                raise ArtifactError(
+                    "a resume state must fit its optimiser",
+                    f"parameter {index}, {name}",
+                    "Remove the partial directory to start this stage afresh.",
+                )
+            place = value.device if name == "step" else parameter.device
+            optimizer.state[parameter][name] = value.to(place, copy=True)

@@ -1,0 +1,107 @@
+"""One training run from its job to its files, on one rank: the pipeline's and ``umim train``'s."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from torch import nn
+
+from umim_core.artifacts import write_json
+from umim_core.backbone import load_backbone
+from umim_core.checkpoint import Checkpoint
+from umim_core.config import Device, TrainConfig
+from umim_core.distill.optimizer import Strategy
+from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_module
+from umim_core.distill.train_loop import train
+from umim_core.distill.train_ranks import rank_and_world
+from umim_core.distill.train_state import Progress
+from umim_core.progress import leave_note
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+logger = logging.getLogger("umim.train")
+CURVE: Final = "curve.jsonl"
+MakeStrategy = Callable[[nn.Module, TrainConfig], Strategy]
+
+
+def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
+    """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory.
+
+    Args:
+        job: What to train; a state under ``out/state`` is resumed.
+        make_strategy: Gives the gradient exchange for an objective.
+    """
+    out = Path(job.out)
+    state = out / "state"
+    config = job_config(job)
+    _say(state, "loading the backbone")
+    device: Device = "cuda" if job.use_gpu else "cpu"
+    dtype = config.backbone_dtype(device)
+    backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
+    rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    module, unit_positions = start_module(job, backbone)
+    objective = make_objective(job, backbone, module, Matcher(rules), unit_positions)
+    _say(state, "measuring before the first step")
+    result = train(
+        objective,
+        make_strategy(objective, config),
+        config,
+        seed=job.seed,
+        state_dir=state,
+        on_step=step_reporter(state),
+    )
+    if rank_and_world()[0] != 0:
+        return
+    module.load_state_dict(result.weights)
+    origin = _summary(result.progress) | {"seed": job.seed}
+    checkpoint = Checkpoint.of(module, rules, backbone, origin, unit_positions=unit_positions)
+    write_results(out, "checkpoint", checkpoint.write, result.progress)
+
+
+def _say(state: Path, text: str) -> None:
+    """Leave a note of what happens before the first step, which may take minutes."""
+    if rank_and_world()[0] == 0:
+        leave_note(state, 0, 0, text)
+
+
+def step_reporter(state: Path) -> Callable[[Progress, int], None]:
+    """Return what rank 0 calls after each step: a note for the driver's bar, a log line in ten."""
+    points: dict[str, tuple[int, float]] = {}
+
+    def report(progress: Progress, total: int) -> None:
+        row: dict[str, float] = {}  # a step leaves one row, and one more where it validates
+        for part in progress.curve[-2:]:
+            row |= part if part["step"] == progress.step else {}
+        points.update({x: (progress.step, value) for x, value in row.items() if x != "step"})
+        loss = row.get("train_loss")
+        text = "training" if loss is None else f"training, loss {loss:.3f}"
+        leave_note(state, progress.step, total, text, points)
+        if progress.step % 10 == 0:
+            logger.info("step %d of %d: %s", progress.step, total, row)
+
+    return report
+
+
+def _summary(progress: Progress) -> dict[str, str | int | float | None]:
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "best_score": progress.best_score,
+        "skipped": progress.skipped,
+    }
+
+
+def write_results(out: Path, name: str, write: Callable[[Path], None], progress: Progress) -> None:
+    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
+    target = out / name
+    shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
+    target.mkdir()
+    write(target)
+    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
+    (out / CURVE).write_text(lines, encoding="utf-8")
+    write_json(out / "summary.json", _summary(progress))
