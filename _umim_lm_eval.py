@@ -8,7 +8,8 @@ imported. Then it lets that module run and adds one lazy entry, as the module's 
 
 Registering earlier would hide the built-in models: lm-eval imports its own table only while the
 registry is empty. An lm-eval that reads the entry point group ``lm_eval.models`` has registered
-``umim`` by itself; then nothing is changed. ``UMIM_NO_LM_EVAL=1`` switches the hook off.
+``umim`` by itself; then nothing is changed. Whatever goes wrong, ``lm_eval.models`` is imported as
+if this hook were not there. ``UMIM_NO_LM_EVAL=1`` switches the hook off.
 """
 
 import os
@@ -20,10 +21,24 @@ OPT_OUT = "UMIM_NO_LM_EVAL"
 WATCHED = "lm_eval.models"
 
 
-def register(models):
-    """Add the model to the table and to the registry of lm-eval.
+# What a registry of another design raises when it is asked in today's way.
+UNKNOWN_DESIGN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
-    An lm-eval of another design is left alone, with a warning, rather than broken.
+
+def register(models):
+    """Add the model to the registry and to the table of lm-eval.
+
+    An lm-eval of another design is left as it is, with a line in the log, rather than broken.
 
     Args:
         models: The imported module ``lm_eval.models``.
@@ -32,20 +47,19 @@ def register(models):
         from lm_eval.api.registry import model_registry
 
         table = models.MODEL_MAPPING
-    except (ImportError, AttributeError):
-        import warnings
+        if MODEL in model_registry:
+            return
+        model_registry.register(MODEL, target=TARGET)
+        table[MODEL] = TARGET
+    except UNKNOWN_DESIGN as error:
+        import logging  # not warnings: `python -W error` would make a failed import of one
 
-        warnings.warn(
+        logging.getLogger(__name__).warning(
             "model 'umim' is registered with lm-eval 0.4.13 only; this release has another "
-            "registry. Install lm-eval==0.4.13 to use it.",
-            RuntimeWarning,
-            stacklevel=2,
+            "registry (%s: %s). Install lm-eval==0.4.13 to use it.",
+            type(error).__name__,
+            error,
         )
-        return
-    if MODEL in model_registry:
-        return
-    table[MODEL] = TARGET
-    model_registry.register(MODEL, target=TARGET)
 
 
 class RegisterAfterImport:
@@ -71,8 +85,9 @@ class RegisterAfterImport:
                 break
         else:
             return None
-        if spec.loader is not None:
-            run_module = spec.loader.exec_module
+        run_module = getattr(spec.loader, "exec_module", None)
+        if run_module is not None:
+            import contextlib
 
             def run_then_register(module):
                 run_module(module)
@@ -81,8 +96,10 @@ class RegisterAfterImport:
                     sys.meta_path.remove(self)
                 register(module)
 
-            # The loader belongs to this one spec, so no other import sees the change.
-            spec.loader.exec_module = run_then_register
+            # The loader belongs to this one spec, so no other import sees the change. One that
+            # cannot be extended loads the module without the model.
+            with contextlib.suppress(AttributeError, TypeError):
+                spec.loader.exec_module = run_then_register
         return spec
 
 

@@ -24,7 +24,7 @@ from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.prefect_logs import logs_on_the_run_page
 from tasks.recipes import artifact_root, find_recipe
-from tasks.stage import Artifact
+from tasks.stage import Artifact, verifying_once
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking import RunInput
 from umim_core.artifacts import canonical_json, sha256_bytes
@@ -186,7 +186,7 @@ def open_pipeline(
         name=f"{flow_name} {recipe.name}",
         description=note.strip(),
     )
-    with logs_on_the_run_page(), ClusterLease(recipe.cluster) as lease:
+    with logs_on_the_run_page(), verifying_once(), ClusterLease(recipe.cluster) as lease:
         run = PipelineRun(recipe, root, lease, tracker, run_id)
         finished = False
         try:

@@ -3,7 +3,8 @@
 A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
 ``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
 ``<key>``; a directory without a valid manifest does not exist. Asking for a finished stage
-executes nothing. Times, host facts and versions live in the manifest, outside the digest.
+executes nothing. Times, host facts and versions live in the manifest, outside the digest. A found
+stage is read whole and held against its manifest, within ``verifying_once`` at its first use only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import logging
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +38,7 @@ logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1
 _LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
 Metrics = dict[str, float]
+_verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,16 @@ class StageSpec:
         """SHA-256 of name, version, configuration and input digests."""
         parts = [self.name, self.version, dict(self.config), dict(sorted(self.inputs.items()))]
         return sha256_bytes(canonical_json(parts).encode())
+
+
+@contextmanager
+def verifying_once() -> Iterator[None]:
+    """Verify the files of every artifact at most once while the block runs."""
+    token = _verified.set(set())
+    try:
+        yield
+    finally:
+        _verified.reset(token)
 
 
 def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
@@ -188,7 +202,9 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
 
 
 def _found(final: Path, spec: StageSpec) -> Artifact:
-    manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA)
+    verified = _verified.get()
+    new = verified is None or final not in verified
+    manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA, verify=new)
     if manifest.get("key") != spec.key:
         raise ArtifactError(
             f"{final}/{MANIFEST} must belong to this stage",
@@ -196,6 +212,8 @@ def _found(final: Path, spec: StageSpec) -> Artifact:
             "Remove the directory; it will be built again.",
         )
     shutil.rmtree(_kept_state(final), ignore_errors=True)  # of a run killed once it was published
+    if verified is not None:
+        verified.add(final)
     logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 TARGET = "umim_core.evaluation.harness:UmimLM"
 SETTINGS = ("UMIM_NO_LM_EVAL", "PYTHONPATH", "PYTHONSTARTUP")
 
@@ -135,12 +137,77 @@ out = [before, ours()]
     assert answer(code, tmp_path) == [1, 0]
 
 
-def test_another_registry_design_is_left_working_with_a_warning(tmp_path: Path) -> None:
-    package = tmp_path / "lm_eval"
-    for folder in (package, package / "api", package / "models"):
-        folder.mkdir()
-        (folder / "__init__.py").write_text("")
-    (package / "api" / "registry.py").write_text("MODEL_REGISTRY = {}\n")
-    done = run_python("import lm_eval.models; print('imported')", cwd=tmp_path)
-    assert done.stdout == "imported\n"
+REGISTRIES = {
+    "no registry": "MODEL_REGISTRY = {}",
+    "a registry without membership": "model_registry = object()",
+    "a list": "model_registry = []",
+    "a register that takes no target": """
+class Registry(dict):
+    def register(self, name, entry_point): ...
+model_registry = Registry()
+""",
+    "a frozen registry": """
+class Registry(dict):
+    def register(self, *names, target=None):
+        raise RuntimeError("frozen")
+model_registry = Registry()
+""",
+}
+
+
+def fake_lm_eval(folder: Path, registry: str) -> None:
+    """Lay an lm-eval of another design where the interpreter finds it first."""
+    for place in (folder / "lm_eval", folder / "lm_eval/api", folder / "lm_eval/models"):
+        place.mkdir()
+        (place / "__init__.py").write_text("")
+    (folder / "lm_eval/models/__init__.py").write_text("MODEL_MAPPING = {'hf': 'theirs'}\n")
+    (folder / "lm_eval/api/registry.py").write_text(registry)
+
+
+@pytest.mark.parametrize("design", REGISTRIES)
+@pytest.mark.parametrize("options", [(), ("-W", "error")])
+def test_another_registry_design_is_left_as_it_is_with_a_warning(
+    tmp_path: Path, design: str, options: tuple[str, ...]
+) -> None:
+    fake_lm_eval(tmp_path, REGISTRIES[design])
+    code = "import lm_eval.models; print(sorted(lm_eval.models.MODEL_MAPPING))"
+    done = run_python(code, *options, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.stdout == "['hf']\n", done.stderr
     assert "lm-eval==0.4.13" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_loader_that_cannot_be_extended_still_loads_the_module(tmp_path: Path) -> None:
+    fake_lm_eval(tmp_path, "model_registry = {}")
+    code = """
+import importlib.machinery, sys
+class Sealed(importlib.machinery.SourceFileLoader):
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if name == "lm_eval.models":
+            spec.loader.__class__ = Sealed
+        return spec
+sys.meta_path.insert(1, Finder())
+import lm_eval.models
+print(sorted(lm_eval.models.MODEL_MAPPING))
+"""
+    done = run_python(code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert (done.stdout, done.stderr) == ("['hf']\n", "")
+
+
+def test_start_up_line_is_silent_where_the_module_is_missing(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "umim_lm_eval.pth", tmp_path)
+    code = f"import site; site.addsitedir({str(tmp_path)!r}); print('started')"
+    done = run_python(code, "-I", "-S", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("started\n", "")
+
+
+def test_start_up_line_imports_the_module_where_it_is(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "umim_lm_eval.pth", tmp_path)
+    (tmp_path / "_umim_lm_eval.py").write_text("print('hooked')\n")
+    code = f"import site; site.addsitedir({str(tmp_path)!r})"
+    done = run_python(code, "-I", "-S", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("hooked\n", "")

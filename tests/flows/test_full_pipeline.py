@@ -19,6 +19,7 @@ from prefect.testing.utilities import prefect_test_harness
 from flows.full_pipeline import full_pipeline
 from tasks.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.sockets import listening_addresses, require_loopback
+from umim_core.artifacts import read_manifest
 
 _OPTIMISE = {
     "max_steps": 2,
@@ -197,8 +198,18 @@ def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path])
     require_loopback(run.sockets)
 
 
-def test_second_run_executes_nothing_and_adds_no_run(finished: tuple[Run, Path]) -> None:
+def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
+    finished: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, report = finished
+    read: list[Path] = []
+
+    def noted(directory: Path, *, kind: str, schema: int, verify: bool = True) -> object:
+        if verify:
+            read.append(directory)
+        return read_manifest(directory, kind=kind, schema=schema, verify=verify)
+
+    monkeypatch.setattr("tasks.stage.read_manifest", noted)
     before = run.artifacts()
     counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
     stamps = {path: path.stat().st_mtime_ns for path in run.root.glob("*/*/manifest.json")}
@@ -206,3 +217,4 @@ def test_second_run_executes_nothing_and_adds_no_run(finished: tuple[Run, Path])
     assert run.artifacts() == before
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert {kind: len(run.runs(kind)) for kind in counts} == counts
+    assert sorted(read) == sorted(run.root / name for name in before)
