@@ -44,7 +44,12 @@ def task_rules_stage(
     spec = StageSpec(
         "task-rules",
         2,
-        {**rules.model_dump(), "max_tokens": max_tokens, "tokenizer": fingerprint_of(tokenizer)},
+        {
+            **rules.model_dump(),
+            "max_tokens": max_tokens,
+            "tokenizer": fingerprint_of(tokenizer),
+            "excluded": sorted(special_ids(tokenizer)),
+        },
         {"task": task.digest},
     )
 

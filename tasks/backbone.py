@@ -61,6 +61,7 @@ def backbone_stage(
         "backbone",
         2,
         {
+            "name": recipe.name,  # the model card's title
             "architecture": architecture,
             "train": train,
             "seed": recipe.seed,

@@ -72,6 +72,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
             **corpus.model_dump(mode="json", exclude=_NOT_OF_THE_TEXT),
             "device": lease.config.device,
             "chat_template": sha256_bytes(chat.encode()) if chat else None,
+            "end_of_text": tokenizer.eos_token_id,
         },
         {
             "questions": sha256_bytes(canonical_json(_digests(corpus)).encode()),
