@@ -27,12 +27,13 @@ from umim_core.adaptation.choices import (
     task_sequences,
 )
 from umim_core.adaptation.task_rules import mine_task_rules
-from umim_core.backbone import encode, load_tokenizer, special_ids
+from umim_core.backbone import load_tokenizer, special_ids
 from umim_core.backbone import tokenizer_fingerprint as fingerprint_of
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import AdaptConfig, Cell, Recipe, RulesConfig
 from umim_core.distill.rows import TokenRows
 from umim_core.distill.train_job import TrainJob
+from umim_core.encoding import encode
 from umim_core.rules.ruleset import RuleSet
 
 

@@ -23,6 +23,7 @@ from transformers import (
 
 from umim_core.devices import usable_device
 from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.encoding import encode
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.fingerprint import model_fingerprint
 from umim_core.fingerprint import special_ids as special_ids
@@ -148,9 +149,9 @@ class Backbone:
         out: Tensor = self._head(hidden)
         return out
 
-    def encode(self, text: str) -> list[int]:
-        """Tokenize without special tokens."""
-        return encode(self.require_tokenizer(), text)
+    def encode(self, text: str, add_special_tokens: bool | None = False) -> list[int]:
+        """Tokenize; see ``encode``."""
+        return encode(self.require_tokenizer(), text, add_special_tokens)
 
     def decode(self, ids: list[int]) -> str:
         """Turn raw ids into text, special tokens left out, spaces as they are."""
@@ -170,11 +171,6 @@ class Backbone:
                 "text needs a tokenizer", f"{self.name} has none", "Pass token ids instead."
             )
         return self.tokenizer
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Tokenize without special tokens."""
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def resolve_backbone(name: str) -> str:

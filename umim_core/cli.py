@@ -102,6 +102,7 @@ def ppl(
 
     from umim_core import UMIM
     from umim_core.artifacts import finite_or_none
+    from umim_core.encoding import leading_ids
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.text import TextFiles, iter_token_pieces
 
@@ -118,7 +119,9 @@ def ppl(
     ids = np.concatenate(pieces)
     if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
-    rows = list(islice(windows(ids, min(segment_length, len(ids))), max_segments))
+    lead = leading_ids(umim.backbone.require_tokenizer())  # every window is a text of its own
+    cut = windows(ids, min(segment_length - len(lead), len(ids)))
+    rows = [np.array([*lead, *row], dtype=row.dtype) for row in islice(cut, max_segments)]
     base = perplexity(rows, umim.backbone, None, None)
     ours = perplexity(
         rows,

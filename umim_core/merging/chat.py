@@ -19,7 +19,10 @@ PromptInput = str | Chat | Sequence[str] | Sequence[Chat]
 
 
 def encode_prompts(
-    prompts: PromptInput, backbone: Backbone, past: GenerationState | None
+    prompts: PromptInput,
+    backbone: Backbone,
+    past: GenerationState | None,
+    add_special_tokens: bool | None = None,
 ) -> list[NDArray[np.int64]]:
     """Return the raw ids of texts and chats.
 
@@ -28,6 +31,9 @@ def encode_prompts(
             a chat is the whole conversation, of which the past is left out here.
         backbone: Its tokenizer encodes them; its chat template renders chats.
         past: The state they continue.
+        add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
+            does by default, and adds none to a text that continues ``past``. Chats never get any:
+            their template writes them.
 
     Raises:
         GenerationError: If a chat has no template or is malformed, or does not begin with the past.
@@ -36,11 +42,15 @@ def encode_prompts(
     items = _as_list(prompts)
     if known is not None and len(known) != len(items):
         known = None  # the engine says what is wrong
-    texts = [
-        item if isinstance(item, str) else _render(item, backbone, known[b] if known else None)
+    if add_special_tokens is None and past is not None:
+        add_special_tokens = False
+    rows = [
+        backbone.encode(item, add_special_tokens)
+        if isinstance(item, str)
+        else backbone.encode(_render(item, backbone, known[b] if known else None))
         for b, item in enumerate(items)
     ]
-    return [np.array(backbone.encode(text), dtype=np.int64) for text in texts]
+    return [np.array(ids, dtype=np.int64) for ids in rows]
 
 
 def _as_list(prompts: PromptInput) -> list[str | Chat]:

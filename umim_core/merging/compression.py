@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from rich.console import Console
 
-from umim_core.merging.showing import Piece, View
+from umim_core.merging.showing import Decode, Piece, View, unit_texts
+from umim_core.rules.matcher import Matcher
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,19 @@ class Compression:
     ids: tuple[int, ...]
     units: tuple[str, ...]
     unit_lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], matcher: Matcher, decode: Decode) -> Compression:
+        """Cut raw ids [T] into units.
+
+        Args:
+            ids: Raw ids; there may be none.
+            matcher: The rules.
+            decode: The tokenizer's, for the texts of the units.
+        """
+        _, lengths = matcher.segment(np.array(ids, dtype=np.int64))
+        sizes = tuple(lengths.tolist())
+        return cls(ids=tuple(ids), units=unit_texts(ids, sizes, decode), unit_lengths=sizes)
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:

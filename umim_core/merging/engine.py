@@ -52,6 +52,16 @@ from umim_core.rules.matcher import Matcher
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
 
 
+def exhaust(steps: Steps) -> EngineOutput:
+    """Take all steps of a request and return what they end with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: EngineOutput = end.value
+            return output
+
+
 class Engine:
     """Generate with prompt merging and decoding-time merging.
 
@@ -125,13 +135,7 @@ class Engine:
         past: GenerationState | None = None,
     ) -> EngineOutput:
         """Take all the ``steps``."""
-        steps = self.steps(prompts, config, request, past)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                output: EngineOutput = end.value
-                return output
+        return exhaust(self.steps(prompts, config, request, past))
 
     @torch.no_grad()
     def steps(

@@ -17,7 +17,7 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneError
 from umim_core.merging.chat import Chat, PromptInput, TextPieces, encode_prompts
 from umim_core.merging.compression import Compression
-from umim_core.merging.engine import Engine
+from umim_core.merging.engine import Engine, Steps, exhaust
 from umim_core.merging.generation_output import GenerationOutput
 from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
 from umim_core.merging.module import MergeModule
@@ -29,7 +29,6 @@ from umim_core.merging.options import (
     generation_config,
     request,
 )
-from umim_core.merging.showing import unit_texts
 from umim_core.merging.text_scores import score_texts, text_perplexity
 from umim_core.rules.leaks import LeakPolicy, check_export
 from umim_core.rules.matcher import Matcher
@@ -137,14 +136,7 @@ class UMIM:
             GenerationError: If a prompt has no token, an option is out of range, or the backbone's
                 positions do not suffice.
         """
-        check_options(options)
-        output = self.engine.run(
-            encode_prompts(prompts, self.backbone, options.get("past")),
-            generation_config(options, self.backbone),
-            request(options),
-            options.get("past"),
-        )
-        return GenerationOutput.of(output, self.backbone)
+        return GenerationOutput.of(exhaust(self._steps(prompts, options)), self.backbone)
 
     def stream(
         self, prompt: str | Chat, **options: Unpack[GenerateOptions]
@@ -164,14 +156,8 @@ class UMIM:
         Raises:
             GenerationError: As ``generate``, or if there is more than one row.
         """
-        check_options(options)
         pieces = TextPieces(self.backbone)
-        steps = self.engine.steps(
-            encode_prompts(prompt, self.backbone, options.get("past")),
-            generation_config(options, self.backbone),
-            request(options, pieces),
-            options.get("past"),
-        )
+        steps = self._steps(prompt, options, pieces)
         while True:
             try:
                 next(steps)
@@ -180,12 +166,25 @@ class UMIM:
                 return GenerationOutput.of(end.value, self.backbone)
             yield from pieces.drain()
 
+    def _steps(
+        self, prompts: PromptInput, options: GenerateOptions, streamer: TextPieces | None = None
+    ) -> Steps:
+        check_options(options)
+        past = options.get("past")
+        return self.engine.steps(
+            encode_prompts(prompts, self.backbone, past, options.get("add_special_tokens")),
+            generation_config(options, self.backbone),
+            request(options, streamer),
+            past,
+        )
+
     def score(
         self,
         contexts: Sequence[str],
         continuations: Sequence[Sequence[str]],
         *,
         merge: Merge = "all",
+        add_special_tokens: bool | None = None,
     ) -> list[list[float]]:
         """Score continuations after compressed contexts, those of a context in the same forward.
 
@@ -193,6 +192,8 @@ class UMIM:
             contexts: Texts with at least one token each.
             continuations: Texts per context, encoded on their own; they stay raw.
             merge: ``none`` gives the base model's scores.
+            add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
+                tokenizer does by default.
 
         Returns:
             Per context, the log-probability of each continuation (summed over its tokens, nats).
@@ -210,33 +211,32 @@ class UMIM:
             self.module if merged else None,
             self.matcher if merged else None,
             self.engine.unit_positions,
+            add_special_tokens,
         )
 
-    def compress(self, text: str) -> Compression:
+    def compress(self, text: str, *, add_special_tokens: bool | None = None) -> Compression:
         """Cut a text into units, as a prompt would be.
 
         Args:
             text: Any text; it may be empty.
+            add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
         """
-        ids = np.array(self.backbone.encode(text), dtype=np.int64)
-        _, lengths = self.matcher.segment(ids)
-        return Compression(
-            ids=tuple(ids.tolist()),
-            units=unit_texts(ids.tolist(), lengths.tolist(), self.backbone.decode),
-            unit_lengths=tuple(lengths.tolist()),
-        )
+        ids = self.backbone.encode(text, add_special_tokens)
+        return Compression.of(ids, self.matcher, self.backbone.decode)
 
     def perplexity(
         self,
         texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
         *,
         merge: Literal["all", "none"] = "all",
+        add_special_tokens: bool | None = None,
     ) -> float:
         """Compute token-level perplexity over all raw targets (two-stage accounting).
 
         Args:
             texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
             merge: ``none`` gives the base model's perplexity.
+            add_special_tokens: Whether texts get special tokens; None does as the tokenizer does.
 
         Returns:
             exp(mean negative log-probability per target).
@@ -246,9 +246,9 @@ class UMIM:
         """
         check_merge(merge, ("all", "none"))
         matcher = self.matcher if merge == "all" else None
-        items = [texts] if isinstance(texts, str) else texts
+        positions = self.engine.unit_positions
         return text_perplexity(
-            items, self.backbone, self.module, matcher, self.engine.unit_positions
+            texts, self.backbone, self.module, matcher, positions, add_special_tokens
         )
 
     def save_pretrained(self, directory: str | Path) -> None:

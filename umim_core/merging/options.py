@@ -42,6 +42,8 @@ class GenerateOptions(TypedDict, total=False):
         logprobs: How many of the most probable ids to report per step, beside the log-probability
             of the chosen one; None reports neither.
         past: State of an earlier output; the prompts are what is added to it.
+        add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does by
+            default, and none behind ``past``). Chats never get any: their template writes them.
         logits_processor: Further processors, called per row with its raw ids [1, T].
         stopping_criteria: Further criteria, called per row with its raw ids [1, T].
         streamer: transformers' streamer; one row only.
@@ -64,6 +66,7 @@ class GenerateOptions(TypedDict, total=False):
     match_border: bool
     logprobs: int | None
     past: GenerationState | None
+    add_special_tokens: bool | None
     logits_processor: LogitsProcessorList | None
     stopping_criteria: StoppingCriteriaList | None
     streamer: BaseStreamer | None

@@ -28,6 +28,7 @@ def score_texts(
     module: SpanMerger | None,
     matcher: Matcher | None,
     unit_positions: UnitPositions,
+    add_special_tokens: bool | None = None,
 ) -> list[list[float]]:
     """Return the log-probability (nats) of each continuation after its context.
 
@@ -38,6 +39,8 @@ def score_texts(
         module: Makes the surrogates; None for the base model.
         matcher: Segments the contexts; None keeps every token.
         unit_positions: Positions of units, as the module was trained.
+        add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
+            tokenizer does by default. Continuations never do.
 
     Raises:
         EvaluationError: If a context or a continuation has no token, there is not one list per
@@ -57,14 +60,14 @@ def score_texts(
             "Pass one list per context.",
         )
 
-    def ids(text: str) -> NDArray[np.int64]:
-        return np.array(backbone.encode(text), dtype=np.int64)
+    def ids(text: str, add_special_tokens: bool | None = False) -> NDArray[np.int64]:
+        return np.array(backbone.encode(text, add_special_tokens), dtype=np.int64)
 
     scored: list[list[float]] = []
     for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
         part = slice(first, first + _CONTEXTS_AT_ONCE)
         rows = score_continuations(
-            [ids(text) for text in contexts[part]],
+            [ids(text, add_special_tokens) for text in contexts[part]],
             [[ids(text) for text in row] for row in continuations[part]],
             backbone,
             module,
@@ -76,28 +79,32 @@ def score_texts(
 
 
 def text_perplexity(
-    texts: Sequence[str] | Sequence[NDArray[np.integer]],
+    texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
     backbone: Backbone,
     module: SpanMerger | None,
     matcher: Matcher | None,
     unit_positions: UnitPositions,
+    add_special_tokens: bool | None = None,
 ) -> float:
     """Return exp(mean negative log-probability) over all raw targets, a text at a time.
 
     Args:
-        texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
+        texts: A text, texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
         backbone: The frozen model.
         module: Makes the surrogates.
         matcher: The rules; None for the base model.
         unit_positions: Positions of units, as the module was trained.
+        add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
+            does by default. Ids are taken as they are.
 
     Raises:
         EvaluationError: If there is no target or a text exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
     total, targets = 0.0, 0
-    for item in texts:
-        ids = np.array(backbone.encode(item) if isinstance(item, str) else item)
+    for item in [texts] if isinstance(texts, str) else texts:
+        given = backbone.encode(item, add_special_tokens) if isinstance(item, str) else item
+        ids = np.array(given)
         (scores,) = token_log_probs([ids], backbone, module, matcher, unit_positions=unit_positions)
         total += float(scores.sum())
         targets += len(scores)
