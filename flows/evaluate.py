@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows import parts
 from tasks.compare import comparison_rows, record_comparison
-from tasks.comparison import comparison_table
+from tasks.comparison_table import comparison_table
 from tasks.pipeline import open_pipeline
 
 

@@ -43,6 +43,7 @@ class AblationCell(_Part):
         training: What the training recorded: its steps, the step that was kept, seconds.
         trained_on: Platform of the training.
         further: Everything else that was measured.
+        withdrawn: Metrics whose figures no longer stand; the page marks them and says why.
     """
 
     row: ComparisonRow
@@ -51,6 +52,7 @@ class AblationCell(_Part):
     training: dict[str, float] = Field(default_factory=dict)
     trained_on: str = ""
     further: dict[str, float] = Field(default_factory=dict)
+    withdrawn: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int | None:

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 
 from tasks.ablation_data import AblationData
 from tasks.ablation_page import FIGURES, AblationFigure
-from tasks.comparison import DASH, ComparisonRow, variant_columns
+from tasks.comparison import ComparisonRow
+from tasks.comparison_table import DASH, variant_columns
 from tasks.label_placement import place_labels
 from tasks.report_drawing import (
     ON_PAPER,

@@ -5,11 +5,21 @@ Nothing here draws, so the page can be made without the drawing library.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tasks.ablation_data import AblationData
-from tasks.comparison import DASH, TAU, Column, make_table, metric_column, variant_columns
+from tasks.comparison import ComparisonRow
+from tasks.comparison_table import (
+    DASH,
+    STATES,
+    TAU,
+    Column,
+    make_table,
+    metric_column,
+    variant_columns,
+)
 from tasks.recipes import recipe_names
 from tasks.tables import Table, escaped, table_markdown
 
@@ -22,8 +32,9 @@ _METRICS: Final = (
     metric_column("Top-p", "topp", 4),
     metric_column("MRR", "mrr", 4),
     metric_column("KL", "kl", 3),
+    metric_column("Top-1 states", "top1_states", 4),
+    metric_column("KL states", "kl_states", 3),
     metric_column("PPL base", "ppl_base", 2),
-    metric_column("PPL UMIM", "ppl_umim", 2),
 )
 
 
@@ -68,15 +79,40 @@ def ablation_table(data: AblationData) -> Table:
         TAU,
         *variant_columns(rows),
         *_METRICS,
+        _perplexity([cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]),
     )
-    return make_table(columns, rows, f"{_budget(data)} {_NOTE}")
+    return make_table(columns, rows, " ".join(_note(data)))
 
 
-_NOTE: Final = (
-    "TR: tokens removed by merging, realised. Top-1 to KL: on held-out rows, where both paths "
-    "predict what follows the same raw token; KL in nats, lower is better, the others 0 to 1, "
-    "higher is better; Top-p with p = 0.9. PPL: per raw token, every token scored."
-)
+def _perplexity(withdrawn: Sequence[ComparisonRow]) -> Column:
+    """Return the column of UMIM's perplexity, withdrawn figures with a dagger."""
+    plain = metric_column("PPL UMIM", "ppl_umim", 2)
+    return Column(plain.heading, lambda row: plain.show(row) + " †" * (row in withdrawn))
+
+
+def _note(data: AblationData) -> Iterator[str]:
+    """Yield the sentences below the table."""
+    yield _budget(data)
+    yield (
+        "TR: tokens removed by merging, realised. Top-1 to KL: on held-out rows, at unit ends from "
+        "the first merge on, where both paths predict what follows the same raw token; KL in nats, "
+        "lower is better, the others 0 to 1, higher is better; Top-p with p = 0.9."
+    )
+    if any(row.metric("top1_states") is not None for row in data.rows):
+        yield f"Unit ends are rows {STATES}"
+    else:
+        yield (
+            "Which rows are unit ends depends on the rules: cells with other rules are not "
+            "compared row by row."
+        )
+    yield "PPL: per raw token, every token scored."
+    if any(cell.withdrawn for cell in data.cells):
+        yield (
+            "†: withdrawn. The accounting it was measured with is no likelihood where one rule "
+            "lies inside another: it chose the state before a token by looking at the token, its "
+            "probabilities add up to more than 1, and the figure is too low. No cell of these can "
+            "be compared with others by its perplexity."
+        )
 
 
 def _budget(data: AblationData) -> str:

@@ -7,7 +7,8 @@ from prefect.context import FlowRunContext
 
 from tasks.ablation import read_ablation
 from tasks.ablation_page import ablation_page
-from tasks.comparison import ComparisonRow, comparison, comparison_markdown
+from tasks.comparison import ComparisonRow
+from tasks.comparison_table import comparison, comparison_markdown
 from tasks.pipeline import PipelineRun
 from tasks.stage import Artifact
 

@@ -1,16 +1,13 @@
-"""One row per (backbone, threshold, setting): the names others query, and the table people read."""
+"""One row per (backbone, threshold, setting), and the names that others query."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.tables import Table, escaped, table_markdown, table_text
 from umim_core.errors import ConfigError
 from umim_core.merging.policies import deviations
 
@@ -37,6 +34,8 @@ COMPARISON_METRICS: Final = (
     "topp",
     "mrr",
     "kl",
+    "top1_states",
+    "kl_states",
     "ppl_base",
     "ppl_umim",
     "accuracy_base",
@@ -45,7 +44,6 @@ COMPARISON_METRICS: Final = (
     "decode_speedup",
 )
 SETTINGS: Final = ("base", "WT", "WT + Rules", "WT + FT", "WT + DPO", "Task-Adapted")
-DASH: Final = "–"
 _OUT_OF_DOMAIN = re.compile(r"^ppl_(base|umim)_ood_[a-z0-9_]+$")
 
 
@@ -71,12 +69,13 @@ def rule_words(
     """Return in words where rules deviate from the paper's form, for labels; empty for that."""
     if source == "confidence":  # its form in the paper has no filters
         filters = [f for f in (overlap, containment) if f not in ("none", "keep")]
-        return [_made_by(source, min_probability), *filters]
+        return [made_by(source, min_probability), *filters]
     filters = [f for f in (overlap, containment) if f not in ("greedy", "drop")]
     return filters if source == "frequency" else [source, *filters]
 
 
-def _made_by(source: str, min_probability: float | None) -> str:
+def made_by(source: str, min_probability: float | None) -> str:
+    """Return in words what made the rules."""
     return f"{source} {min_probability:g}" if min_probability else source
 
 
@@ -192,109 +191,3 @@ class ComparisonRow(BaseModel):
             if value is not None:
                 found[name] = value
         return found
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table of rows.
-
-    Attributes:
-        heading: What stands above it.
-        show: Returns a row's cell.
-        left: Whether it is text, aligned left.
-    """
-
-    heading: str
-    show: Callable[[ComparisonRow], str]
-    left: bool = False
-
-
-def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
-    """Return the column of a metric."""
-    return Column(heading, lambda row: shown(row.metric(name), digits, scale=scale))
-
-
-TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
-_VARIANTS: Final = (
-    Column("rules by", lambda row: _made_by(row.rule_source, row.min_probability), left=True),
-    Column("overlap", lambda row: row.overlap, left=True),
-    Column("containment", lambda row: row.containment, left=True),
-    Column("most rules", lambda row: shown(row.rule_budget, 0)),
-    Column("tokens asked", lambda row: shown(row.confidence_tokens, 0)),
-    Column("revision", lambda row: row.revision or DASH, left=True),
-    Column("positions", lambda row: row.positions, left=True),
-    Column("depth", lambda row: str(row.depth)),
-    Column("kind", lambda row: row.kind, left=True),
-    Column("unit positions", lambda row: row.unit_positions, left=True),
-)
-
-
-def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
-    """Return the columns of what differs between the rows, besides backbone and threshold."""
-    return tuple(column for column in _VARIANTS if len({column.show(row) for row in rows}) > 1)
-
-
-def make_table(columns: Sequence[Column], rows: Sequence[ComparisonRow], note: str) -> Table:
-    """Return the rows under some columns."""
-    return Table(
-        "",
-        tuple(column.heading for column in columns),
-        tuple(tuple(column.show(row) for column in columns) for row in rows),
-        note,
-        tuple(index for index, column in enumerate(columns) if column.left),
-    )
-
-
-def comparison(rows: Sequence[ComparisonRow]) -> Table:
-    """Return the comparison as people read it, a dash where nothing was measured."""
-    columns = (
-        Column("backbone", lambda r: r.backbone + (" *" if r.source == "shipped" else ""), True),
-        TAU,
-        *variant_columns(rows),
-        Column("setting", lambda row: row.setting, left=True),
-        metric_column("TR %", "token_reduction", 1, 100),
-        metric_column("Top-1", "top1", 3),
-        metric_column("PPL base", "ppl_base", 2),
-        metric_column("PPL UMIM", "ppl_umim", 2),
-        Column("acc. base", lambda row: shown(row.accuracy("base"), 1, scale=100)),
-        Column("acc. WT", lambda row: shown(_plain_accuracy(row), 1, scale=100)),
-        Column("acc. adapted", lambda row: shown(row.accuracy(_adapted(row)), 1, scale=100)),
-        metric_column("prefill ×", "prefill_speedup", 2),
-    )
-    return make_table(columns, rows, notes(rows))
-
-
-def _plain_accuracy(row: ComparisonRow) -> float | None:
-    return row.accuracy("WT") if row.setting == "WT" else None
-
-
-def _adapted(row: ComparisonRow) -> str:
-    """Return which accuracy the last column shows: the final setting's, or the row's own."""
-    return "Task-Adapted" if row.setting == "WT" else row.setting
-
-
-def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
-    """Format a number, or return a dash for None, NaN and infinities."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    return f"{value * scale:,.{digits}f}"
-
-
-def notes(rows: Sequence[ComparisonRow]) -> str:
-    """Return the line below the table that explains its columns."""
-    text = (
-        "TR: tokens removed by merging, realised. Top-1: agreement with the base model. "
-        "PPL: per raw token, in-domain. acc.: task accuracy in %. prefill ×: base time / UMIM time."
-    )
-    return text + (" *: shipped checkpoint." if any(r.source == "shipped" for r in rows) else "")
-
-
-def comparison_table(rows: Sequence[ComparisonRow], width: int | None = None) -> str:
-    """Return the comparison for a terminal, as :func:`tasks.tables.table_text`."""
-    return table_text(comparison(rows), width)
-
-
-def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
-    """Return the same table as GitHub-flavoured markdown, notes below it."""
-    table = comparison(rows)
-    return f"{table_markdown(table)}\n\n{escaped(table.note)}\n"

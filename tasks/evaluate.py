@@ -44,7 +44,7 @@ def evaluate_stage(
     directory = resolve_checkpoint(checkpoint)
     spec = StageSpec(
         "evaluate",
-        3,
+        4,
         {
             **config.model_dump(exclude={"task_questions"}),
             "segment_length": segment_length,

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from tasks.comparison import DASH, ComparisonRow, comparison, shown
+from tasks.comparison import ComparisonRow
+from tasks.comparison_table import DASH, comparison, shown
 from tasks.report_data import ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
 from tasks.report_tables import tables

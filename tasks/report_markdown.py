@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tasks.comparison import comparison_markdown, shown
+from tasks.comparison_table import comparison_markdown, shown
 from tasks.report_data import ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
 from tasks.report_tables import tables

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tasks.comparison import DASH, ComparisonRow, shown
+from tasks.comparison import ComparisonRow
+from tasks.comparison_table import DASH, shown
 from tasks.report_data import ReportData, RuleCounts
 from tasks.tables import Table
 

@@ -17,7 +17,7 @@ from tasks.strategies import DdpStrategy
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.backbone import Backbone
 from umim_core.config import PreferenceConfig, TrainConfig
-from umim_core.distill.metrics import AlignmentSums
+from umim_core.distill.metrics import AlignmentSums, row_metrics
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.rows import TokenRows
 from umim_core.distill.step import DistillModel
@@ -119,10 +119,10 @@ def test_a_batch_without_merges_has_a_gradient_of_zero() -> None:
 def test_alignment_metrics_equal_those_of_the_cpu() -> None:
     teacher, student = torch.randn(2, 9, 30, generator=torch.Generator().manual_seed(0))
     sums = AlignmentSums()
-    sums.add(teacher, student)
+    sums.add(row_metrics(teacher, student))
     with second_device():
         found = AlignmentSums()
-        found.add(teacher.to(DEVICE), student.to(DEVICE))
+        found.add(row_metrics(teacher.to(DEVICE), student.to(DEVICE)))
     assert found.means() == pytest.approx(sums.means(), rel=1e-9)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umim_core.distill.metrics import METRICS, AlignmentSums
+from umim_core.distill.metrics import METRICS, AlignmentSums, row_metrics
 
 P = 0.9
 
@@ -56,7 +56,7 @@ def naive(teacher: list[list[float]], student: list[list[float]]) -> dict[str, f
 def measure(*batches: tuple[Tensor, Tensor]) -> dict[str, float]:
     sums = AlignmentSums()
     for teacher, student in batches:
-        sums.add(teacher, student)
+        sums.add(row_metrics(teacher, student))
     return sums.means()
 
 

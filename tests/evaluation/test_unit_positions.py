@@ -22,8 +22,8 @@ from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity, token_log_probs
 from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.merging.branches import branch_layout
 from umim_core.merging.compress import pack_rows
-from umim_core.merging.likelihood import branch_layout
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -74,17 +74,11 @@ def random_rows() -> list[Ids]:
 
 @torch.no_grad()
 def listing(ids: Ids, matcher: Matcher, module: MergeModule, backbone: Backbone) -> Tensor:
-    """The paper's two-stage listing, one forward per target, with the positions of raw tokens."""
-    starts, lengths = (part.tolist() for part in matcher.segment(ids))
+    """One forward per target, over the units of what stands before it, at raw positions."""
     scores = []
     for target in range(1, len(ids)):
-        units = []
-        for start, length in zip(starts, lengths, strict=True):
-            if start + length <= target:
-                units.append((start, length))
-            else:  # the raw prefix of the span that hides the target
-                units += [(t, 1) for t in range(start, target)]
-                break
+        starts, lengths = (part.tolist() for part in matcher.segment(ids[:target]))
+        units = list(zip(starts, lengths, strict=True))
         inputs = []
         for start, length in units:
             tokens = backbone.embed(torch.from_numpy(ids[start : start + length]))
@@ -114,9 +108,9 @@ def test_every_target_equals_the_listing(name: str) -> None:
 
 
 def test_layout_of_the_worked_example() -> None:
-    # a b c d e with the rule (b, c, d)
-    packed = pack_rows([np.arange(5)], [(np.array([0, 1, 4]), np.array([1, 3, 1]))])
-    assert branch_layout(packed, "preserved").positions.tolist() == [[0, 1, 2, 3]]
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3, 4)]))
+    packed = pack_rows([np.arange(5)], [matcher.segment(np.arange(5))])
+    assert branch_layout(packed, matcher, "preserved").positions.tolist() == [[0, 1, 2, 3, 4]]
 
 
 def test_without_merges_everything_equals_the_base_model() -> None:

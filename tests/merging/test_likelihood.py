@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from umim_core import UMIM
 from umim_core.backbone import Backbone
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.scoring import Request, Scope, Scorer
 from umim_core.merging.likelihood import score_rows
 
 FINE = np.array([1, 2, 3])
@@ -35,3 +42,32 @@ def test_a_row_that_is_not_ids_is_refused(
 def test_the_first_and_the_last_id_are_ids(tiny_backbone: Backbone) -> None:
     (scores,) = score_rows([np.array([0, 31], dtype=np.uint16)], tiny_backbone, None, None)
     assert scores.log_probs.shape == (1,)
+
+
+@pytest.fixture(scope="module")
+def broken(tiny_checkpoint: Path) -> UMIM:
+    """A model whose merge module gives no numbers."""
+    umim = UMIM.from_pretrained(tiny_checkpoint)
+    umim.module.norm_o.weight.fill_(math.nan)
+    return umim
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda umim: umim.perplexity("w1 w2 w3"),
+        lambda umim: umim.score(["w1 w2"], [["w3"]]),
+    ],
+)
+def test_scores_that_are_no_numbers_are_refused(
+    broken: UMIM, measure: Callable[[UMIM], object]
+) -> None:
+    with pytest.raises(NumericalError, match="log-probability must be finite; got nan"):
+        measure(broken)
+
+
+@pytest.mark.parametrize("scope", get_args(Scope))
+def test_requests_of_a_harness_that_have_no_numbers_are_refused(broken: UMIM, scope: Scope) -> None:
+    scorer = Scorer(broken.backbone, broken.module, broken.matcher, scope, 32)
+    with pytest.raises(NumericalError, match="log-probability must be finite; got nan"):
+        scorer.score([Request(np.array([1, 2]), np.array([3]))], 1)

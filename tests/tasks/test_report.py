@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tasks.compare import cell_label
-from tasks.comparison import Accuracy, ComparisonRow, comparison_markdown, comparison_table
+from tasks.comparison import Accuracy, ComparisonRow
+from tasks.comparison_table import comparison_markdown, comparison_table
 from tasks.report import write_report
 from tasks.report_data import (
     LossCurve,

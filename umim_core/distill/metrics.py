@@ -19,36 +19,16 @@ TOP_P = 0.9
 
 @dataclass
 class AlignmentSums:
-    """Sums of the metrics over the rows seen so far; add batches, then take :meth:`means`."""
+    """Sums of the metrics over the rows seen so far; add ``row_metrics``, then take means."""
 
     rows: int = 0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, 0.0))
 
-    def add(self, teacher: Tensor, student: Tensor) -> None:
-        """Add rows.
-
-        Args:
-            teacher: Logits [R, V].
-            student: Logits [R, V] of the same rows.
-        """
-        if not len(teacher):
-            return
-        log_t, log_s = teacher.double().log_softmax(-1), student.double().log_softmax(-1)
-        p_t = log_t.exp()
-        order_t, order_s = _ranking(log_t), _ranking(log_s)
-        rank = 1 + (order_s == order_t[:, :1]).int().argmax(dim=-1)
-        values = {
-            "top1": (order_t[:, 0] == order_s[:, 0]).sum(),
-            "top3": top_k_overlap(order_t, order_s, 3).sum(),
-            "top10": top_k_overlap(order_t, order_s, 10).sum(),
-            "topp": top_p_overlap(log_t, log_s, order_t, order_s, TOP_P).sum(),
-            "mrr": (1.0 / rank.double()).sum(),
-            "kl": (p_t * (log_t - log_s)).sum(),
-            "cross_entropy": -(p_t * log_s).sum(),
-        }
-        for name, value in values.items():
-            self.sums[name] += float(value)
-        self.rows += len(teacher)
+    def add(self, values: dict[str, Tensor]) -> None:
+        """Add rows: every metric's values [R], as ``row_metrics`` gives them."""
+        for name in METRICS:
+            self.sums[name] += float(values[name].sum())
+        self.rows += len(values[METRICS[0]])
 
     def means(self) -> dict[str, float]:
         """Return each metric's mean over the rows; NaN without rows."""
@@ -56,6 +36,30 @@ class AlignmentSums:
             name: total / self.rows if self.rows else float("nan")
             for name, total in self.sums.items()
         }
+
+
+def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
+    """Return every metric of each row [R] (float64).
+
+    Args:
+        teacher: Logits [R, V], at least float32: rounded logits tie where the model does not.
+        student: Logits [R, V] of the same rows.
+    """
+    if not len(teacher):
+        return dict.fromkeys(METRICS, torch.zeros(0, dtype=torch.float64))
+    log_t, log_s = teacher.double().log_softmax(-1), student.double().log_softmax(-1)
+    p_t = log_t.exp()
+    order_t, order_s = _ranking(log_t), _ranking(log_s)
+    rank = 1 + (order_s == order_t[:, :1]).int().argmax(dim=-1)
+    return {
+        "top1": (order_t[:, 0] == order_s[:, 0]).double(),
+        "top3": top_k_overlap(order_t, order_s, 3),
+        "top10": top_k_overlap(order_t, order_s, 10),
+        "topp": top_p_overlap(log_t, log_s, order_t, order_s, TOP_P),
+        "mrr": 1.0 / rank.double(),
+        "kl": (p_t * (log_t - log_s)).sum(-1),
+        "cross_entropy": -(p_t * log_s).sum(-1),
+    }
 
 
 def _ranking(log_p: Tensor) -> Tensor:

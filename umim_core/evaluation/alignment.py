@@ -1,27 +1,45 @@
 """Alignment of compressed with raw predictions on held-out rows.
 
-Source: paper, "Alignment Metrics"; the same aligned rows as in training.
+Two sets of rows, out of the same forwards. With the ids a b c d e and the rules (b, c), (d, e)::
+
+    raw text           a    a b    a b c    a b c d    a b c d e
+    compressed text    a    a b    a bc     a bc d     a bc de
+    aligned rows                   x                   x           the paper's, as in training
+    states                         x        x          x           all, from the first merge on
+
+The paper's rows are the unit ends of the whole text. Decoding passes through each of them, but
+which of a text's states are among them depends on what follows, and rule sets differ in it. The
+states are all that decoding passes through (``merging.branches``), one per raw token, those within
+a later span included: rule sets are compared over them.
+
+Source: paper, "Alignment Metrics".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from umim_core.backbone import Backbone
-from umim_core.distill.metrics import AlignmentSums
-from umim_core.distill.step import DistillModel
-from umim_core.errors import EvaluationError
-from umim_core.merging.compress import pack_rows
+from umim_core.distill.metrics import AlignmentSums, row_metrics
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.merging.branches import branch_layout
+from umim_core.merging.compress import PackedUnits, pack_rows
+from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
-_HEAD_ROWS = 512  # rows whose logits are held at once
+_HEAD_ROWS: Final = 512  # rows whose logits are held at once
+_HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 
 @dataclass(frozen=True)
@@ -29,22 +47,29 @@ class AlignmentResult:
     """What was measured.
 
     Attributes:
-        means: Metric means over aligned rows (see ``umim_core.distill.metrics.METRICS``).
+        means: Metric means over the paper's aligned rows (``umim_core.distill.metrics.METRICS``).
         aligned_rows: Number of aligned rows.
+        state_means: The same over every state that decoding passes through, from the first merge
+            of its row on.
+        state_rows: Number of those states.
         token_reduction: (raw tokens - units) / raw tokens.
         spans_per_row: Merged spans per row of text.
     """
 
     means: dict[str, float]
     aligned_rows: int
+    state_means: dict[str, float]
+    state_rows: int
     token_reduction: float
     spans_per_row: float
 
     def metrics(self) -> dict[str, float]:
-        """Return all numbers by name."""
+        """Return all numbers by name; those over states end in ``_states``."""
         return {
             **self.means,
             "aligned_rows": float(self.aligned_rows),
+            **{f"{name}_states": mean for name, mean in self.state_means.items()},
+            "state_rows": float(self.state_rows),
             "token_reduction": self.token_reduction,
             "spans_per_row": self.spans_per_row,
         }
@@ -71,7 +96,10 @@ def evaluate_alignment(
         unit_positions: Positions of units, as the module was trained.
 
     Raises:
-        EvaluationError: If there is no row, or no rule matches in any row.
+        EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
+            backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a metric is NaN or infinite.
     """
     if not rows or batch_size < 1:
         raise EvaluationError(
@@ -79,23 +107,68 @@ def evaluate_alignment(
             f"{len(rows)} rows, batch size {batch_size}",
             "Give held-out text of at least one segment.",
         )
-    model = DistillModel(backbone, module, unit_positions=unit_positions)
-    sums = AlignmentSums()
+    aligned, states = AlignmentSums(), AlignmentSums()
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        packed = pack_rows(part, [matcher.segment(row) for row in part])
-        teacher, student = model.hidden_pairs(part, packed, model.surrogates(packed))
-        for start in range(0, len(teacher), _HEAD_ROWS):
-            rows_slice = slice(start, start + _HEAD_ROWS)
-            sums.add(backbone.head(teacher[rows_slice]), backbone.head(student[rows_slice]))
+        cuts = [matcher.segment(row) for row in part]
+        packed = pack_rows(part, cuts, device=backbone.device)
+        pairs = _state_pairs(part, packed, matcher, backbone, module, unit_positions)
+        for teacher, student, unit_end in pairs:
+            values = row_metrics(_wide_logits(teacher, backbone), _wide_logits(student, backbone))
+            states.add(values)
+            aligned.add({name: value[unit_end] for name, value in values.items()})
         raw += int(packed.lengths.sum())
         units += int(packed.unit_counts.sum())
         spans += int((packed.lengths > 1).sum())
-    if not sums.rows:
+    if not aligned.rows:
         raise EvaluationError(
             "some rule must match in the held-out rows",
             f"{len(rows)} rows without a match",
             "Use rules mined on similar text, or a lower tau.",
         )
-    return AlignmentResult(sums.means(), sums.rows, (raw - units) / raw, spans / len(rows))
+    means, state_means = aligned.means(), states.means()
+    if not all(map(math.isfinite, state_means.values())):
+        raise NumericalError(
+            "every alignment metric must be finite", state_means, "Check the module's weights."
+        )
+    reduction = (raw - units) / raw
+    return AlignmentResult(
+        means, aligned.rows, state_means, states.rows, reduction, spans / len(rows)
+    )
+
+
+def _state_pairs(
+    rows: Sequence[NDArray[np.integer]],
+    packed: PackedUnits,
+    matcher: Matcher,
+    backbone: Backbone,
+    module: MergeModule,
+    unit_positions: UnitPositions,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield states from the first merge on: on raw and merged input [R, d], and unit ends [R]."""
+    layout = branch_layout(packed, matcher, unit_positions)
+    merged = (layout.lengths > 1).cumsum(dim=1) > 0
+    wanted = merged & (layout.lengths > 0)
+    if not bool(wanted.any()):
+        return
+    ids = np.zeros(tuple(layout.lengths.shape), dtype=np.int64)
+    for b, row in enumerate(rows):
+        ids[b, : len(row)] = row
+    tokens = torch.from_numpy(ids).to(backbone.device)
+    student = state_hidden(tokens, layout, backbone, module)[wanted]
+    teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
+    parts = (torch.split(part, _HEAD_ROWS) for part in (teacher, student, layout.trunk[wanted]))
+    yield from zip(*parts, strict=True)
+
+
+def _wide_logits(hidden: Tensor, backbone: Backbone) -> Tensor:
+    """Return logits [R, V] in at least float32: rounded to bfloat16 they tie."""
+    weight, bias = backbone.head_weight, backbone.head_bias
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    if wide == weight.dtype:
+        return backbone.head(hidden)
+    states = hidden.to(wide)
+    parts = [F.linear(states, ids.to(wide)) for ids in torch.split(weight, _HEAD_IDS)]
+    logits = torch.cat(parts, dim=-1)
+    return logits if bias is None else logits.add_(bias)

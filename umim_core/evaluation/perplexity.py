@@ -1,12 +1,12 @@
 """Token-level perplexity of compressed text over all raw targets.
 
-PPL = exp(-sum of log p(target) / number of targets), two-stage accounting (``merging.likelihood``):
-base and compressed perplexity divide by the same targets and can stand in one table.
+PPL = exp(-sum of log p(target) / number of targets), every target predicted from the state that
+decoding passes through (``merging.likelihood``): a likelihood under every rule set. Base and
+compressed perplexity divide by the same targets and can stand in one table.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone import Backbone
-from umim_core.errors import EvaluationError, NumericalError
+from umim_core.errors import EvaluationError
 from umim_core.merging.compress import SpanMerger
+from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.grams import cut_segments
@@ -88,7 +89,7 @@ def perplexity(
         for scores in token_log_probs(
             rows, backbone, module, matcher, unit_positions=unit_positions
         ):
-            nll_sum -= float(scores.sum())
+            nll_sum -= finite_sum(scores)
             targets += len(scores)
         for row in rows:
             raw += len(row)
@@ -98,10 +99,6 @@ def perplexity(
             "there must be at least one target token",
             f"{len(segments)} windows",
             "A window of T tokens has T - 1 targets.",
-        )
-    if not math.isfinite(nll_sum):
-        raise NumericalError(
-            "every log-probability must be finite", nll_sum, "Check the module's weights."
         )
     return PerplexityResult(
         ppl=float(np.exp(nll_sum / targets)),

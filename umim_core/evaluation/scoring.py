@@ -2,10 +2,12 @@
 
     merge     what is matched        continuation tokens
     context   the context alone      raw; requests with one context share its row of a forward
-    all       context + continuation scored one by one inside their spans (two-stage accounting)
+    all       context + continuation each scored in the state that decoding passes through
 
-Inputs that are too long lose leading units, never part of one: matching from a unit border on gives
-the same units as matching the whole.
+Inputs that are too long lose leading units of the context, never part of one: matching from a unit
+border on gives the same units as matching the whole. How many depends on the context and on the
+length of the continuation alone: were its tokens looked at, the probabilities of all continuations
+would not add up to 1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
-from umim_core.merging.likelihood import TokenScores, score_rows
+from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
@@ -120,6 +122,7 @@ class Scorer:
         Raises:
             EvaluationError: If the batch size is below 1, or a continuation is empty or leaves no
                 room for its context.
+            NumericalError: If a log-probability is NaN or infinite.
         """
         if batch_size < 1:
             raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
@@ -134,8 +137,7 @@ class Scorer:
             )
             indices = [i for row in members for i in row]
             for i, score in zip(indices, scores, strict=True):
-                total = float(score.log_probs.double().sum())
-                results[i] = Likelihood(total, bool(score.greedy.all()))
+                results[i] = Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()))
             progress(len(indices))
         return [results[i] for i in range(len(requests))]
 
@@ -205,28 +207,29 @@ class Scorer:
         return [score for row in scored for score in row]
 
     def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
+        """Cut contexts as if continuations stayed raw: by their lengths, never by their tokens."""
         for i, request in enumerate(requests):
-            whole = np.concatenate([request.context, request.continuation])
-            starts, lengths = self.matcher.segment(whole)
-            # The last token is never an input; a branch goes on from its span's position.
+            context, inputs = request.context, len(request.continuation) - 1
+            starts, lengths = self.matcher.segment(context)
+            # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
-            used = tops[:-1] if lengths[-1] == 1 else tops
-            needed = self._counted(starts, len(whole) - 1, int(used.max(initial=0)) + 1)
-            dropped = int((needed > self.max_units).sum())
-            kept = whole[np.append(starts, len(whole))[dropped] :]
-            if len(request.continuation) == 0 or len(kept) <= len(request.continuation):
+            highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
+            needed = self._counted(starts, len(context) + inputs, highest)
+            kept = context[np.append(starts, len(context))[int((needed > self.max_units).sum())] :]
+            if inputs < 0 or len(kept) == 0:
                 raise EvaluationError(
                     f"a continuation must hold a token and fit {self.max_units} units with context",
-                    f"{len(request.continuation)} tokens",
+                    f"{inputs + 1} tokens",
                     "Shorten the continuation, or use a backbone with more positions.",
                 )
-            self.inputs.add(len(kept), len(starts) - dropped)
-            yield _Row(kept[: -len(request.continuation)], [i], len(kept))
+            whole = np.concatenate([kept, request.continuation])
+            self.inputs.add(len(whole), len(self.matcher.segment(whole)[0]))
+            yield _Row(kept, [i], len(whole))
 
     def _score_whole(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
-        """Two-stage accounting of the continuation's tokens, in one forward."""
+        """Score the continuation's tokens in the states before them, in one forward."""
         rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
         given = [len(context) for context in contexts]
         return score_rows(

@@ -1,7 +1,8 @@
 """The log-probability of every raw token of compressed rows, in one forward.
 
 The paper's two-stage accounting runs one forward per token hidden in a span. Here column t of a
-single forward predicts raw token t + 1. With the ids a b c d e and the rule (b, c, d)::
+single forward holds what decoding would have fed after x_0 .. x_t, and predicts x_{t+1}; see
+``branches``. With the ids a b c d e and the rule (b, c, d)::
 
     column t       0    1    2    3          (the last token is never an input)
     embedding      a    b    c    z(bcd)
@@ -10,9 +11,10 @@ single forward predicts raw token t + 1. With the ids a b c d e and the rule (b,
     predicts       b    c    d    e
     sees           a    a b  a b c  a z      the trunk never sees branches
 
-With preserved unit positions column t has the position t: a surrogate has that of its last token.
-A merged span of n tokens gives n - 1 branch columns, its raw prefix, and one trunk column, so a row
-of T tokens always has T - 1 columns, as many as without rules.
+(ours) The listing cuts the whole text first, and leaves the tokens within a span raw. Where one
+rule lies inside another, its state before a token then depends on that token, and its figures are
+no likelihood: they add up to more than 1 over all texts. The states here are those that decoding
+passes through; where no rule lies inside another they are the listing's.
 
 Shapes: B rows, T raw tokens, L = T - 1 columns of the longest row, d embedding size, V vocabulary.
 Source: paper, "Perplexity Evaluation" (listing "Two-Stage Token-Level PPL Accounting").
@@ -20,6 +22,7 @@ Source: paper, "Perplexity Evaluation" (listing "Two-Stage Token-Level PPL Accou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -30,9 +33,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone import Backbone
-from umim_core.errors import EvaluationError
-from umim_core.merging.attention import additive_mask, check_attention_window
-from umim_core.merging.compress import PackedUnits, SpanMerger, pack_rows, segmentation, surrogates
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.merging.attention import check_attention_window
+from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.compress import SpanMerger, pack_rows, segmentation, surrogates
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
@@ -51,72 +55,6 @@ class TokenScores:
 
     log_probs: Tensor
     greedy: Tensor
-
-
-@dataclass(frozen=True)
-class BranchLayout:
-    """Integer tables of a batch of rows (right-padded; padding columns are trunk).
-
-    Attributes:
-        units: Unit of each column [B, L] (int64); padding repeats the last.
-        trunk: Whether a column is the last token of its unit [B, L] (bool).
-        positions: Position id of each column [B, L] (int64).
-        surrogate: Row of the batch's spans that a column holds [B, L] (int64), -1 for raw tokens.
-    """
-
-    units: Tensor
-    trunk: Tensor
-    positions: Tensor
-    surrogate: Tensor
-
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """Build the additive mask [B, 1, L, L]: 0 where query i may see key j.
-
-        Args:
-            dtype: The backbone's floating dtype.
-
-        Returns:
-            0 for j <= i when j is trunk, or when i and j are branch columns of one span; the
-            lowest finite value elsewhere.
-        """
-        columns = torch.arange(self.units.shape[1], device=self.units.device)
-        causal = columns[None, :] <= columns[:, None]  # [L, L]
-        same_branch = (self.units[:, :, None] == self.units[:, None, :]) & ~self.trunk[:, :, None]
-        allowed = causal & (self.trunk[:, None, :] | same_branch)
-        return additive_mask(allowed, dtype)
-
-
-def branch_layout(packed: PackedUnits, unit_positions: UnitPositions = "compact") -> BranchLayout:
-    """Lay out rows of units for one forward over all their raw targets.
-
-    Args:
-        packed: Rows cut into units; at least one row with two tokens.
-        unit_positions: Positions of the trunk's units.
-
-    Returns:
-        Tables over L = longest row - 1 columns.
-    """
-    raw = packed.raw_counts
-    width = int(raw.max()) - 1
-    column = torch.arange(width, device=raw.device).expand(len(raw), width)
-    # A column's unit is the number of units that start at or before it, less one. Padding of the
-    # unit axis starts nowhere (the row's end and beyond), so real columns never count it.
-    units_axis = torch.arange(packed.starts.shape[1], device=raw.device)
-    real = units_axis < packed.unit_counts[:, None]
-    starts = torch.where(real, packed.starts, width + 1)
-    unit = torch.searchsorted(starts.contiguous(), column.contiguous(), right=True) - 1
-    start, length = packed.starts.gather(1, unit), packed.lengths.gather(1, unit)
-    offset = column - start
-    padding = column >= raw[:, None] - 1
-    trunk = (offset == length - 1) | padding
-    surrogate = packed.span_index.gather(1, unit).masked_fill(~trunk | padding, -1)
-    compact = torch.where(trunk, unit, unit + offset)
-    return BranchLayout(
-        units=unit,
-        trunk=trunk,
-        positions=compact if unit_positions == "compact" else column,
-        surrogate=surrogate,
-    )
 
 
 @torch.no_grad()
@@ -147,13 +85,15 @@ def score_rows(
             vocabulary, rules come without a module, or a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
-    packed = _packed(rows, backbone, module, matcher)
+    _check_rows(rows, backbone, module, matcher)
     if max(len(row) for row in rows) < 2:
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
-    layout = branch_layout(packed, unit_positions)
-    _check_positions(layout, backbone)
-    return _score_layout(rows, given or [1] * len(rows), packed, layout, backbone, module)
+    inputs = [np.asarray(row)[:-1] for row in rows]
+    cuts = [segmentation(row, matcher) for row in inputs]
+    packed = pack_rows(inputs, cuts, device=backbone.device)
+    layout = branch_layout(packed, matcher, unit_positions)
+    return _score_layout(rows, given or [1] * len(rows), layout, backbone, module)
 
 
 def token_log_probs(
@@ -173,9 +113,9 @@ def token_log_probs(
     return [scores.log_probs.cpu().double() for scores in scored]
 
 
-def _packed(
+def _check_rows(
     rows: Sequence[Ints], backbone: Backbone, module: SpanMerger | None, matcher: Matcher | None
-) -> PackedUnits:
+) -> None:
     if matcher is not None and len(matcher.rules) and module is None:
         raise EvaluationError("rules need a merge module", None, "Pass one, or no rules.")
     sizes = [np.size(row) for row in rows]
@@ -183,8 +123,6 @@ def _packed(
         raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
     for b, row in enumerate(rows):
         _check_ids(b, np.asarray(row), backbone.vocab_size)
-    cuts = [segmentation(row, matcher) for row in rows]
-    return pack_rows(rows, cuts, device=backbone.device)
 
 
 def _check_ids(b: int, ids: Ints, vocab_size: int) -> None:
@@ -218,34 +156,48 @@ def _check_positions(layout: BranchLayout, backbone: Backbone) -> None:
 def _score_layout(
     rows: Sequence[Ints],
     given: Sequence[int],
-    packed: PackedUnits,
     layout: BranchLayout,
     backbone: Backbone,
     module: SpanMerger | None,
 ) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
-    device = backbone.device
-    width = layout.units.shape[1]
+    width = layout.trunk.shape[1]
     ids = np.zeros((len(rows), width + 1), dtype=np.int64)
     wanted = np.zeros((len(rows), width), dtype=bool)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
         wanted[b, given[b] - 1 : len(row) - 1] = True
-    tokens, targets = torch.from_numpy(ids).to(device), torch.from_numpy(wanted).to(device)
-    embeddings = backbone.embed(tokens[:, :-1])
-    merged = layout.surrogate >= 0
-    branched = bool((~layout.trunk).any())
-    if module is not None and bool(merged.any()):
-        pooled = surrogates(packed.span_ids, packed.span_lengths, backbone, module)
-        embeddings[merged] = pooled[layout.surrogate[merged]]
-    # Without branches the rows are plain text: causal attention, right padding included.
-    hidden = backbone.hidden(
-        embeddings,
-        layout.mask(embeddings.dtype) if branched else None,
-        layout.positions if branched else None,
-    )
+    tokens = torch.from_numpy(ids).to(backbone.device)
+    targets = torch.from_numpy(wanted).to(backbone.device)
+    hidden = state_hidden(tokens[:, :-1], layout, backbone, module)
     scores = target_scores(hidden[targets], tokens[:, 1:][targets], backbone)
     return split_scores(scores, wanted.sum(axis=1).tolist())
+
+
+def state_hidden(
+    tokens: Tensor, layout: BranchLayout, backbone: Backbone, module: SpanMerger | None
+) -> Tensor:
+    """Return the hidden states after every state that decoding passes through [B, L, d].
+
+    Args:
+        tokens: Raw ids [B, L] (int64), right-padded.
+        layout: Their states.
+        backbone: The frozen model.
+        module: Makes surrogates; None only without rules.
+
+    Raises:
+        EvaluationError: If a row exceeds the backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+    """
+    _check_positions(layout, backbone)
+    embeddings = backbone.embed(tokens)
+    merged = layout.surrogate >= 0
+    if module is not None and len(layout.span_ids):
+        pooled = surrogates(layout.span_ids, layout.span_lengths, backbone, module)
+        embeddings[merged] = pooled[layout.surrogate[merged]]
+    if layout.plain:  # causal attention, right padding included
+        return backbone.hidden(embeddings)
+    return backbone.hidden(embeddings, layout.mask(embeddings.dtype), layout.positions)
 
 
 def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenScores:
@@ -258,6 +210,20 @@ def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenS
         log_probs.append(torch.log_softmax(wide, dim=-1).gather(-1, ids[:, None])[:, 0])
         greedy.append(wide.detach().argmax(dim=-1) == ids)
     return TokenScores(torch.cat(log_probs), torch.cat(greedy))
+
+
+def finite_sum(log_probs: Tensor) -> float:
+    """Return the sum of log-probabilities [n] (nats), added up in float64.
+
+    Raises:
+        NumericalError: If it is NaN or infinite.
+    """
+    total = float(log_probs.double().sum())
+    if not math.isfinite(total):
+        raise NumericalError(
+            "every log-probability must be finite", total, "Check the weights of module and model."
+        )
+    return total
 
 
 def split_scores(scores: TokenScores, sizes: list[int]) -> list[TokenScores]:

@@ -201,6 +201,7 @@ class UMIM:
         Raises:
             EvaluationError: If a context or a continuation has no token, the numbers of contexts
                 and lists differ, or the backbone's positions do not suffice.
+            NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge)
         merged = merge != "none"
@@ -231,7 +232,7 @@ class UMIM:
         merge: Literal["all", "none"] = "all",
         add_special_tokens: bool | None = None,
     ) -> float:
-        """Compute token-level perplexity over all raw targets (two-stage accounting).
+        """Compute token-level perplexity over all raw targets, each in the state before it.
 
         Args:
             texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
@@ -243,6 +244,7 @@ class UMIM:
 
         Raises:
             EvaluationError: If there is no target or a text exceeds the backbone's positions.
+            NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge, ("all", "none"))
         matcher = self.matcher if merge == "all" else None

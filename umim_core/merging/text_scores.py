@@ -13,7 +13,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
-from umim_core.merging.likelihood import token_log_probs
+from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
@@ -46,6 +46,7 @@ def score_texts(
         EvaluationError: If a context or a continuation has no token, there is not one list per
             context, or the backbone's positions do not suffice.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a log-probability is NaN or infinite.
     """
     if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
         raise EvaluationError(
@@ -74,7 +75,7 @@ def score_texts(
             matcher,
             unit_positions=unit_positions,
         )
-        scored += [[float(scores.log_probs.double().sum()) for scores in row] for row in rows]
+        scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
     return scored
 
 
@@ -100,13 +101,14 @@ def text_perplexity(
     Raises:
         EvaluationError: If there is no target or a text exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a log-probability is NaN or infinite.
     """
     total, targets = 0.0, 0
     for item in [texts] if isinstance(texts, str) else texts:
         given = backbone.encode(item, add_special_tokens) if isinstance(item, str) else item
         ids = np.array(given)
         (scores,) = token_log_probs([ids], backbone, module, matcher, unit_positions=unit_positions)
-        total += float(scores.sum())
+        total += finite_sum(scores)
         targets += len(scores)
     if targets == 0:
         raise EvaluationError(

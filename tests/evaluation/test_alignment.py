@@ -1,0 +1,95 @@
+"""Alignment of compressed with raw predictions, against forwards from scratch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from engine_matrix import families, from_scratch, module_for, tiny_backbone
+from torch import Tensor
+
+from umim_core.backbone import Backbone
+from umim_core.distill.metrics import METRICS, row_metrics
+from umim_core.errors import NumericalError
+from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.merging.policies import UnitPositions
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+VOCAB = 12
+NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10)]
+FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]
+
+
+def build(dtype: torch.dtype = torch.float64, vocab: int = VOCAB) -> Backbone:
+    return tiny_backbone(families(64)["llama"](), vocab, dtype, "sdpa")
+
+
+def random_rows() -> list[np.ndarray]:
+    """Rows full of spans, of different lengths; the last has none."""
+    rng = np.random.default_rng(0)
+    spans = [np.array(span) for span in (*NESTED, (0,), (11,), (3, 1))]
+    rows = [np.concatenate([spans[i] for i in rng.integers(0, len(spans), 12)]) for _ in range(3)]
+    return [*rows, np.array([1, 2, 3, 4]), np.array([0, 11, 0])]
+
+
+def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
+    return {name: float(torch.cat([v[name] for v in values]).mean()) for name in METRICS}
+
+
+@pytest.mark.parametrize("unit_positions", ["compact", "preserved"])
+@pytest.mark.parametrize("spans", [NESTED, FLAT])
+@torch.no_grad()
+def test_both_sets_of_rows_equal_forwards_from_scratch(
+    spans: list[tuple[int, ...]], unit_positions: UnitPositions
+) -> None:
+    backbone, matcher, rows = build(), Matcher(RuleSet.from_spans(spans)), random_rows()
+    module = module_for(backbone)
+    aligned, states = [], []
+    for row in rows:
+        starts, lengths = matcher.segment(row)
+        first = (lengths > 1).argmax() if lengths.max() > 1 else len(starts)
+        unit_ends = set((starts + lengths - 1)[first:].tolist())
+        for t in range(len(row)):
+            prefix = row[: t + 1].tolist()
+            if matcher.segment(row[: t + 1])[1].max() == 1:
+                continue  # nothing merged yet
+            parts = (backbone, module, matcher, [prefix], unit_positions)
+            teacher = backbone.model(torch.tensor([prefix])).logits[0, -1]
+            values = row_metrics(teacher[None], from_scratch(*parts)[0][None])
+            states.append(values)
+            aligned += [values] if t in unit_ends else []
+    found = evaluate_alignment(
+        rows, backbone, module, matcher, batch_size=2, unit_positions=unit_positions
+    )
+    assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
+    assert len(aligned) < len(states)
+    assert found.means == pytest.approx(joined(aligned), abs=1e-9)
+    assert found.state_means == pytest.approx(joined(states), abs=1e-9)
+    assert found.means["kl"] != pytest.approx(found.state_means["kl"], abs=1e-4)
+    assert found.metrics()["kl_states"] == found.state_means["kl"]
+
+
+def test_top1_of_a_bfloat16_backbone_is_that_of_its_weights() -> None:
+    """Odd and even ids have logits that bfloat16 cannot tell apart; rounded, they tie."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        backbone = build(dtype)
+        with torch.no_grad():
+            head = backbone.head_weight
+            head[:] = 8.0 * torch.randn(head.shape[1], generator=torch.Generator().manual_seed(0))
+            head[::2, 0], head[1::2, 0] = 0.0, 2**-9
+        module, matcher = module_for(build()).float(), Matcher(RuleSet.from_spans(NESTED))
+        found[dtype] = evaluate_alignment(random_rows(), backbone, module, matcher).means["top1"]
+    assert 0.2 < found[torch.float32] < 0.8
+    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], abs=0.08)
+
+
+def test_weights_that_are_not_finite_are_reported() -> None:
+    backbone, matcher = build(), Matcher(RuleSet.from_spans(NESTED))
+    module = module_for(backbone)
+    module.norm_o.weight.fill_(math.nan)
+    with pytest.raises(NumericalError, match="alignment metric must be finite"):
+        evaluate_alignment(random_rows(), backbone, module, matcher)

@@ -1,0 +1,193 @@
+"""Every state that decoding passes through, as columns of one forward.
+
+Decoding a text passes through the states segment(x_0), segment(x_0 x_1), ...: where a span is not
+complete, its tokens so far stand as raw tokens, or as the smaller rules that they complete. Column
+t holds the last unit of segment(x_0 .. x_t) and predicts x_{t+1}; it sees its predecessors alone.
+With the ids a b c d e and the rules (b, c) and (b, c, d, e)::
+
+    column t        0     1     2      3     4
+    state           a     a b   a bc   a bc d  a bcde
+    unit            a     b     z(bc)  d     z(bcde)
+    part            trunk branch branch branch trunk     trunk: its unit ends in the whole text too
+    predecessor     -     0     0      2     0           column t - tokens of the unit
+    position        0     1     1      2     1           units of the state, less one
+
+Matching is left to right, so what stands before a span of the whole text is the same in every state
+within the span: a column's predecessors are trunk columns and at most two branch columns of its own
+span. With preserved unit positions column t has the position t.
+
+No column depends on a later token. Were the whole text cut first and the tokens within a span left
+raw, d would be predicted from a b c, a state chosen by looking at d and e.
+
+Shapes: B rows, T raw tokens of the longest, M different spans, N tokens of the longest span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.merging.attention import additive_mask
+from umim_core.merging.compress import PackedUnits
+from umim_core.merging.policies import UnitPositions
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.int64]
+_LONGEST: Final = ORDERS[-1]
+
+
+@dataclass(frozen=True)
+class BranchLayout:
+    """Integer tables of a batch of rows (right-padded; padding columns are trunk).
+
+    Attributes:
+        trunk: Whether a column's unit is one of the whole row [B, T] (bool).
+        lengths: Raw tokens of a column's unit [B, T] (int64), 0 for padding.
+        positions: Position id of each column [B, T] (int64).
+        surrogate: Row of ``span_ids`` that a column holds [B, T] (int64), -1 for raw tokens.
+        span_ids: The different spans of all columns [M, N] (int64), zero-padded.
+        span_lengths: Their tokens [M] (int64), 2 .. N.
+    """
+
+    trunk: Tensor
+    lengths: Tensor
+    positions: Tensor
+    surrogate: Tensor
+    span_ids: Tensor
+    span_lengths: Tensor
+
+    @property
+    def plain(self) -> bool:
+        """Whether all columns are trunk: rows of raw tokens under causal attention."""
+        return bool(self.trunk.all())
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Build the additive mask [B, 1, T, T]: 0 where query i may see key j.
+
+        Args:
+            dtype: The backbone's floating dtype.
+
+        Returns:
+            0 where j is i, its predecessor, the predecessor's, and so on; the lowest finite value
+            elsewhere.
+        """
+        columns = torch.arange(self.trunk.shape[1], device=self.trunk.device)
+        causal = columns[None, :] <= columns[:, None]  # [T, T]
+        allowed = causal & self.trunk[:, None, :]
+        seen = columns.expand_as(self.lengths)
+        for _ in range(_LONGEST - 1):  # itself and two predecessors; those before are trunk
+            allowed.scatter_(2, seen[:, :, None], True)
+            before = seen - self.lengths.gather(1, seen)
+            seen = torch.where(before < 0, seen, before)
+        return additive_mask(allowed, dtype)
+
+
+def branch_layout(
+    packed: PackedUnits, matcher: Matcher | None, unit_positions: UnitPositions = "compact"
+) -> BranchLayout:
+    """Lay out rows of units for one forward over all states that decoding passes through.
+
+    Args:
+        packed: Rows cut into units; at least one row with a token.
+        matcher: What cut them; None if all tokens are raw.
+        unit_positions: Positions of units.
+
+    Returns:
+        Tables over T columns.
+    """
+    raw, device = packed.raw_counts, packed.starts.device
+    width = int(raw.max())
+    column = torch.arange(width, device=device).expand(len(raw), width)
+    # A column's unit is the number of units that start at or before it, less one. Padding of the
+    # unit axis starts nowhere (the row's end and beyond), so real columns never count it.
+    units_axis = torch.arange(packed.starts.shape[1], device=device)
+    real = units_axis < packed.unit_counts[:, None]
+    starts = torch.where(real, packed.starts, width + 1)
+    unit = torch.searchsorted(starts.contiguous(), column.contiguous(), right=True) - 1
+    unit = unit.clamp(min=0)  # a row without tokens has no unit at all
+    start, length = packed.starts.gather(1, unit), packed.lengths.gather(1, unit)
+    padding = column >= raw[:, None]
+    offset = (column - start).masked_fill(padding, 0)
+    trunk = (offset == length - 1) | padding
+    span = packed.span_index.gather(1, unit).masked_fill(padding, -1)
+    within = _Prefixes.of(packed, matcher).to(device)
+    compact = unit + within.units[span, offset]
+    return BranchLayout(
+        trunk=trunk,
+        lengths=within.lengths[span, offset].masked_fill(padding, 0),
+        positions=compact if unit_positions == "compact" else column,
+        surrogate=within.surrogate[span, offset],
+        span_ids=within.span_ids,
+        span_lengths=within.span_lengths,
+    )
+
+
+@dataclass(frozen=True)
+class _Prefixes:
+    """How the prefixes of a batch's M spans are cut: row m, entry k is the prefix of k + 1 tokens.
+
+    The last row, M, stands for units of one raw token.
+
+    Attributes:
+        lengths: Tokens of the prefix's last unit [M + 1, 4].
+        units: Units of the prefix, less one [M + 1, 4].
+        surrogate: Row of ``span_ids`` of its last unit [M + 1, 4], -1 for a raw token.
+        span_ids: The spans and the smaller rules within them [M', N].
+        span_lengths: Their tokens [M'].
+    """
+
+    lengths: Tensor
+    units: Tensor
+    surrogate: Tensor
+    span_ids: Tensor
+    span_lengths: Tensor
+
+    @classmethod
+    def of(cls, packed: PackedUnits, matcher: Matcher | None) -> _Prefixes:
+        spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
+        lengths = np.ones((len(spans) + 1, _LONGEST), dtype=np.int64)
+        units = np.tile(np.arange(_LONGEST), (len(spans) + 1, 1))  # raw tokens, one by one
+        for size in range(2, _LONGEST):
+            longer = np.flatnonzero(sizes > size)
+            if matcher is not None and len(longer):
+                cut = _cut_prefixes(spans[longer, :size], matcher)
+                lengths[longer, size - 1], units[longer, size - 1] = cut
+        whole = np.arange(len(spans)), sizes - 1
+        lengths[whole], units[whole] = sizes, 0
+        units[-1] = 0
+        row, last = (lengths > 1).nonzero()
+        keys = _span_keys(spans, row, last, lengths[row, last])
+        unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+        surrogate = np.full_like(lengths, -1)
+        surrogate[row, last] = inverse.reshape(-1)
+        widest = int(unique[:, 0].max(initial=1))
+        parts = (lengths, units, surrogate, unique[:, 1 : 1 + widest].copy(), unique[:, 0].copy())
+        return cls(*map(torch.from_numpy, parts))
+
+    def to(self, device: torch.device) -> _Prefixes:
+        """Return the tables on a device."""
+        parts = (self.lengths, self.units, self.surrogate, self.span_ids, self.span_lengths)
+        return _Prefixes(*(part.to(device) for part in parts))
+
+
+def _cut_prefixes(prefixes: Ints, matcher: Matcher) -> tuple[Ints, Ints]:
+    """Return the last unit's tokens and the units less one [P] of sequences [P, n]."""
+    borders = np.arange(len(prefixes) + 1, dtype=np.int64) * prefixes.shape[1]
+    _, lengths, ends = matcher.segment_many(prefixes.reshape(-1), borders)
+    return lengths[ends[1:] - 1], np.diff(ends) - 1
+
+
+def _span_keys(spans: Ints, row: Ints, last: Ints, sizes: Ints) -> Ints:
+    """Return length and zero-padded ids [P, 1 + 4] of the units that end at ``last`` in spans."""
+    keys = np.zeros((len(row), 1 + _LONGEST), dtype=np.int64)
+    keys[:, 0] = sizes
+    for place in range(_LONGEST):
+        inside = np.flatnonzero(sizes > place)
+        keys[inside, 1 + place] = spans[row[inside], last[inside] - sizes[inside] + 1 + place]
+    return keys
