@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -93,6 +94,28 @@ def test_the_lock_of_a_killed_process_is_recovered(tmp_path: Path) -> None:
 def test_other_directories_are_not_locked(tmp_path: Path) -> None:
     with holder(tmp_path / "x"), directory_lock(tmp_path / "y", wait_seconds=0.0):
         assert (tmp_path / ".y.lock").exists()
+
+
+def test_the_lock_of_a_file_that_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter opens the file, its holder removes it, a third process makes and locks another."""
+    first, third = (directory_lock(tmp_path / "x", wait_seconds=0.0) for _ in range(2))
+    lock_file, meanwhile = fcntl.flock, []
+
+    def slow_to_lock(handle: int, how: int) -> None:
+        if not meanwhile:
+            meanwhile.append(1)
+            first.__exit__(None, None, None)
+            third.__enter__()
+        lock_file(handle, how)
+
+    first.__enter__()
+    monkeypatch.setattr(fcntl, "flock", slow_to_lock)
+    with pytest.raises(LockError), directory_lock(tmp_path / "x", wait_seconds=0.0):
+        pytest.fail("the lock was given twice")
+    assert meanwhile
+    third.__exit__(None, None, None)
 
 
 def test_a_failing_block_frees_the_lock(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_a_merge_right_after_the_prompt_leaves_the_prompt_alone(chain: Backbone)
     assert row.cache_lengths == (2, 3, 4, 3)
 
 
+def test_a_rule_of_four_single_tokens_takes_three_units_back(chain: Backbone) -> None:
+    row = follow(chain, [(2, 3, 4, 5)], [0, 1], 6)
+    #                       prompt, 2, 3, 4, (2 3 4 5), 6; the last token is not fed
+    assert row.cache_lengths == (2, 3, 4, 5, 3, 4)
+    assert row.generated_spans == ((0, 4),)
+
+
 def test_nested_rules_merge_in_successive_steps(chain: Backbone) -> None:
     row = follow(chain, [(2, 3), (2, 3, 4), (2, 3, 4, 5)], [1], 6)
     assert row.cache_lengths == (1, 2, 2, 2, 2, 3)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_generation import MAX_TOKENS, QUESTIONS
+import torch
+from tiny_generation import MAX_TOKENS, QUESTIONS, tiny_generated_corpus
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.corpus import corpus_stage, tokenize_stage, tokens
 from tasks.generate import generate_stage
@@ -73,6 +76,22 @@ def test_the_seed_decides_the_bytes(
     assert again.executed
     assert again.digest == generated.digest
     assert other.digest != generated.digest
+
+
+def test_shards_draw_numbers_of_their_own(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama", 0)
+    with torch.no_grad():  # every token is as likely as another, whatever was asked
+        model.get_output_embeddings().weight.zero_()
+    made = generate_stage(tmp_path, HERE, tiny_generated_corpus(tmp_path, model, tiny_tokenizer))
+    answers = [
+        tuple(row.text.removeprefix(QUESTIONS[number]) for row in rows)
+        for number, rows in rows_of(made).items()
+    ]
+    assert len(set(answers)) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize(("field", "value"), [("top_p", 1e-6), ("temperature", 1e-4)])

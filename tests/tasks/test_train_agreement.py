@@ -15,6 +15,10 @@ import pytest
 from tiny_training import Kill, Run, train_rank
 from training_processes import exit_codes, run_ranks, start_ranks
 
+from tasks.strategies import make_strategy
+from umim_core.distill.train_resume import resume, save
+from umim_core.distill.train_state import Progress
+
 SECONDS = 60.0  # for both to end; a collective that nobody joins waits for half an hour
 
 
@@ -40,6 +44,16 @@ def train_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
     train_rank(rank, replace(run, folder=folder) if rank == odd else run)
 
 
+def resume_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
+    """Save two states, resume and write down from which step; rank ``odd`` sees that folder."""
+    objective = run.objective()
+    strategy = make_strategy(run.strategy, objective, run.config)
+    for step in (3, 6):
+        save(objective, strategy, run.folder, Progress(step=step), {})
+    progress, _ = resume(objective, strategy, folder if rank == odd else run.folder)
+    (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
+
+
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of two ranks killed with the states of steps 6 and 9."""
@@ -58,6 +72,12 @@ def copied(killed: Run, place: Path) -> Run:
 
 def logs(place: Path) -> list[str]:
     return [(place / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1)]
+
+
+def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "state")
+    run_ranks(tmp_path, 2, resume_seeing, run, 1, StaleListing(run.folder))
+    assert [(run.folder / f"rank-{rank}-resumes").read_text() for rank in (0, 1)] == ["6", "6"]
 
 
 @pytest.mark.full

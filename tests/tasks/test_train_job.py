@@ -15,6 +15,7 @@ from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint, read_config
 from umim_core.config import Cell, DistillConfig, PreferenceConfig
+from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.rows import TokenRows
 from umim_core.distill.train_job import TrainJob, make_objective, start_module
 from umim_core.merging.module import MergeModule
@@ -87,6 +88,24 @@ def test_a_fresh_module_is_trained_with_the_positions_of_its_cell(
     assert found == preserved
     assert abs(preserved - compact) > 1e-4
     assert losses(job, backbone)[0] == compact
+
+
+def test_a_distillation_is_validated_on_its_validation_rows(
+    job: TrainJob, backbone: Backbone, tmp_path: Path
+) -> None:
+    TokenRows.of_rows([[7, 6, 3, 4, 5, 9, 1, 2, 9, 8]], [10]).save(tmp_path / "valid")
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+    module, positions = start_module(job, backbone)
+
+    def objective(train: str, valid: str) -> DistillObjective | PreferenceObjective:
+        rows = replace(job, train=train, valid=valid)
+        return make_objective(rows, backbone, module, matcher, positions)
+
+    other = str(tmp_path / "valid")
+    expected = objective(other, other)([0])
+    weight, cross_entropy, _ = objective(job.train, other).validation_sums(0, 1, 8)
+    assert (weight, cross_entropy) == (expected.weight, pytest.approx(expected.total.item()))
+    assert objective(job.train, job.valid).validation_sums(0, 1, 8)[1] != cross_entropy
 
 
 def test_adaptation_goes_on_with_the_positions_of_its_start(
