@@ -20,6 +20,7 @@ from benchmarks.common import ROOT, Report
 from benchmarks.distill_page import distill_page
 from benchmarks.engine_page import engine_page
 from benchmarks.generation_pages import capacity_page, quality_page
+from benchmarks.perplexity_page import perplexity_page
 from benchmarks.tables import gate_table, machine, spread, table
 
 RESULTS: Final = ROOT / "docs" / "results"
@@ -193,6 +194,7 @@ PAGES: Final[dict[str, Callable[[Report], str]]] = {
     "ddp_vs_zero2": ddp_vs_zero2_page,
     "distill_step": distill_page,
     "engine": engine_page,
+    "perplexity": perplexity_page,
     "generation_quality": quality_page,
     "cache_capacity": capacity_page,
 }

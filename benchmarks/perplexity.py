@@ -1,0 +1,189 @@
+"""Token-level perplexity in one forward against base and listing: a table, then one JSON line.
+
+    python -m benchmarks.perplexity --out docs/results/perplexity.json
+    python -m benchmarks.perplexity --backbones umim-docs-llama --length 128 --rows 2 --pairs 3
+
+Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
+and under rules that do; and, for both, a listing as the paper prints it: one forward over the
+units, one more for every token hidden in a span, over what stands before it. Listing and ours are
+compared token by token. Gates (PERFORMANCE, P5): ours takes at most 1.3 times the base model's
+time, 1.5 times under nested rules, and the listing of a row of 512 tokens at least 20 times ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.common import (
+    THREADS,
+    Gate,
+    Report,
+    Spread,
+    add_report_options,
+    alternate,
+    at_least,
+    at_most,
+    close,
+    facts,
+    fix_threads,
+    ratio,
+)
+from benchmarks.engine_sides import BACKBONES, Subject, subject
+from benchmarks.perplexity_page import perplexity_page
+from umim_core.merging.compress import pack_rows, unit_embeddings
+from umim_core.merging.likelihood import token_log_probs
+from umim_core.rules.counting import count_ngrams
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+LIBRARIES: Final = ("numpy", "torch", "transformers")
+BASE: Final = "base model"
+LISTING: Final = "listing"
+LIMITS: Final = {"plain": 1.3, "nested": 1.5}  # times a base forward
+LISTING_TIMES: Final = 20.0
+LISTING_FROM: Final = 512  # tokens of a row that the gate is set for
+TOLERANCE: Final = 2e-3  # nats per token, float32
+_MINED: Final = 60_000
+_TAU: Final = 5
+Rows = list[NDArray[np.int64]]
+
+
+def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
+    """Return rules of which none lies inside another, and rules that do.
+
+    Args:
+        given: A subject with its natural rules.
+        mined: Text [T] that the nested ones are mined on.
+    """
+    counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
+    nested = Matcher(RuleSet.from_counts(counts, overlap="none", containment="keep"))
+    return {"plain": given.matcher, "nested": nested}
+
+
+def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
+    """Time every side of one backbone and compare what they give.
+
+    Args:
+        given: Backbone and module.
+        rules: Rule sets by name.
+        rows: Raw ids per row, of one length.
+        rounds: Alternating rounds.
+    """
+
+    def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
+        positions = given.unit_positions
+        return token_log_probs(
+            rows, given.backbone, given.module, matcher, unit_positions=positions
+        )
+
+    sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
+    sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
+    together = alternate(sides, rounds)
+    found: Report = {BASE: {"seconds": Spread.of(together[BASE]).as_dict()}}
+    for name, matcher in rules.items():
+        one, listed = partial(ours, rows[:1], matcher), partial(listing, given, matcher, rows[0])
+        listings = alternate({name: one, LISTING: listed}, rounds)
+        units = sum(len(matcher.segment(row)[0]) for row in rows)
+        found[name] = {
+            "rules": len(matcher.rules),
+            "infix_free": matcher.rules.infix_free,
+            "token_reduction": 1 - units / sum(map(len, rows)),
+            "seconds": Spread.of(together[name]).as_dict(),
+            "times_base": ratio(together, name, BASE).as_dict(),
+            "listing_seconds": Spread.of(listings[LISTING]).as_dict(),
+            "listing_times": ratio(listings, LISTING, name).as_dict(),
+            "difference": float((one()[0] - listed()).abs().max()),
+        }
+    return found
+
+
+@torch.no_grad()
+def listing(given: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.Tensor:
+    """Score a row [T] with one forward over its units and one for every hidden token [T - 1]."""
+    backbone = given.backbone
+    scores = torch.zeros(len(row) - 1, dtype=torch.float64)
+
+    def hidden(ids: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        starts, lengths = matcher.segment(ids)
+        packed = pack_rows([ids], [(starts, lengths)], device=backbone.device)
+        positions = packed.position_ids(given.unit_positions)
+        embeddings = unit_embeddings(packed, backbone, given.module)
+        return backbone.hidden(embeddings, None, positions)[0], starts + lengths - 1
+
+    def score(states: torch.Tensor, at: NDArray[np.int64]) -> None:
+        log_probs = backbone.head(states).float().log_softmax(-1)
+        targets = torch.from_numpy(row[at + 1]).to(backbone.device)
+        scores[at] = log_probs.gather(1, targets[:, None])[:, 0].double().cpu()
+
+    states, ends = hidden(row[:-1])
+    score(states, ends)
+    for place in np.setdiff1d(np.arange(len(row) - 1), ends):
+        states, _ = hidden(row[: place + 1])
+        score(states[-1:], np.array([place]))
+    return scores
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate that applies."""
+    found: dict[str, Gate] = {}
+    for backbone, measured in report["backbones"].items():
+        for name, limit in LIMITS.items():
+            times = measured[name]["times_base"]["median"]
+            found[f"{backbone}_{name}_times_base"] = at_most(times, limit)
+            if report["length"] >= LISTING_FROM:
+                times = measured[name]["listing_times"]["median"]
+                found[f"{backbone}_{name}_listing_times"] = at_least(times, LISTING_TIMES)
+    return found
+
+
+def equal(report: Report) -> bool:
+    """Return whether every listing gave what one forward gives."""
+    return all(
+        measured[name]["difference"] <= TOLERANCE
+        for measured in report["backbones"].values()
+        for name in LIMITS
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a gate is missed or a result differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, default=list(BACKBONES))
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_report_options(parser)
+    options = parser.parse_args(arguments)
+    fix_threads()
+    torch.set_num_threads(THREADS)
+    backbones = {}
+    for name in options.backbones:
+        timed = options.rows * options.length
+        given = subject(name, timed + _MINED, dtype="float32", device=options.device)
+        rows = list(given.ids[:timed].reshape(options.rows, options.length))
+        rules = rule_sets(given, given.ids[timed:])
+        backbones[name] = measure(given, rules, rows, options.pairs)
+    report: Report = {
+        "benchmark": "perplexity",
+        "facts": facts(LIBRARIES, options.commit),
+        "device": options.device,
+        "length": options.length,
+        "rows": options.rows,
+        "backbones": backbones,
+    }
+    report["gates"] = gates(report)
+    report["equal"] = equal(report)
+    return close(report, options.out, perplexity_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The benchmark of perplexity: one forward equals the listing, and its gates can fail."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from transformers import LlamaConfig
+
+from benchmarks.common import Report, facts
+from benchmarks.engine_sides import random_subject
+from benchmarks.perplexity import equal, gates, measure, rule_sets
+from benchmarks.perplexity_page import perplexity_page
+
+LENGTH, ROWS = 48, 2
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    config = LlamaConfig(
+        vocab_size=500,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    text = ROWS * LENGTH
+    given = random_subject(config, text + 20_000, dtype="float32", device="cpu", mined=20_000)
+    rules = rule_sets(given, given.ids[text:])
+    rows = list(given.ids[:text].reshape(ROWS, LENGTH))
+    found: Report = {
+        "facts": facts(("torch",), "abc"),
+        "device": "cpu",
+        "length": 512,  # the listing's gate is judged
+        "rows": ROWS,
+        "backbones": {"tiny": measure(given, rules, rows, 1)},
+    }
+    found["gates"] = gates(found)
+    found["equal"] = equal(found)
+    return found
+
+
+def test_one_forward_gives_what_the_listing_gives(report: Report) -> None:
+    measured = report["backbones"]["tiny"]
+    assert report["equal"]
+    assert measured["plain"]["infix_free"] and not measured["nested"]["infix_free"]
+    assert min(measured[name]["token_reduction"] for name in ("plain", "nested")) > 0.1
+
+
+def test_another_result_than_the_listings_is_seen(report: Report) -> None:
+    wrong = copy.deepcopy(report)
+    wrong["backbones"]["tiny"]["nested"]["difference"] = 0.1
+    assert not equal(wrong)
+
+
+def test_gates_can_fail_and_short_rows_have_none_for_the_listing(report: Report) -> None:
+    slow = copy.deepcopy(report)
+    for name, times in (("plain", 1.31), ("nested", 1.51)):
+        slow["backbones"]["tiny"][name]["times_base"]["median"] = times
+        slow["backbones"]["tiny"][name]["listing_times"]["median"] = 19.9
+    assert len(gates(slow)) == 4 and not any(passed for _, _, passed in gates(slow).values())
+    assert not any("listing" in name for name in gates(slow | {"length": 128}))
+
+
+def test_the_page_shows_every_side_and_the_gates(report: Report) -> None:
+    page = perplexity_page(report)
+    assert "tiny: plain" in page and "tiny: nested" in page
+    assert "tiny nested listing times" in page
