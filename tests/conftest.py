@@ -27,6 +27,7 @@ from umim_core.checkpoint import Checkpoint
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
+pytest_plugins = ["time_limits"]
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None)
 settings.load_profile("umim")
