@@ -13,6 +13,7 @@ from tasks.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.distill import distill_stage
 from tasks.evaluate import evaluate_stage, task_score_stage
 from tasks.generate import generate_stage
+from tasks.given_rules import given_rules_stage
 from tasks.mine import count_stage, filter_stage
 from tasks.pipeline import PipelineRun
 from tasks.stage import Artifact
@@ -81,14 +82,24 @@ def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
             cell.revision,
             label=cell.backbone,
         )
-        rules = _confident_spans if cell.source == "confidence" else _frequent_ngrams
-        results.append(CellResult(cell, tokenized, rules(run, cell, tokenized)))
+        results.append(CellResult(cell, tokenized, _rules(run, cell, tokenized)))
     return results
+
+
+def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
+    if cell.rules is not None:
+        return run.stage(given_rules_stage, cell, label=cell_label(cell))
+    made = _confident_spans if cell.source == "confidence" else _frequent_ngrams
+    return made(run, cell, tokenized)
 
 
 def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, model = run.recipe, (cell.backbone, cell.revision)
-    alike = [c for c in recipe.cells if (c.backbone, c.revision, c.source) == (*model, cell.source)]
+    alike = [
+        c
+        for c in recipe.cells
+        if (c.backbone, c.revision, c.source, c.rules) == (*model, cell.source, None)
+    ]
     counted = run.stage(
         count_stage,
         run.lease,

@@ -64,7 +64,7 @@ def predict(recipe: Recipe | BackboneRecipe) -> dict[str, Prediction]:
     if unpredictable(recipe) is not None:
         return {}
     mining, found = recipe.mining, {}
-    counted = [cell for cell in recipe.cells if cell.source == "frequency"]
+    counted = [cell for cell in recipe.cells if cell.source == "frequency" and cell.rules is None]
     for backbone, revision in dict.fromkeys((cell.backbone, cell.revision) for cell in counted):
         cells = [cell for cell in counted if (cell.backbone, cell.revision) == (backbone, revision)]
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.comparison import COMPARISON_METRICS, Accuracy, ComparisonRow, limit_words
+from tasks.given_rules import describe_given, given_name
 from tasks.pipeline import PipelineRun
 from tasks.stage import Artifact
 from umim_core.artifacts import canonical_json, read_manifest, sha256_bytes
@@ -82,13 +83,16 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
         cell: What was compared.
         measured: The row's other fields: setting, seed, metrics, accuracies.
     """
+    rules: dict[str, Any] = {
+        "tau": cell.tau,
+        "rule_source": cell.source,
+        "overlap": cell.overlap,
+        "containment": cell.containment,
+    }
     return ComparisonRow(
         backbone=cell.backbone,
-        tau=cell.tau,
-        rule_source=cell.source,
+        **(rules if cell.rules is None else describe_given(cell)),
         min_probability=cell.min_probability if cell.source == "confidence" else 0.0,
-        overlap=cell.overlap,
-        containment=cell.containment,
         rule_budget=cell.rule_budget,
         confidence_tokens=cell.confidence_tokens,
         revision=cell.revision,
@@ -162,7 +166,10 @@ def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:
 def cell_label(cell: Cell) -> str:
     """Return what a cell is called on Prefect's pages."""
     sure = f"confidence {cell.min_probability:g} " if cell.source == "confidence" else ""
-    rules = f"{short_name(cell.backbone)} {sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
+    made = f"{sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
+    if cell.rules is not None:
+        made = f"rules {given_name(cell)}"
+    rules = f"{short_name(cell.backbone)} {made}"
     limits = limit_words(cell.rule_budget, cell.confidence_tokens, cell.revision)
     forms = deviations(cell.positions, cell.depth, cell.kind, cell.unit_positions)
     return ", ".join([rules, *limits, *forms])

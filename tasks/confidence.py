@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from tasks.corpus import tokens
-from tasks.distill import backbone_identity, dtype_key
+from tasks.distill import dtype_key
 from tasks.mine import corpus_digest, write_corpus_digest
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.arrays import save_array
 from umim_core.artifacts import publish_directory, read_manifest, write_manifest
 from umim_core.backbone import load_backbone, load_tokenizer
+from umim_core.backbone_identity import backbone_identity
 from umim_core.config import BackboneDtype, Cell, Device, MiningConfig
 from umim_core.distill.rows import load_array
 from umim_core.errors import ArtifactError

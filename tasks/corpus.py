@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tasks.lease import ClusterLease
-from tasks.source_digests import file_digests
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.token_jobs import TokenizerRef, split_jobs
 from tasks.tokenizing import tokenize_splits
@@ -29,6 +28,7 @@ from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.generation.questions import SPLITS, split_questions
 from umim_core.generation.shards import iter_rows, read_selection
 from umim_core.text import JsonLines, Source, TokenIds, iter_documents
+from umim_core.text.digests import file_digests
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
 

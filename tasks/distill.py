@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-
-from huggingface_hub import snapshot_download
 
 from tasks.corpus import tokens
 from tasks.lease import ClusterLease
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import launch
-from umim_core.artifacts import publish_directory, sha256_bytes, sha256_file
-from umim_core.backbone import resolve_backbone
+from umim_core.backbone_identity import backbone_identity
 from umim_core.config import BackboneDtype, Cell, ClusterConfig, Recipe
 from umim_core.distill.rows import TokenRows
 from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import CURVE
-from umim_core.errors import BackboneError
+from umim_core.distill.train_run import CURVE, place_rows
 
 
 def distill_stage(
@@ -80,31 +75,6 @@ def distill_stage(
     return run_stage(root, spec, build)
 
 
-def backbone_identity(name: str, revision: str | None) -> str:
-    """Return what tells one version of a backbone from another, without loading it.
-
-    For an embedded name or a directory it is the SHA-256 of configuration and weights, for a hub
-    repository the commit.
-
-    Raises:
-        BackboneError: If the repository is neither cached nor reachable.
-    """
-    directory = Path(resolve_backbone(name))
-    if directory.is_dir():
-        files = sorted([*directory.glob("config.json"), *directory.glob("*.safetensors")])
-        sums = [f"{path.name} {sha256_file(path)}" for path in files]
-        return sha256_bytes("\n".join(sums).encode())
-    try:
-        found = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
-    except (OSError, ValueError) as error:
-        raise BackboneError(
-            "a backbone must be an embedded name, a directory or a reachable hub repository",
-            name,
-            "Check the name; offline machines need a local directory.",
-        ) from error
-    return f"{name}@{Path(found).name}"  # the folder of a snapshot is named by its commit
-
-
 def parallelism(cluster: ClusterConfig) -> dict[str, object]:
     """Return what of a cluster decides the bits of a training result."""
     return {
@@ -121,12 +91,7 @@ def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
 
 def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:
     """Write a job's rows below its state folder (which is not published) and run it."""
-    data = Path(job.out) / "state" / "rows"
-    for split, part in rows.items():
-        if not (data / split).exists():  # a killed attempt leaves whole rows or none
-            publish_directory(data / split, part.save)
-    placed = replace(job, train=str(data / job.train), valid=str(data / job.valid))
-    return launch(placed, lease)
+    return launch(place_rows(job, rows), lease)
 
 
 def read_curve(artifact: Artifact) -> list[dict[str, float]]:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from tasks.checks import check_device
-from tasks.distill import backbone_identity
 from tasks.lease import ClusterLease
-from tasks.source_digests import source_digests
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import check_room
 from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import canonical_json, sha256_bytes, sha256_file
 from umim_core.backbone import load_backbone, load_tokenizer, resolve_backbone
+from umim_core.backbone_identity import backbone_identity
 from umim_core.corpus_config import GeneratedCorpus
 from umim_core.errors import ClusterError, UmimError
 from umim_core.fingerprint import tokenizer_fingerprint
@@ -39,6 +38,7 @@ from umim_core.generation.shards import (
 )
 from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
 from umim_core.progress import followed, leave_note
+from umim_core.text.digests import source_digests
 
 logger = logging.getLogger("umim.generate")
 # They decide what becomes of the text, not the text.

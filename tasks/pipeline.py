@@ -23,7 +23,7 @@ from tasks.checks import check_machine, check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.prefect_logs import logs_on_the_run_page
-from tasks.recipes import artifact_root, find_recipe
+from tasks.recipes import find_recipe
 from tasks.stage import Artifact, verifying_once
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking import RunInput
@@ -32,6 +32,7 @@ from umim_core.config import Recipe, RunRecipe
 from umim_core.devices import release_memory
 from umim_core.distill.train_run import CURVE
 from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
+from umim_core.own_checkpoints import artifact_root, own_name, record_checkpoint
 from umim_core.progress import listening
 
 logger = logging.getLogger("umim.pipeline")
@@ -45,6 +46,8 @@ _DATA_SETS = {
     "valid": "validation",
     "task": "training",
 }
+# Stages that leave a checkpoint, and the setting it is of.
+_SETTINGS = {"distill": "WT", "with-rules": "WT + Rules", "sft": "WT + FT", "dpo": "Task-Adapted"}
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
 
@@ -102,6 +105,9 @@ class PipelineRun(Generic[R]):
             finally:
                 release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)
+        if artifact.stage in _SETTINGS:
+            called = own_name(self.recipe.name, label, _SETTINGS[artifact.stage])
+            record_checkpoint(self.root, called, artifact.path / "checkpoint")
         self._record(artifact)
         return artifact
 

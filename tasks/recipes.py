@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from tasks.cluster import CHECKOUT
 from umim_core.backbone_config import BackboneRecipe, load_any_recipe
 from umim_core.config import Recipe
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean
+from umim_core.own_checkpoints import artifact_root
 
 RECIPES = CHECKOUT / "infra" / "recipes"
 
@@ -30,14 +30,9 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
         raise ConfigError(
             f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
             name,
-            "`python -m flows recipes` describes them.",
+            did_you_mean(name, recipe_names()) or "`python -m flows recipes` describes them.",
         )
     return load_any_recipe(RECIPES / f"{name}.yaml")
-
-
-def artifact_root() -> Path:
-    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout."""
-    return Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim").resolve()
 
 
 def newest_report() -> Path:

@@ -225,9 +225,9 @@ ERRORS = {
     "ppl: checkpoint": (("ppl", "a.txt", "-c", "no-such"), "a checkpoint must be one of"),
     "path: name": (
         ("path", "no-such"),
-        "an embedded name must be one of umim-docs-gpt2, umim-docs-llama; got no-such",
+        "a name must be one of umim-docs-gpt2, umim-docs-llama",
     ),
-    "path: climb": (("path", "umim-docs-llama/.."), "an embedded name must be one of"),
+    "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
 }
 
 
@@ -288,5 +288,5 @@ def test_an_error_of_a_real_process_has_no_traceback() -> None:
     entry = [sys.executable, "-c", "from umim_core.cli import main; main()"]
     done = subprocess.run([*entry, "path", "no-such"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("umim: error: an embedded name must be one of")
+    assert done.stderr.startswith("umim: error: a name must be one of")
     assert len(done.stderr.splitlines()) == 1

@@ -165,14 +165,39 @@ def test_recipes_are_frozen() -> None:
         ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
         ("task", None, "adaptation needs the embedded task"),
         ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells must all be different"),
+        ("cells", [{"backbone": "a", "rules": "r", "tau": 9}], "tau belongs to mining"),
     ],
 )
 def test_a_field_out_of_bounds_is_named(
     tmp_path: Path, where: str, value: object, message: str
 ) -> None:
     path = write(tmp_path / "mine.yaml", changed(where, value))
-    with pytest.raises(ConfigError, match=rf"^mine\.yaml: .*{message}.*Mend the field\.$"):
+    with pytest.raises(ConfigError, match=rf"^mine\.yaml: .*{message}.*"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "remedy"),
+    [
+        (GOOD | {"segment_lenght": 64}, "Did you mean 'segment_length'?"),
+        (
+            GOOD | {"cells": [{"backbone": "a", "containmet": "keep"}]},
+            "Did you mean 'containment'?",
+        ),
+        (
+            GOOD | {"corpus": {"kind": "docstrings", "train_token": 5}},
+            "Did you mean 'train_tokens'?",
+        ),
+        (
+            GOOD | {"task": {"train": 5, "nonsense": 5}},
+            "The fields here are test, train, valid.",
+        ),
+    ],
+)
+def test_a_misspelt_field_is_told_the_right_name(tmp_path: Path, raw: object, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(tmp_path / "x.yaml", raw))
+    assert caught.value.remedy == remedy
 
 
 @pytest.mark.parametrize("field", ["name", "corpus", "cells", "distill"])

@@ -14,10 +14,9 @@ from umim_core.config import (
     Recipe,
     RunRecipe,
     TrainConfig,
-    read_recipe_file,
-    validate_recipe,
 )
 from umim_core.embedded.tokenizer import ALPHABET_SIZE
+from umim_core.recipe_files import read_recipe_file, validated
 from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.text import TokenIds
 
@@ -163,5 +162,5 @@ def load_any_recipe(path: Path) -> Recipe | BackboneRecipe:
     """
     raw = read_recipe_file(path)
     if isinstance(raw, dict) and raw.get("kind") == "backbone":
-        return validate_recipe(BackboneRecipe, raw, path)
-    return validate_recipe(Recipe, raw, path)
+        return validated(BackboneRecipe, raw, path.name)
+    return validated(Recipe, raw, path.name)

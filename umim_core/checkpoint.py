@@ -6,6 +6,7 @@ A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -25,9 +26,15 @@ from umim_core.artifacts import (
 )
 from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
+from umim_core.errors import (
+    BackboneMismatchError,
+    CheckpointError,
+    TokenizerMismatchError,
+    did_you_mean,
+)
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import ModuleForm, UnitPositions
+from umim_core.own_checkpoints import own_checkpoint, own_checkpoints
 from umim_core.rules.ruleset import RuleSet
 
 CHECKPOINT_SCHEMA: Final = 1
@@ -211,18 +218,58 @@ def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:
 
 
 def resolve_checkpoint(name: str | Path) -> Path:
-    """Return the directory of a checkpoint, by embedded name or path.
+    """Return the directory of a checkpoint.
+
+    Args:
+        name: An embedded name, one of one's own (``umim path`` lists them), the checkpoint's
+            directory, or the directory of the run that made it.
 
     Raises:
         CheckpointError: If there is none.
     """
-    embedded = embedded_path(str(name), "checkpoint")
-    directory = Path(name) if embedded is None else embedded
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(
-            f"a checkpoint must be one of {embedded_names()} or a directory with config.json, "
-            "model.safetensors and rules/",
-            str(name),
-            "Check the name, or train one with the distill flow.",
+    text = str(name)
+    for directory in (embedded_path(text, "checkpoint"), own_checkpoint(text), Path(name)):
+        if directory is None:
+            continue
+        for place in (directory, directory / "checkpoint"):
+            if _is_checkpoint(place):
+                return place
+    raise _no_checkpoint(Path(name))
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Whether a directory is meant as a checkpoint; what it holds is checked on loading."""
+    try:
+        known = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # torn: loading says what is wrong
+    return not (isinstance(known, dict) and "model_type" in known)
+
+
+def _no_checkpoint(path: Path) -> CheckpointError:
+    """Say what a name stands for instead, and what to do."""
+    known = [*embedded_names(), *own_checkpoints()]
+    rule = (
+        f"a checkpoint must be one of {', '.join(embedded_names())}, a name that `umim path` "
+        "lists, or a directory with config.json, model.safetensors and rules/"
+    )
+    if (path / "config.json").is_file():
+        return CheckpointError(
+            rule,
+            f"{path}, a language model",
+            f"Name a checkpoint that was trained for it, or train one: umim train {path}.",
         )
-    return directory
+    if (path / "rules.parquet").is_file():
+        return CheckpointError(
+            rule,
+            f"{path}, a rule directory",
+            f"Train a checkpoint with these rules: umim train MODEL --rules {path}.",
+        )
+    if path.exists():
+        return CheckpointError(rule, f"{path}, which holds none", "Check the path.")
+    guess = did_you_mean(str(path), known)
+    return CheckpointError(
+        rule, f"{path}, which does not exist", guess or "Check the name; `umim path` lists them."
+    )

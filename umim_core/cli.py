@@ -1,4 +1,4 @@
-"""The ``umim`` command: mine and inspect rules, compress text, generate, measure perplexity.
+"""The ``umim`` command: mine, train, compress text, generate, measure perplexity.
 
 Everything runs in one process on one machine; the pipeline is ``python -m flows``. With ``--json``
 a command prints one JSON document on stdout and nothing else. Errors go to stderr and give a
@@ -11,7 +11,7 @@ import logging
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -26,8 +26,10 @@ from umim_core.cli_input import (
 )
 from umim_core.cli_mine import mine
 from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.cli_path import path
 from umim_core.cli_rules import rules
-from umim_core.errors import ConfigError, CorpusError, UmimError
+from umim_core.cli_train import train
+from umim_core.errors import CorpusError, UmimError
 
 app = typer.Typer(
     name="umim",
@@ -41,6 +43,8 @@ app.command()(generate)
 app.command()(bench)
 app.command()(mine)
 app.command()(rules)
+app.command()(train)
+app.command()(path)
 
 
 def main() -> None:
@@ -142,26 +146,3 @@ def ppl(
         f"({ours.targets:,} targets in {len(rows)} windows)"
     ]
     emit(document, lines, as_json)
-
-
-@app.command()
-def path(
-    name: Annotated[str, typer.Argument(help="An embedded name.")],
-    part: Annotated[
-        Literal["checkpoint", "backbone"], typer.Option(help="Which directory.")
-    ] = "checkpoint",
-    as_json: JsonFlag = False,
-) -> None:
-    """Print the directory of an embedded checkpoint or backbone."""
-    from umim_core.embedded.assets import embedded_names, embedded_path
-
-    found = embedded_path(name, part)
-    if found is None:
-        raise ConfigError(
-            f"an embedded name must be one of {', '.join(embedded_names())}", name, "Choose one."
-        )
-    if not found.is_dir():
-        raise ConfigError(
-            f"{name} must hold a {part}", "none in this installation", "Install the package again."
-        )
-    emit({"name": name, "part": part, "path": str(found)}, [str(found)], as_json)

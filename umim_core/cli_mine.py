@@ -11,6 +11,7 @@ import typer
 
 from umim_core.cli_output import JsonFlag, emit, quiet
 from umim_core.errors import ConfigError
+from umim_core.next_steps import after_mining
 
 if TYPE_CHECKING:
     from umim_core.rules.costs import Prediction
@@ -146,7 +147,8 @@ def mine(
         report = _confident(
             source, out, backbone, options, 0.5 if confidence is None else confidence
         )
-        emit(_document(report, out, {}), _lines(report, out, {}), as_json)
+        lines = [*_lines(report, out, {}), *after_mining(out, backbone, sources)]
+        emit(_document(report, out, {}), lines, as_json)
         return
     prediction = None
     if predicts:
@@ -166,7 +168,8 @@ def mine(
     report = mine_rules(source, out, tokenizer=tokenizer, options=options)
     taken = time.perf_counter() - began
     errors = {} if prediction is None else _errors(prediction, taken)
-    emit(_document(report, out, errors), _lines(report, out, errors), as_json)
+    lines = [*_lines(report, out, errors), *after_mining(out, tokenizer, sources)]
+    emit(_document(report, out, errors), lines, as_json)
 
 
 def _refuse(options: dict[str, object], rule: str) -> None:

@@ -6,11 +6,9 @@ are saved with the results.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from umim_core.benchmark_config import BenchmarkConfig as BenchmarkConfig
 from umim_core.config_base import Fraction as Fraction
@@ -21,7 +19,6 @@ from umim_core.corpus_config import Corpus
 from umim_core.corpus_config import DocstringCorpus as DocstringCorpus
 from umim_core.corpus_config import FilesCorpus as FilesCorpus
 from umim_core.corpus_config import GeneratedCorpus as GeneratedCorpus
-from umim_core.errors import ConfigError
 from umim_core.hardware_config import HardwareConfig
 from umim_core.merging.policies import ModuleForm
 from umim_core.rules_config import CellRules
@@ -254,38 +251,3 @@ class Recipe(RunRecipe, StableDump):
             if strange:
                 raise ValueError(f"hardware.shapes: no cell has the backbone {min(strange)!r}")
         return self
-
-
-AnyRecipe = TypeVar("AnyRecipe", bound=RunRecipe)
-
-
-def read_recipe_file(path: Path) -> object:
-    """Return what a YAML file holds.
-
-    Raises:
-        ConfigError: If it is missing or not YAML.
-    """
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
-        ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} must be YAML", str(error), "Mend the file.") from error
-
-
-def validate_recipe(model: type[AnyRecipe], raw: object, path: Path) -> AnyRecipe:
-    """Return a recipe of one kind.
-
-    Raises:
-        ConfigError: If a field is missing, unknown or out of bounds.
-    """
-    try:
-        return model.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the recipe"
-        raise ConfigError(
-            f"{path.name}: {where}: {first['msg']}", first.get("input"), "Mend the field."
-        ) from error

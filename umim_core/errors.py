@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final
 
 
@@ -107,3 +109,9 @@ class TrackingError(UmimError):
 
 class EvaluationError(UmimError):
     """An evaluation cannot be run as configured."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return ``Did you mean 'x'?`` for the closest of the known names, "" if none is close."""
+    close = get_close_matches(given, list(known), n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""How a recipe asks for rules: by counting n-grams, or by a language model's confidence.
+"""How a recipe asks for rules: counting n-grams, a model's confidence, or a directory of them.
 
 ==============  ===============================  =============================================
 field           ``source: frequency``            ``source: confidence``
@@ -8,6 +8,8 @@ overlap         ``greedy`` by default            ``none``: the paper filters no 
 containment     ``drop`` by default              ``keep``: likewise
 rule_budget     most rules                       refused
 ==============  ===============================  =============================================
+
+A cell that names a rule directory (``rules``) has none of these: nothing is mined for it.
 
 Source: paper, "Merge-Rule Mining Details" and "Alternative Merge-Rule Construction".
 """
@@ -39,6 +41,9 @@ class RulesConfig(Model):
 class CellRules(RulesConfig, StableDump):
     """How the rules of one cell are made; see the module for what goes together."""
 
+    rules: Annotated[str | None, Field(min_length=1), LATER] = Field(
+        None, description="Rule directory that umim mine wrote; then nothing is mined."
+    )
     source: Annotated[CellSource, LATER] = Field(
         "frequency", description="Frequent n-grams, or spans the backbone is confident about."
     )
@@ -59,6 +64,11 @@ class CellRules(RulesConfig, StableDump):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
+        if self.rules is not None:
+            for name, field in CellRules.model_fields.items():
+                if name != "rules" and getattr(self, name) != field.default:
+                    raise ValueError(f"{name} belongs to mining, rules are given; leave it out")
+            return self
         if self.source == "frequency":
             for name in ("min_probability", "confidence_tokens"):
                 if getattr(self, name) != type(self).model_fields[name].default:

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from umim_core.checkpoint import Checkpoint, CheckpointConfig  # noqa: E402  (not installed)
-from umim_core.config import Recipe, read_recipe_file, validate_recipe  # noqa: E402
+from umim_core.config import Recipe  # noqa: E402
+from umim_core.recipe_files import read_recipe_file, validated  # noqa: E402
 from umim_core.rules.ruleset import RuleSet  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "shipped.json"
@@ -107,7 +108,7 @@ def rendered(name: str) -> str:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     metrics = results["checkpoints"][name]
     checkpoint = Checkpoint.load(name)
-    recipe = validate_recipe(Recipe, read_recipe_file(RECIPE), RECIPE)
+    recipe = validated(Recipe, read_recipe_file(RECIPE), RECIPE.name)
     return card(name, checkpoint, recipe, results, metrics)
 
 

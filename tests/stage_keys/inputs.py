@@ -12,6 +12,7 @@ from tasks.lease import ClusterLease
 from tasks.stage import Artifact
 from umim_core.backbone_config import BackboneRecipe
 from umim_core.config import AdaptConfig, HardwareConfig, Recipe
+from umim_core.rules.ruleset import RuleSet
 
 TRAIN = {"max_steps": 4, "batch_size": 4}
 SPLITS = ("train", "valid", "test", "ood_other")
@@ -61,6 +62,9 @@ class Inputs:
         for name in (self.questions, folder / "other.jsonl"):
             name.write_text(json.dumps({"text": "w1 w2"}) + "\n", encoding="utf-8")
         self.checkpoint = checkpoints[0]
+        self.rules, other_rules = folder / "rules", folder / "other-rules"
+        for path, span in ((self.rules, (1, 2)), (other_rules, (1, 3))):
+            RuleSet.from_spans([span]).save(path)
         # Paths and the like must be of something; other values are made by their type.
         self.special: dict[str, object] = {
             "backbone": str(other_backbone),
@@ -69,6 +73,7 @@ class Inputs:
             "paths": (str(folder / "other.txt"),),
             "packages": ("numpy",),
             "protect": (),
+            "rules": str(other_rules),
         }
         self.recipe = self._recipe()
         self.cell, self.lease = self.recipe.cells[0], ClusterLease(self.recipe.cluster)

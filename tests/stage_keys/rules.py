@@ -16,6 +16,7 @@ from stage_keys.variations import StageCall
 
 from tasks.adapt import task_rules_stage
 from tasks.confidence import confidence_rules_stage, confidence_stage
+from tasks.given_rules import given_rules_stage
 from tasks.mine import count_stage, filter_stage
 from umim_core.config import Cell, MiningConfig
 
@@ -32,7 +33,9 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         **dict.fromkeys(BACKBONE_EDITS, NOT_WEIGHTS),
     }
     form = ("adapt", "positions", "depth", "kind", "unit_positions")
-    not_of_rules = {f"cell.{name}": "a matter of the merge module" for name in form}
+    decides = {"cell.rules": "decides which stage is run"}
+    not_of_rules = {f"cell.{name}": "a matter of the merge module" for name in form} | decides
+    given = Cell(backbone=str(inputs.backbone), rules=str(inputs.rules))
     found_by = ("tau", "overlap", "containment", "rule_budget", "source")
     asked = ("min_probability", "confidence_tokens")
     costs = ("block_tokens", "max_memory_gib", "max_disk_gib", "max_hours")
@@ -103,6 +106,17 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
                 "cell.min_probability": "reaches the stage through the runs",
                 "cell.confidence_tokens": "reaches the stage through the runs",
                 "the end of text": "reaches the stage through the runs",
+            },
+            inputs.edits(*TOKENIZER_EDITS, *BACKBONE_EDITS),
+        ),
+        "given-rules": StageCall(
+            given_rules_stage,
+            {"cell": given},
+            {
+                **one_tokenizer,
+                **{f"cell.{name}": "a matter of the merge module" for name in form},
+                **{f"cell.{name}": "refused for given rules" for name in (*found_by, *asked)},
+                "the end of text": "rules are not made anew",
             },
             inputs.edits(*TOKENIZER_EDITS, *BACKBONE_EDITS),
         ),

@@ -25,7 +25,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     recipe, cell = inputs.recipe, inputs.cell
     start = inputs.artifacts.make("with-rules", "checkpoint")
     rules_of = ("tau", "overlap", "containment", "rule_budget", "source", "min_probability",
-                "confidence_tokens", "adapt")  # fmt: skip
+                "confidence_tokens", "adapt", "rules")  # fmt: skip
     not_ours = {
         f"recipe.{name}": "of another stage; what it makes is an input"
         for name in NOT_TRAINED_ON.split()

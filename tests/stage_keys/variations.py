@@ -93,7 +93,7 @@ def variations(
     def below(part: object, part_name: str, part_hint: object) -> Iterator[tuple[str, Any]]:
         return variations(part, part_name, part_hint, special, artifacts)
 
-    if name in special and not isinstance(value, BaseModel | Artifact):
+    if name in special and (value is None or type(value) is type(special[name])):
         yield "", special[name]
     elif isinstance(value, Artifact):
         yield from artifacts.variations(value)

@@ -27,8 +27,8 @@ from umim_core.checkpoint import Checkpoint
 NAMES = (
     "corpus of docstrings", "corpus of files", "corpus that a model wrote", "generate", "task",
     "tokenize", "count", "count without documents or a sample", "filter", "confidence",
-    "confidence-rules", "task-rules", "distill", "with-rules", "sft", "dpo", "tokenizer",
-    "backbone", "evaluate", "task-score", "task-score of the base model", "benchmark",
+    "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft", "dpo",
+    "tokenizer", "backbone", "evaluate", "task-score", "task-score of the base model", "benchmark",
     "report", "ablation",
 )  # fmt: skip
 

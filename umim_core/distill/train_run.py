@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from torch import nn
 
-from umim_core.artifacts import write_json
+from umim_core.artifacts import publish_directory, write_json
 from umim_core.backbone import load_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.config import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
+from umim_core.distill.rows import TokenRows
 from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_module
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
@@ -61,6 +63,20 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     origin = _summary(result.progress) | {"seed": job.seed}
     checkpoint = Checkpoint.of(module, rules, backbone, origin, unit_positions=unit_positions)
     write_results(out, "checkpoint", checkpoint.write, result.progress)
+
+
+def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
+    """Write a job's rows below its state folder, which is not published, and name them.
+
+    Args:
+        job: ``train`` and ``valid`` are keys of ``rows``.
+        rows: Rows by split; those that a killed attempt wrote are kept.
+    """
+    data = Path(job.out) / "state" / "rows"
+    for split, part in rows.items():
+        if not (data / split).exists():  # a killed attempt leaves whole rows or none
+            publish_directory(data / split, part.save)
+    return replace(job, train=str(data / job.train), valid=str(data / job.valid))
 
 
 def _say(state: Path, text: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HTTPError  # of answers and of connections, unlike HfHubHTTPError
+
+# Of answers and of connections, unlike HfHubHTTPError.
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not marked for export
 
 from umim_core.artifacts import directory_digest
 from umim_core.errors import CorpusError

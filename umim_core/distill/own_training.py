@@ -1,0 +1,267 @@
+"""A checkpoint from a model, rules and text, in one process: ``umim train``.
+
+The directory is built beside its final name and renamed when it is whole::
+
+    out/checkpoint/     the merge checkpoint
+    out/tokens/         the ids of the splits: train, valid, test (.npy)
+    out/recipe.yaml     the same training as a recipe of the pipeline
+    out/curve.jsonl     losses by step
+    out/summary.json    steps, best step and score
+
+A run that is killed leaves ``out.partial`` with its last state; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from umim_core.arrays import open_array, save_array
+from umim_core.artifacts import (
+    canonical_json,
+    publish_directory,
+    read_json,
+    read_manifest,
+    sha256_bytes,
+    write_json,
+    write_manifest,
+)
+from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
+from umim_core.backbone_identity import backbone_identity
+from umim_core.config import DistillConfig
+from umim_core.disk import flush, flush_tree
+from umim_core.distill.optimizer import AdamWStrategy
+from umim_core.distill.rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_run import CURVE, place_rows, run_job
+from umim_core.distill.train_state import newest_state, step_of
+from umim_core.errors import ArtifactError, CorpusError, RuleSetError
+from umim_core.locking import directory_lock
+from umim_core.merging.policies import ModuleForm
+from umim_core.own_checkpoints import own_name
+from umim_core.progress import followed
+from umim_core.rules.preparation import tokenized_corpus, whole_segments
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text import Source
+from umim_core.text.digests import source_digests
+from umim_core.text.shards import TokenShards
+
+logger = logging.getLogger("umim.progress")
+SCHEMA: Final = 1
+KIND: Final = "trained"
+SPLITS: Final = ("train", "valid", "test")
+_RUN: Final = "run.json"
+_HELD_OUT: Final = 20  # one row in so many goes to each of valid and test
+_MOST_HELD_OUT: Final = 64  # rows
+
+
+@dataclass(frozen=True)
+class OwnTraining:
+    """What to train.
+
+    Attributes:
+        model: Embedded name, directory or hub repository of the backbone.
+        rules: Rule directory, as ``umim mine`` writes it.
+        source: Text, or ids of the model's tokenizer.
+        config: Optimisation.
+        form: Form of the merge module.
+        segment_length: Tokens per row.
+        seed: Of weights and data order.
+        use_gpu: Whether the model runs on a GPU.
+    """
+
+    model: str
+    rules: Path
+    source: Source
+    config: DistillConfig
+    form: ModuleForm
+    segment_length: int = 512
+    seed: int = 0
+    use_gpu: bool = False
+
+
+def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
+    """Train a merge module and write its directory; a finished one is found, not trained again.
+
+    Args:
+        training: What to train.
+        out: The directory; what a killed call of the same training left is continued.
+
+    Returns:
+        Steps taken, best step and score, skipped steps, and the divergence from the base model on
+        held-out rows before the first step and at the best one (``kl_first``, ``kl_best``; nats).
+
+    Raises:
+        ArtifactError: If ``out`` holds something else, or another training was begun there.
+        TokenizerMismatchError: If the rules belong to another tokenizer.
+        RuleSetError: If there are no rules.
+        CorpusError: If the text is unusable or too short, or no row has a merge.
+        BackboneError: If the model cannot be loaded.
+        LockError: If another live process trains there.
+    """
+    out = out.resolve()
+    with directory_lock(out, wait_seconds=0.0):
+        rules = RuleSet.load(training.rules)
+        key = _key(training, rules)
+        if out.exists():
+            return _finished(out, key)
+        tokenizer = load_tokenizer(training.model)
+        rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
+        if not len(rules):
+            raise RuleSetError(
+                f"{training.rules} must hold rules", "none", "Mine them again with a smaller --tau."
+            )
+        partial = out.with_name(f"{out.name}.partial")
+        _begin(partial, key)
+        if not (partial / "tokens").exists():
+            with tokenized_corpus(training.source, tokenizer, partial) as shards:
+                whole_segments(shards, tokenizer, training.segment_length)
+                publish_directory(
+                    partial / "tokens", lambda folder: _split(shards, training, folder)
+                )
+        rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
+        state = partial / "state"
+        if (newest := newest_state(state, 1)) is not None:
+            logger.info("resuming at step %d", step_of(newest))
+        job = place_rows(_job(training, partial), rows)
+        with followed(state):
+            run_job(job, AdamWStrategy)
+        shutil.rmtree(state)
+        _write_recipe(partial, out, training)
+        write_manifest(partial, kind=KIND, schema=SCHEMA, body={"key": key})
+        flush_tree(partial)
+        partial.rename(out)
+        flush(out.parent)
+        return _summary(out)
+
+
+def _key(training: OwnTraining, rules: RuleSet) -> str:
+    """Return the SHA-256 of everything that decides the result."""
+    parts = {
+        "backbone": backbone_identity(training.model, None),
+        "rules": rules.digest,
+        "text": source_digests(training.source),
+        "source": training.source.model_dump(mode="json"),
+        "config": training.config.model_dump(mode="json"),
+        "form": training.form.form(),
+        "segment_length": training.segment_length,
+        "seed": training.seed,
+        "use_gpu": training.use_gpu,
+    }
+    return sha256_bytes(canonical_json(parts).encode())
+
+
+def _finished(out: Path, key: str) -> dict[str, float]:
+    manifest = read_manifest(out, kind=KIND, schema=SCHEMA)
+    if manifest.get("key") != key:
+        raise ArtifactError(
+            f"{out} must hold the training that was asked for",
+            "one with other settings, text or rules",
+            "Remove it, or choose another --out.",
+        )
+    logger.info("%s is finished; nothing is trained again", out)
+    return _summary(out)
+
+
+def _begin(partial: Path, key: str) -> None:
+    """Make the directory of an unfinished run, or check that the one there is the same run's."""
+    if partial.exists():
+        if read_json(partial / _RUN) != {"key": key}:
+            raise ArtifactError(
+                f"{partial} must be of the same training to be continued",
+                "one with other settings, text or rules",
+                "Remove it, or choose another --out.",
+            )
+        for path in partial.glob(".umim-tokens-*"):  # of a call that was killed
+            shutil.rmtree(path)
+        return
+    publish_directory(partial, lambda folder: write_json(folder / _RUN, {"key": key}))
+
+
+def _split(shards: TokenShards, training: OwnTraining, folder: Path) -> None:
+    """Write the ids of the splits: whole rows; the last ones are held out."""
+    length = training.segment_length
+    total = len(shards) // length
+    held = min(_MOST_HELD_OUT, max(1, total // _HELD_OUT))
+    train = total - 2 * held
+    if train < 1:
+        raise CorpusError(
+            f"training needs at least three rows of {length} tokens, two of them held out",
+            total,
+            "Give more text or a smaller --segment-length.",
+        )
+    borders = dict(
+        zip(SPLITS, ((0, train), (train, train + held), (train + held, total)), strict=True)
+    )
+    for split, (start, stop) in borders.items():
+        ids = shards[start * length : stop * length]
+        save_array(folder / f"{split}.npy", ids.astype(np.uint32))
+
+
+def _rows(partial: Path, split: str, length: int) -> TokenRows:
+    ids: NDArray[np.uint32] = open_array(partial / "tokens" / f"{split}.npy")
+    return TokenRows.of_segments(TokenShards.of_array(ids.astype(np.int32)), length)
+
+
+def _job(training: OwnTraining, out: Path) -> TrainJob:
+    return TrainJob(
+        objective="distill",
+        backbone=training.model,
+        revision=None,
+        rules=str(training.rules),
+        train="train",
+        valid="valid",
+        start=None,
+        form=training.form.form(),
+        max_tokens=training.segment_length,
+        seed=training.seed,
+        config=training.config.model_dump(),
+        strategy="ddp",
+        use_gpu=training.use_gpu,
+        out=str(out),
+    )
+
+
+def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
+    """Write a recipe that trains the same module in the pipeline, and one of the paper's form."""
+    own = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
+    paper = ModuleForm.model_validate({})
+    forms = [training.form] if training.form == paper else [training.form, paper]
+    recipe = {
+        "name": own_name(out.name)[:64],
+        "description": f"The training of {out.name}, evaluated and compared by the pipeline.",
+        "seed": training.seed,
+        "corpus": {
+            "kind": "files",
+            **{
+                split: {"kind": "ids", "path": str(out / "tokens" / f"{split}.npy")}
+                for split in SPLITS
+            },
+        },
+        "segment_length": training.segment_length,
+        "cells": [own | form.form() for form in forms],
+        "distill": training.config.model_dump(mode="json"),
+        "task": None,
+        "cluster": {"workers": 0, "use_gpu": training.use_gpu},
+    }
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (partial / "recipe.yaml").write_text(text, encoding="utf-8")
+
+
+def _summary(out: Path) -> dict[str, float]:
+    found = read_json(out / "summary.json")
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{out}/summary.json must be a mapping", found, "Train it again.")
+    lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
+    curve = [row for line in lines if "valid_kl" in (row := json.loads(line))]
+    best = next(row for row in curve if row["step"] == found["best_step"])
+    numbers = {str(name): float(value) for name, value in found.items()}
+    return numbers | {"kl_first": curve[0]["valid_kl"], "kl_best": best["valid_kl"]}

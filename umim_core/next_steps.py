@@ -1,0 +1,49 @@
+"""What to type next: every command that leaves something behind ends with the commands that use it.
+
+Paths are quoted for the shell, so that a line can be copied as it stands.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+PROMPT = "Once upon a time"
+
+
+def after_mining(out: Path, tokenizer: str | None, texts: Sequence[str]) -> list[str]:
+    """Return how to train with mined rules.
+
+    Args:
+        out: Rule directory.
+        tokenizer: What made the ids; the model is most often of the same name.
+        texts: What was mined.
+    """
+    model = "MODEL" if tokenizer is None else tokenizer
+    trained = out.with_name(f"{out.name}-trained")
+    command = ["umim", "train", model, *texts, "--rules", str(out), "--out", str(trained)]
+    return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]
+
+
+def after_training(checkpoint: str | Path) -> list[str]:
+    """Return how to use a checkpoint.
+
+    Args:
+        checkpoint: Its name or directory.
+    """
+    name = str(checkpoint)
+    generate = ["umim", "generate", PROMPT, "-c", name, "--show"]
+    evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={name}"]
+    return [
+        f"  {shlex.join(generate)}",
+        f"  {shlex.join([*evaluate, '--tasks', 'umim_docstrings', '--limit', '100'])}",
+    ]
+
+
+def to_compare(recipe: Path) -> list[str]:
+    """Return how to run a recipe from the checkout and where it is compared."""
+    return [
+        "To compare it in MLflow, with the pipeline of the checkout:",
+        f"  {shlex.join(['python', '-m', 'flows', 'run', str(recipe)])}",
+    ]

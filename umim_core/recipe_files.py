@@ -1,0 +1,77 @@
+"""Configuration from files and options: read, validated, and refused with a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from umim_core.errors import ConfigError, did_you_mean
+
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+def read_recipe_file(path: Path) -> object:
+    """Return what a YAML file holds.
+
+    Raises:
+        ConfigError: If it is missing or not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} must be YAML", str(error), "Mend the file.") from error
+
+
+def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
+    """Return a configuration.
+
+    Args:
+        model: Its model.
+        raw: Its fields.
+        what: What they were read from, for the message.
+
+    Raises:
+        ConfigError: If a field is missing, unknown (with the closest known name) or out of bounds.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the recipe"
+        remedy = "Mend the field."
+        if first["type"] == "extra_forbidden":
+            known = _fields(model, first["loc"][:-1])
+            guess = did_you_mean(str(first["loc"][-1]), known)
+            remedy = guess or f"The fields here are {', '.join(known)}."
+        raise ConfigError(f"{what}: {where}: {first['msg']}", first.get("input"), remedy) from error
+
+
+def _fields(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
+    """Return the names of the fields that a model has at a place inside it."""
+    models = [model]
+    for part in location:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            models = [found for field in fields for found in _models(field.annotation)]
+        elif tagged := [m for m in models if part in _tags(m)]:  # a member of a union
+            models = tagged
+    return sorted({name for found in models for name in found.model_fields})
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models(part)]
+
+
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    kind = model.model_fields.get("kind")
+    return () if kind is None else get_args(kind.annotation)
