@@ -144,7 +144,9 @@ def measure_step(
     )
     config.bos_token_id = config.eos_token_id = None
     with device:
-        raw = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        raw = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, trust_remote_code=False
+        )
     backbone = wrap_backbone(raw, None)
     form = ModuleForm()
     module = MergeModule(shape.hidden_size)

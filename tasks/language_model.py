@@ -141,7 +141,7 @@ def fresh_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            shape.build(vocab_size, end), dtype=torch.float32
+            shape.build(vocab_size, end), dtype=torch.float32, trust_remote_code=False
         )
     return model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from umim_core.backbone import load_tokenizer
-from umim_core.fingerprint import model_fingerprint, tokenizer_fingerprint
+from umim_core.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.model_identity import model_fingerprint
 
 SMALL = {
     "vocab_size": 32,
@@ -106,3 +107,13 @@ def test_another_way_of_splitting_changes_the_fingerprint(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="<eos>"
     )
     assert tokenizer_fingerprint(other) != tokenizer_fingerprint(word_tokenizer(WORDS))
+
+
+def test_added_tokens_flagged_special_are_special_without_a_role(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_tokens([AddedToken("<|eot_id|>", special=True), AddedToken("plain")])
+    marks = tokenizer.convert_tokens_to_ids(["<eos>", "<|eot_id|>"])
+    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in tokenizer.all_special_ids
+    assert special_ids(tokenizer) == set(marks)

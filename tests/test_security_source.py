@@ -41,6 +41,7 @@ FORBIDDEN_CALLS = {
 }
 FORBIDDEN_METHODS = {"read_pickle": "pickle runs code when read", "to_pickle": "pickle on disk"}
 MUST_BE_FALSE = {"allow_pickle", "shell", "trust_remote_code"}
+AUTO_LOADERS = {"from_config", "from_pretrained"}
 SAFE_LOADERS = {"CSafeLoader", "SafeLoader"}
 
 
@@ -91,6 +92,11 @@ def call_violations(node: ast.Call, names: dict[str, str]) -> Iterator[str]:
     for keyword in node.keywords:
         if keyword.arg in MUST_BE_FALSE and not is_false(keyword.value):
             yield f"{keyword.arg} must be the literal False"
+    owner, _, method = name.rpartition(".")
+    if method in AUTO_LOADERS and owner.rpartition(".")[2].startswith("Auto"):
+        given = [k.value for k in node.keywords if k.arg == "trust_remote_code"]
+        if not given:  # the default asks the user, who might agree
+            yield f"{name} needs the literal trust_remote_code=False"
     if name == "yaml.load":
         loaders = [k.value for k in node.keywords if k.arg == "Loader"] + node.args[1:2]
         if not loaders or dotted(loaders[0], names).rpartition(".")[2] not in SAFE_LOADERS:
@@ -182,6 +188,10 @@ def test_no_source_file_runs_code_that_came_as_data() -> None:
         "from os import system",
         "from x import AutoModel\nAutoModel.from_pretrained('x', trust_remote_code=True)",
         "options = {'trust_remote_code': True}",
+        "from transformers import AutoConfig\nAutoConfig.from_pretrained('x')",
+        "from transformers import AutoTokenizer as A\nA.from_pretrained('x', revision=None)",
+        "import transformers\ntransformers.AutoModelForCausalLM.from_config(config)",
+        "from transformers import AutoModel\nAutoModel.from_pretrained('x', **options)",
         "arguments = 'pretrained=x,trust_remote_code=True'",
         "import numpy as np\nnp.load('x', allow_pickle=True)",
         "import numpy\nnumpy.load('x', allow_pickle=maybe)",
@@ -206,6 +216,8 @@ def test_each_forbidden_construct_is_found(bad: str) -> None:
         "import yaml\nyaml.load(text, Loader=yaml.CSafeLoader)",
         "from yaml import SafeLoader, load\nload(text, SafeLoader)",
         "AutoModel.from_pretrained('x', trust_remote_code=False)",
+        "from transformers import AutoModel\nAutoModel.from_config(c, trust_remote_code=False)",
+        "from umim_core import UMIM\nUMIM.from_pretrained('x')",
         "'''Never trust_remote_code=True.'''",
         "from safetensors.torch import load_file\nload_file('x')",
     ],

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from umim_core.backbone import wrap_backbone as wrap_backbone
     from umim_core.checkpoint import Checkpoint as Checkpoint
     from umim_core.errors import UmimError as UmimError
     from umim_core.merging.model import UMIM as UMIM
@@ -30,6 +31,7 @@ _EXPORTS = {
     "RuleSet": "umim_core.rules.ruleset",
     "UmimError": "umim_core.errors",
     "mine_rules": "umim_core.rules.mining",
+    "wrap_backbone": "umim_core.backbone",
 }
 __all__ = [
     "UMIM",
@@ -40,6 +42,7 @@ __all__ = [
     "RuleSet",
     "UmimError",
     "mine_rules",
+    "wrap_backbone",
 ]
 
 

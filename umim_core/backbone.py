@@ -12,29 +12,23 @@ from functools import cached_property
 from typing import Final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from umim_core.backbone_files import AUTO, load_model
+from umim_core.backbone_files import DTYPES as DTYPES
+from umim_core.backbone_files import load_tokenizer as load_tokenizer
+from umim_core.backbone_files import resolve_backbone as resolve_backbone
+from umim_core.capabilities import check_capabilities
 from umim_core.devices import usable_device
-from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.encoding import encode
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.fingerprint import model_fingerprint
 from umim_core.fingerprint import special_ids as special_ids
 from umim_core.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
+from umim_core.frozen_model import freeze, frozen_twin
+from umim_core.model_identity import ModelIdentity, model_identity
 
-DTYPES: Final = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+_TABLE_CHUNK: Final = 8192
 
 
 @dataclass(frozen=True)
@@ -46,19 +40,27 @@ class Backbone:
         revision: Hub revision, or None.
         model: The transformers model; no parameter requires a gradient; evaluation mode.
         tokenizer: Its tokenizer, or None for models built in memory.
-        fingerprint: SHA-256 of the architecture and the weights.
+        identity: Architecture, configuration and weights in digests.
         tokenizer_fingerprint: SHA-256 of the vocabulary and the encoding pipeline ("" without one).
+        embedding: Turns ids into what the trunk reads, scaled if the model scales it.
+        trunk: The blocks, final norm included.
+        projection: The head as a module.
     """
 
     name: str
     revision: str | None
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    fingerprint: str
+    identity: ModelIdentity = field(repr=False)
     tokenizer_fingerprint: str
-    _embedding: nn.Module = field(repr=False)
-    _trunk: nn.Module = field(repr=False)
-    _head: nn.Module = field(repr=False)
+    embedding: nn.Module = field(repr=False)
+    trunk: nn.Module = field(repr=False)
+    projection: nn.Module = field(repr=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the architecture, the configuration and the weights."""
+        return self.identity.fingerprint
 
     @property
     def hidden_size(self) -> int:
@@ -72,23 +74,33 @@ class Backbone:
 
     @property
     def embedding_weight(self) -> Tensor:
-        """The input embedding matrix [V, d]."""
-        return self._embedding.get_parameter("weight")
+        """The input embedding matrix [V, d] as it is stored; see ``embedding_table``."""
+        return self.embedding.get_parameter("weight")
+
+    @property
+    @torch.no_grad()
+    def embedding_table(self) -> Tensor:
+        """What the trunk reads for every id [V, d]; made anew at each call.
+
+        Some models scale what they store: Gemma by the root of d.
+        """
+        ids = torch.arange(self.vocab_size, device=self.device)
+        return torch.cat([self.embed(part) for part in torch.split(ids, _TABLE_CHUNK)])
 
     @cached_property
     def embedding_std(self) -> float:
-        """Standard deviation of the input embedding matrix."""
-        return float(self.embedding_weight.float().std())
+        """Standard deviation of the embeddings that the trunk reads."""
+        return float(self.embedding_table.float().std())
 
     @property
     def head_weight(self) -> Tensor:
         """The output projection [V, d]."""
-        return self._head.get_parameter("weight")
+        return self.projection.get_parameter("weight")
 
     @property
     def head_bias(self) -> Tensor | None:
         """The output bias [V], or None."""
-        bias = getattr(self._head, "bias", None)
+        bias = getattr(self.projection, "bias", None)
         return bias if isinstance(bias, Tensor) else None
 
     @property
@@ -114,7 +126,7 @@ class Backbone:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Look up static embeddings: ids [...] (int64) -> [..., d]."""
-        out: Tensor = self._embedding(ids)
+        out: Tensor = self.embedding(ids)
         return out
 
     def hidden(
@@ -136,7 +148,7 @@ class Backbone:
         if attention_mask is None and position_ids is not None:
             # transformers would take a row whose positions jump for several sequences
             attention_mask = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.int64)
-        out: Tensor = self._trunk(
+        out: Tensor = self.trunk(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -146,7 +158,7 @@ class Backbone:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d] to logits [..., V]."""
-        out: Tensor = self._head(hidden)
+        out: Tensor = self.projection(hidden)
         return out
 
     def encode(self, text: str, add_special_tokens: bool | None = False) -> list[int]:
@@ -173,83 +185,96 @@ class Backbone:
         return self.tokenizer
 
 
-def resolve_backbone(name: str) -> str:
-    """Return the directory of an embedded backbone, or ``name`` unchanged."""
-    path = embedded_path(name, "backbone")
-    return name if path is None else str(path)
-
-
-def load_tokenizer(name: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by embedded name, directory or hub repository.
-
-    Raises:
-        BackboneError: If it cannot be loaded.
-    """
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            resolve_backbone(name), revision=revision, trust_remote_code=False
-        )
-    except (OSError, ValueError, ImportError) as error:
-        raise _load_error("tokenizer", name, error) from error
-    return tokenizer
-
-
 def load_backbone(
-    name: str, *, revision: str | None = None, dtype: str = "float32", device: str = "cpu"
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    device: str | None = None,
+    device_map: str | dict[str, int | str] | None = None,
+    attn_implementation: str | None = None,
+    local_files_only: bool = False,
 ) -> Backbone:
     """Load and freeze a causal language model.
 
     Args:
         name: ``umim-docs-llama``, ``umim-docs-gpt2``, a directory or a hub repository.
         revision: Hub revision to pin.
-        dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-        device: A torch device.
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the weights
+            were published in.
+        device: A torch device; the CPU if neither it nor a ``device_map`` is given.
+        device_map: As in transformers; all weights must come to one device.
+        attn_implementation: As in transformers, ``eager`` or ``sdpa``.
+        local_files_only: Whether the network must not be asked.
 
     Raises:
-        BackboneError: If it cannot be loaded, needs code from the repository, or does not split
-            into embedding, trunk and head.
-        ConfigError: If the data type is unknown, or this machine has no such device.
+        BackboneError: If it cannot be loaded, brings code of its own, or cannot do what the method
+            needs (``umim_core.capabilities``).
+        ConfigError: If the data type is unknown, this machine has no such device, or both a device
+            and a device map are given.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be one of {sorted(DTYPES)}", dtype, "Choose one of them.")
-    usable_device(device)
-    model = _load_model(name, revision, DTYPES[dtype])
-    # float16 holds less of a published weight than the fingerprint hashes.
-    published = _load_model(name, revision, "auto") if dtype == "float16" else model
-    fingerprint = model_fingerprint(published)
-    nn.Module.to(model, device)  # in place; the override in transformers has no usable type
-    tokenizer = load_tokenizer(name, revision=revision)
-    return wrap_backbone(model, tokenizer, name=name, revision=revision, fingerprint=fingerprint)
+    if device is not None and device_map is not None:
+        raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
+    usable_device(device or "cpu")
 
-
-def _load_model(name: str, revision: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            resolve_backbone(name),
+    def load(dtype: str) -> PreTrainedModel:
+        return load_model(
+            name,
             revision=revision,
             dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,  # None would ask the user, who might agree
+            device_map=device_map,
+            attn_implementation=attn_implementation,
+            local_files_only=local_files_only,
         )
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise _load_error("backbone", name, error) from error
-    return model
+
+    model = load(dtype)
+    # float16 holds less of a published weight than the fingerprint hashes.
+    identity = model_identity(load(AUTO) if dtype == "float16" else model)
+    if device_map is None:
+        nn.Module.to(model, device or "cpu")  # in place; transformers' override has no usable type
+    tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
+    return _wrap(freeze(model), tokenizer, name, revision, identity)
 
 
 def wrap_backbone(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     name: str = "in-memory",
     revision: str | None = None,
-    fingerprint: str | None = None,
 ) -> Backbone:
-    """Freeze a model that is already in memory; its fingerprint is computed unless it is given.
+    """Make a backbone of a model that is already in memory.
+
+    The backbone has a frozen twin of the model, which shares its weights: the model itself keeps
+    its mode, its gradients and its configuration. Weights that change later change the backbone,
+    too, but not its fingerprint.
+
+    Args:
+        model: A causal language model of transformers.
+        tokenizer: Its tokenizer, or None if only ids will be used.
+        name: How messages and checkpoints call it.
+        revision: Hub revision, if it has one.
 
     Raises:
-        BackboneError: If embedding, trunk and head do not give the model's own logits.
+        BackboneError: If it cannot do what the method needs (``umim_core.capabilities``).
     """
-    model.train(False).requires_grad_(False)
+    if not isinstance(model, PreTrainedModel):
+        raise BackboneError(
+            "a backbone must be a model of transformers itself",
+            type(model).__name__,
+            "Unwrap it; of PEFT models, take merge_and_unload().",
+        )
+    return _wrap(frozen_twin(model), tokenizer, name, revision, model_identity(model))
+
+
+def _wrap(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    revision: str | None,
+    identity: ModelIdentity,
+) -> Backbone:
+    """Take a frozen model apart and try it."""
     # None where there is no output projection, and where there are no input embeddings
     head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
     if head is None or model.base_model is model:
@@ -263,34 +288,11 @@ def wrap_backbone(
         revision=revision,
         model=model,
         tokenizer=tokenizer,
-        fingerprint=fingerprint or model_fingerprint(model),
+        identity=identity,
         tokenizer_fingerprint="" if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        _embedding=model.get_input_embeddings(),
-        _trunk=model.base_model,
-        _head=head,
+        embedding=model.get_input_embeddings(),
+        trunk=model.base_model,
+        projection=head,
     )
-    _probe(backbone)
+    check_capabilities(backbone)
     return backbone
-
-
-@torch.no_grad()
-def _probe(backbone: Backbone) -> None:
-    ids = torch.arange(4, device=backbone.device)[None] % backbone.vocab_size
-    ours = backbone.head(backbone.hidden(backbone.embed(ids)))
-    theirs = backbone.model(input_ids=ids, use_cache=False).logits
-    if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2):
-        raise BackboneError(
-            "head(trunk(embedding)) must equal the model's logits",
-            type(backbone.model).__name__,
-            "This architecture changes its logits after the head and is not supported.",
-        )
-
-
-def _load_error(what: str, name: str, error: Exception) -> BackboneError:
-    reason = str(error).strip().splitlines()
-    return BackboneError(
-        f"a {what} must be an embedded name ({', '.join(embedded_names())}), a directory with "
-        "safetensors weights, or a reachable hub repository without code of its own",
-        f"{name!r}: {reason[0] if reason else type(error).__name__}",
-        "Check the name; offline machines need a local directory.",
-    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from engine_matrix import CONFIGS, tiny_backbone
 from torch import Tensor, nn
-from transformers import FalconConfig, MistralConfig, Qwen3NextConfig
+from transformers import FalconConfig, MistralConfig
 
 from umim_core.backbone import Backbone
 from umim_core.distill.packed_trunk import PackedTrunk
@@ -141,32 +141,6 @@ def test_a_backbone_with_eager_attention_is_padded_and_keeps_it() -> None:
     assert seen == [(5, 7)]
     assert backbone.model.config._attn_implementation == "eager"
     torch.testing.assert_close(found, alone(backbone, units, LENGTHS), atol=1e-6, rtol=1e-6)
-
-
-def test_layers_whose_state_runs_on_are_padded() -> None:
-    config = Qwen3NextConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        layer_types=["linear_attention", "full_attention"],
-        max_position_embeddings=96,
-    )
-    backbone = tiny_backbone(config, VOCAB, torch.float32, "sdpa")
-    trunk = PackedTrunk(backbone)
-    seen = widths(backbone)
-    trunk.hidden(embeddings(backbone, LENGTHS), LENGTHS)
-    assert seen == [(5, 7)]
 
 
 def test_attention_that_is_not_looked_up_is_padded() -> None:

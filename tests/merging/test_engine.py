@@ -15,8 +15,6 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
 )
@@ -190,12 +188,6 @@ def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> 
 def test_rules_without_a_module_are_refused(chain: Backbone) -> None:
     with pytest.raises(GenerationError, match="merge module"):
         Engine(chain, None, Matcher(RuleSet.from_spans([(1, 2)])))
-
-
-def test_a_backbone_without_rollback_is_refused() -> None:
-    config = MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, state_size=2)
-    with pytest.raises(GenerationError, match="full or sliding-window attention"):
-        Engine(wrap_backbone(MambaForCausalLM(config), None), None, None)
 
 
 def test_generation_beyond_a_sliding_window_is_refused() -> None:

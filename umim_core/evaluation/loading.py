@@ -7,10 +7,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-import torch
-from transformers import AutoConfig
-
-from umim_core.backbone import Backbone, load_backbone, resolve_backbone
+from umim_core.backbone import Backbone, load_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.devices import default_device, has_device
 from umim_core.errors import EvaluationError
@@ -51,7 +48,7 @@ def choose_backbone(
         backbone: Name, directory, or a loaded backbone (returned as it is).
         revision: Hub revision of a named backbone.
         checkpoint: Names the backbone if ``backbone`` does not.
-        dtype: ``auto`` (as published) or what ``load_backbone`` takes.
+        dtype: ``auto`` (as published), or another that ``load_backbone`` takes.
         device: A torch device; None for ``cuda`` where there is one, else ``cpu``. Without CUDA a
             request for it falls back to the CPU, as in ``--model hf``.
 
@@ -66,8 +63,6 @@ def choose_backbone(
         if checkpoint is None:
             raise EvaluationError("a checkpoint or a backbone must be named", None, "Name one.")
         backbone, revision = checkpoint.config.backbone, checkpoint.config.backbone_revision
-    if dtype == "auto":
-        dtype = _published_dtype(backbone, revision)
     if device is not None and device.startswith("cuda") and not has_device("cuda"):
         # The command line asks for cuda:0 unless it is told otherwise; ``hf`` falls back, too.
         _log.info("umim: no CUDA device, using the CPU instead of %s", device)
@@ -75,12 +70,3 @@ def choose_backbone(
     return load_backbone(
         backbone, revision=revision, dtype=dtype, device=device or default_device()
     )
-
-
-def _published_dtype(backbone: str, revision: str | None) -> str:
-    """Return the data type that the backbone's configuration names, float32 if it names none."""
-    try:
-        config = AutoConfig.from_pretrained(resolve_backbone(backbone), revision=revision)
-    except (OSError, ValueError):
-        return "float32"  # load_backbone reports what is wrong
-    return str(config.dtype or torch.float32).removeprefix("torch.")

@@ -33,7 +33,6 @@ from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.attention import check_attention_window
 from umim_core.merging.cache import RowCache
 from umim_core.merging.clock import LapClock
 from umim_core.merging.compress import SpanMerger
@@ -72,8 +71,7 @@ class Engine:
         unit_positions: Positions of units in the backbone, as the module was trained.
 
     Raises:
-        GenerationError: If there are rules but no module, or if the backbone has layers whose
-            state cannot be rolled back.
+        GenerationError: If there are rules but no module, or the unit positions are unknown.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Engine:
     ) -> None:
         if matcher is not None and len(matcher.rules) and module is None:
             raise GenerationError("rules need a merge module", None, "Pass one, or no rules.")
-        check_attention_window(backbone.model.config, 1)
         if unit_positions not in get_args(UnitPositions):
             raise GenerationError(
                 f"unit_positions must be one of {get_args(UnitPositions)}",

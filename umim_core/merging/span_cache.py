@@ -58,11 +58,10 @@ class SpanCache:
         module = self._module
         if not isinstance(module, MergeModule) or not module.table_offsets:
             return None
-        weight = self._backbone.embedding_weight
-        numbers = weight.numel() * module.table_offsets
+        numbers = self._backbone.vocab_size * module.hidden_size * module.table_offsets
         if numbers * torch.finfo(module.dtype).bits // 8 > self._table_bytes:
             return None
-        return TabulatedMerger.of(module, weight)
+        return TabulatedMerger.of(module, self._backbone.embedding_table)
 
     def merge(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
         """Merge different spans in one pass.

@@ -33,14 +33,12 @@ class TabulatedMerger:
 
     @classmethod
     @torch.no_grad()
-    def of(
-        cls, module: MergeModule, embedding_weight: Tensor, chunk: int = 8192
-    ) -> TabulatedMerger:
+    def of(cls, module: MergeModule, embedding_table: Tensor, chunk: int = 8192) -> TabulatedMerger:
         """Tabulate a module.
 
         Args:
             module: The module, on the device of the embeddings.
-            embedding_weight: The backbone's input embeddings [V, d].
+            embedding_table: What the backbone reads for every id [V, d].
             chunk: Vocabulary entries projected at once.
 
         Raises:
@@ -48,16 +46,16 @@ class TabulatedMerger:
                 at their neighbours (depth 3).
         """
         size = module.hidden_size
-        if embedding_weight.shape[1] != size:
+        if embedding_table.shape[1] != size:
             raise ConfigError(
                 f"the embeddings must have the module's size {size}",
-                embedding_weight.shape[1],
+                embedding_table.shape[1],
                 "Use the backbone that the module was trained for.",
             )
         offsets = module.table_offsets
         parts = [
             module.project(part.to(module.dtype)[:, None].expand(-1, offsets, -1))
-            for part in torch.split(embedding_weight, chunk)
+            for part in torch.split(embedding_table, chunk)
         ]
         return cls(module, torch.cat(parts))
 

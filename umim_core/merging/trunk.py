@@ -42,7 +42,7 @@ class CachedTrunk:
 
         ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
         """
-        out = self._backbone.model.base_model(
+        out = self._backbone.trunk(
             inputs_embeds=embeddings,
             attention_mask=step_mask(cache, embeddings.dtype),
             position_ids=cache.columns if positions is None else positions,

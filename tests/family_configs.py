@@ -1,0 +1,195 @@
+"""Tiny configurations of causal language models that transformers has, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import AutoConfig
+
+VOCAB, HIDDEN, POSITIONS = 19, 16, 64
+PLAIN = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GROUPED = {**PLAIN, "num_key_value_heads": 2}
+SIZED = {**GROUPED, "head_dim": 4}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+# GPT-2 and its kin name their sizes otherwise.
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": HIDDEN,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": POSITIONS,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "n_layer": 2, "n_head": 4}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": POSITIONS}
+
+
+def _config(model_type: str, **settings: object) -> Callable[[], PreTrainedConfig]:
+    return partial(AutoConfig.for_model, model_type, **settings)
+
+
+def random_model(
+    config: Callable[[], PreTrainedConfig], dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """A model of random weights; a family's experts run in any data type."""
+    settings = config()
+    settings._experts_implementation = "eager"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    return model.to(dtype)
+
+
+# Families that must be exact.
+EXACT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": _config("llama", **GROUPED),
+    "mistral": _config("mistral", **GROUPED, sliding_window=POSITIONS),
+    "mixtral": _config("mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2": _config("qwen2", **GROUPED),
+    "qwen2_moe": _config("qwen2_moe", **GROUPED, **EXPERTS, shared_expert_intermediate_size=8),
+    "qwen3": _config("qwen3", **SIZED),
+    "qwen3_moe": _config("qwen3_moe", **SIZED, **EXPERTS),
+    "gemma": _config("gemma", **SIZED),
+    "gemma2-uncapped": _config("gemma2", **SIZED, **LAYERS, final_logit_softcapping=None),
+    "gemma3_text": _config("gemma3_text", **SIZED, **LAYERS),
+    "phi": _config("phi", **PLAIN),
+    "phi3": _config("phi3", **GROUPED),
+    "gpt2": _config("gpt2", **GPT2),
+    "gpt_bigcode": _config("gpt_bigcode", **GPT2),
+    "gptj": _config("gptj", **GPT2, rotary_dim=4),
+    "codegen": _config("codegen", **GPT2, rotary_dim=4),
+    "gpt_neo": _config(
+        "gpt_neo",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=POSITIONS,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "gpt_neox": _config("gpt_neox", **PLAIN),
+    "gpt_oss": _config("gpt_oss", **SIZED, **LAYERS, num_local_experts=4, num_experts_per_tok=2),
+    "opt": _config(
+        "opt",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        word_embed_proj_dim=HIDDEN,
+        ffn_dim=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        init_std=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    ),
+    "falcon": _config(
+        "falcon",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+        alibi=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "stablelm": _config("stablelm", **GROUPED),
+    "starcoder2": _config("starcoder2", **GROUPED, sliding_window=POSITIONS),
+    "olmo": _config("olmo", **GROUPED),
+    "olmo2": _config("olmo2", **GROUPED),
+    "olmo3": _config("olmo3", **GROUPED, **LAYERS),
+    "olmoe": _config("olmoe", **GROUPED, num_experts=4, num_experts_per_tok=2),
+    "granite-unscaled": _config("granite", **GROUPED, embedding_multiplier=3.0),
+    "biogpt": _config("biogpt", **PLAIN),
+    "xglm": _config(
+        "xglm",
+        vocab_size=VOCAB,
+        d_model=HIDDEN,
+        ffn_dim=24,
+        num_layers=2,
+        attention_heads=4,
+        max_position_embeddings=POSITIONS,
+        init_std=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    ),
+    "persimmon": _config("persimmon", **PLAIN),
+    "nemotron": _config("nemotron", **GROUPED),
+    "smollm3": _config("smollm3", **GROUPED),
+    "helium": _config("helium", **SIZED),
+    "glm": _config("glm", **SIZED),
+    "glm4": _config("glm4", **SIZED),
+    "ernie4_5": _config("ernie4_5", **SIZED),
+    "deepseek_v3": _config(
+        "deepseek_v3",
+        **PLAIN,
+        num_key_value_heads=4,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=4,
+        v_head_dim=4,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=8,
+        first_k_dense_replace=1,
+    ),
+    "arcee": _config("arcee", **GROUPED),
+    "exaone4": _config("exaone4", **GROUPED, **LAYERS),
+    "seed_oss": _config("seed_oss", **SIZED),
+}
+# Families that must be refused, and what the error says.
+REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
+    "gemma2": (_config("gemma2", **SIZED, **LAYERS, final_logit_softcapping=30.0), "capped"),
+    "cohere": (_config("cohere", **GROUPED, logit_scale=0.0625), "scaled"),
+    "cohere2": (_config("cohere2", **GROUPED, **LAYERS, logit_scale=0.0625), "scaled"),
+    "granite": (_config("granite", **GROUPED, logits_scaling=8.0), "scaled"),
+    "mpt": (
+        _config("mpt", vocab_size=VOCAB, d_model=HIDDEN, n_layers=2, n_heads=4, max_seq_len=64),
+        "positions",
+    ),
+    "bloom": (_config("bloom", **BLOOM), "positions"),
+    "falcon-alibi": (
+        _config("falcon", **PLAIN, alibi=True, new_decoder_architecture=False),
+        "not supported",
+    ),
+    "mamba": (_config("mamba", vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2), "state"),
+    "recurrent_gemma": (
+        _config("recurrent_gemma", **PLAIN, lru_width=16, block_types=["recurrent", "attention"]),
+        "linear_attention",
+    ),
+    "jamba": (
+        _config("jamba", **GROUPED, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
+        "linear_attention",
+    ),
+    "rwkv": (_config("rwkv", vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2), "position"),
+    "ctrl": (
+        _config("ctrl", vocab_size=VOCAB, n_embd=16, dff=24, n_layer=2, n_head=4, n_positions=64),
+        "not supported",
+    ),
+    "nanochat": (_config("nanochat", **GROUPED, final_logit_softcapping=15.0), "capped"),
+}
