@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from tasks.stopping import stoppable
 from umim_core.errors import UmimError
 
 app = typer.Typer(
@@ -46,7 +47,8 @@ def main() -> None:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        app()
+        with stoppable():
+            app()
     except UmimError as error:
         typer.echo(f"flows: error: {error}", err=True)
         raise SystemExit(1) from None
@@ -102,6 +104,9 @@ def run(
         check_fits(trained)
         return
     _log_progress()
+    from tasks.prefect_runs import start_temporary_server
+
+    start_temporary_server()
     if isinstance(loaded, BackboneRecipe):
         from flows.backbone import backbone
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from tasks.sockets import listening_addresses, loopback_interface, require_loopback
+from tasks.stopping import FOLDER_PREFIX
 from umim_core.errors import ClusterError, MissingExtraError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -224,14 +225,14 @@ def _refresh_ray_settings() -> None:
 def _temp_dir() -> Iterator[Path]:
     """Give a short private folder, and sweep those that killed processes left behind."""
     base = Path(tempfile.gettempdir())
-    if len(str(base).encode()) + len("/umim-ray-4194304-12345678") > _MAX_TEMP_DIR_BYTES:
+    if len(str(base).encode()) + len(f"/{FOLDER_PREFIX}4194304-12345678") > _MAX_TEMP_DIR_BYTES:
         base = Path("/tmp")  # noqa: S108  the only short name; mkdtemp makes the folder private
-    for old in base.glob("umim-ray-*-*"):
+    for old in base.glob(f"{FOLDER_PREFIX}*-*"):
         with contextlib.suppress(ValueError, FileNotFoundError):
             pid = int(old.name.split("-")[2])
             if old.stat().st_uid == os.getuid() and not psutil.pid_exists(pid):
                 shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"umim-ray-{os.getpid()}-", dir=base))
+    path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
     try:
         yield path
     finally:

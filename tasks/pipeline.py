@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar, TypeVarTuple, get_args
 
@@ -23,10 +24,12 @@ from tasks.checks import check_machine, check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.prefect_logs import logs_on_the_run_page
+from tasks.prefect_runs import stopping_of_this_run
 from tasks.recipes import find_recipe
 from tasks.stage import Artifact, verifying_once
+from tasks.stopping import told, undisturbed
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
-from tasks.tracking import RunInput
+from tasks.tracking import RunInput, Status
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
 from umim_core.devices import release_memory
@@ -108,7 +111,8 @@ class PipelineRun(Generic[R]):
         if artifact.stage in _SETTINGS:
             called = own_name(self.recipe.name, label, _SETTINGS[artifact.stage])
             record_checkpoint(self.root, called, artifact.path / "checkpoint")
-        self._record(artifact)
+        with undisturbed():
+            self._record(artifact)
         return artifact
 
     def _record(self, artifact: Artifact) -> None:
@@ -185,24 +189,36 @@ def open_pipeline(
     if FlowRunContext.get() is not None and flow_run.id:
         tags[PREFECT_TAG] = url or str(flow_run.id)
     note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
-    run_id = tracker.pipeline_run(
-        key,
-        recipe.model_dump(mode="json"),
-        tags,
-        name=f"{flow_name} {recipe.name}",
-        description=note.strip(),
-    )
-    with logs_on_the_run_page(), verifying_once(), ClusterLease(recipe.cluster) as lease:
-        run = PipelineRun(recipe, root, lease, tracker, run_id)
-        finished = False
-        try:
-            yield run
-            finished = True
-        finally:
-            if not finished:
-                with suppress(TrackingError):  # the first error is the one to show
-                    tracker.finish(run_id, "FAILED")
-    tracker.finish(run_id)
+    with stopping_of_this_run():
+        with undisturbed():
+            run_id = tracker.pipeline_run(
+                key,
+                recipe.model_dump(mode="json"),
+                tags,
+                name=f"{flow_name} {recipe.name}",
+                description=note.strip(),
+            )
+        killed = tracker.another()  # its own connection: a stop must not wait for this thread
+        with (
+            told(partial(killed.finish, run_id, "KILLED")),
+            logs_on_the_run_page(),
+            verifying_once(),
+            ClusterLease(recipe.cluster) as lease,
+        ):
+            run = PipelineRun(recipe, root, lease, tracker, run_id)
+            status: Status = "KILLED"
+            try:
+                yield run
+                status = "FINISHED"
+            except Exception:
+                status = "FAILED"
+                raise
+            finally:
+                if status != "FINISHED":
+                    with suppress(TrackingError):  # the first error is the one to show
+                        tracker.finish(run_id, status)
+        with undisturbed():
+            tracker.finish(run_id)
     names = run.executed()
     logger.info(
         "%d stages, %d executed%s",

@@ -31,6 +31,7 @@ from umim_core.artifacts import (
     write_manifest,
 )
 from umim_core.disk import flush, flush_tree, is_refusal
+from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.locking import directory_lock
 
@@ -169,7 +170,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     kept = _kept_state(final)
     if spec.resumable and kept.is_dir():  # killed on the way to its final name
         kept.rename(partial / "state")
-    logger.info("%s: building %s", spec.name, spec.key[:12])
+    logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
         metrics = build(partial)
@@ -216,6 +217,14 @@ def _found(final: Path, spec: StageSpec) -> Artifact:
         verified.add(final)
     logger.info("%s: found %s", spec.name, spec.key[:12])
     return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
+
+
+def _beginning(partial: Path, key: str) -> str:
+    """Say whether a build begins or goes on."""
+    step = last_step(partial / "state")
+    if step is not None:
+        return f"resuming at step {step}"
+    return f"resuming {key}" if any(partial.iterdir()) else f"building {key}"
 
 
 def _kept_state(final: Path) -> Path:

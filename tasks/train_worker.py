@@ -9,12 +9,14 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from tasks.cluster import Cluster
 from tasks.lease import ClusterLease
+from tasks.stopping import going_on_at
 from tasks.strategies import make_strategy
 from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import write_json
@@ -28,6 +30,7 @@ from umim_core.distill.train_ranks import (
     sees_mark,
 )
 from umim_core.distill.train_run import run_job
+from umim_core.distill.train_state import last_step
 from umim_core.errors import ClusterError, UmimError
 from umim_core.progress import followed
 
@@ -67,13 +70,13 @@ def launch_worker(
         ClusterError: If workers died more often than allowed, or do not share the artifact root.
         UmimError: What a worker raised on purpose.
     """
-    if lease.config.workers == 0:
-        with followed(out / "state"):
+    state = out / "state"
+    with going_on_at(partial(last_step, state)), followed(state):
+        if lease.config.workers == 0:
             worker(fields)
-    else:
-        check_room(lease.config, lease.ensure())
-        with followed(out / "state"):
-            _launch_ray(worker, fields, lease.config, out / "state" / "ray")
+        else:
+            check_room(lease.config, lease.ensure())
+            _launch_ray(worker, fields, lease.config, state / "ray")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
 
@@ -119,7 +122,12 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
         ),
     )
     try:
-        trainer.fit()
+        # In the main thread Ray would take over Ctrl-C for good, and lose other signals.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="fit")
+        try:
+            thread.submit(trainer.fit).result()
+        finally:
+            thread.shutdown(wait=False)
         _raise_told(scratch, cluster.workers)
     except WorkerGroupError as error:
         _raise_told(scratch, cluster.workers)

@@ -41,11 +41,12 @@ from pathlib import Path
 from tasks.distill import distill_stage
 from tasks.lease import ClusterLease
 from tasks.stage import Artifact
+from tasks.stopping import stoppable
 from umim_core.config import Recipe
 logging.basicConfig(level=logging.INFO)
 root, recipe = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2])
 made = [Artifact(**fields | {"path": Path(fields["path"])}) for fields in json.loads(sys.argv[3])]
-with ClusterLease(recipe.cluster) as lease:
+with stoppable(), ClusterLease(recipe.cluster) as lease:
     print("digest", distill_stage(root, lease, recipe, recipe.cells[0], *made).digest)
 """
 
@@ -147,26 +148,27 @@ def command(inputs: Inputs, root: Path) -> list[str]:
     return [sys.executable, "-c", PROGRAM, str(root), recipe, json.dumps(made, default=str)]
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_process_resumes_to_the_same_digest(
-    inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals
+@pytest.mark.parametrize(
+    ("kill", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)]
+)
+def test_a_process_killed_or_stopped_resumes_to_the_same_digest(
+    inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals, status: int
 ) -> None:
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    first = subprocess.Popen(
-        command(inputs, tmp_path),
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with (tmp_path / "log").open("w") as log:
+        first = subprocess.Popen(command(inputs, tmp_path), env=environment, stderr=log)
     wait_for_step(tmp_path, 5)
     first.send_signal(kill)
-    assert first.wait(timeout=60) == -kill
+    assert first.wait(timeout=60) == status
     assert [path.suffix for path in tmp_path.glob("distill/[!.]*")] == [".partial"]
     again = subprocess.run(
         command(inputs, tmp_path), env=environment, capture_output=True, text=True, timeout=300
     )
     assert again.returncode == 0, again.stderr
-    assert 5 <= resumed_at(again.stderr)[0] < STEPS
+    assert 5 <= (step := resumed_at(again.stderr)[0]) < STEPS
+    assert f"distill: resuming at step {step}\n" in again.stderr
+    if kill == signal.SIGTERM:
+        assert (tmp_path / "log").read_text().endswith(f"command continues at step {step}\n")
     assert again.stdout.split() == ["digest", in_process.digest]
 
 

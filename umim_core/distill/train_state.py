@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from umim_core.artifacts import (
+    MANIFEST,
     payload_files,
     read_json,
     read_manifest,
@@ -91,6 +92,12 @@ def state_path(directory: Path, step: int) -> Path:
 def step_of(target: Path) -> int:
     """Return the step after which a state was written."""
     return int(target.name.removeprefix("step-"))
+
+
+def last_step(directory: Path) -> int | None:
+    """Return the step after which the newest sealed state was written, or None; nothing is read."""
+    steps = [step_of(path.parent) for path in directory.glob(f"step-*/{MANIFEST}")]
+    return max(steps, default=None)
 
 
 def begin_state(target: Path) -> None:
