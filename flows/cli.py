@@ -119,7 +119,7 @@ def run(
         _emit({"flow": flow, "result": found}, [shown], as_json)
         return
     from flows.full_pipeline import full_pipeline
-    from tasks.comparison import comparison_table
+    from tasks.comparison_table import comparison_table
     from tasks.report_data import ReportData
 
     began = time.monotonic()
