@@ -10,10 +10,11 @@ from umim_core.artifacts import read_manifest
 from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell
 from umim_core.errors import ConfigError
-from umim_core.fingerprint import tokenizer_fingerprint
+from umim_core.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
 
 _GENERIC = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
 
@@ -24,9 +25,12 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
     Raises:
         ArtifactError: If the directory is missing, torn or altered.
         TokenizerMismatchError: If the rules belong to another tokenizer than the cell's.
+        RuleSetError: If a rule holds a special token.
     """
-    fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    fingerprint = tokenizer_fingerprint(tokenizer)
     given = RuleSet.load(_directory(cell), tokenizer_fingerprint=fingerprint)
+    check_vocabulary(given, len(tokenizer), special_ids(tokenizer))
     spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": given.digest})
 
     def build(out: Path) -> Metrics:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,11 @@ from umim_core.locking import directory_lock
 
 MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
+# What hubs, editors and file browsers put beside an artifact; nothing reads it.
+_BESIDE: Final = re.compile(
+    r"(README|LICENSE|NOTICE)(\.(md|txt))?|\.gitattributes|\.gitignore|\.DS_Store"
+    r"|\.cache/huggingface/.*|\.git/.*"
+)
 
 
 def canonical_json(value: object) -> str:
@@ -146,7 +152,7 @@ def read_manifest(
 
     Raises:
         ArtifactError: If the manifest is missing, of another kind or schema, or if a file is
-            missing, added or altered.
+            missing, added or altered. A page beside an artifact (README.md) is no addition.
     """
     record = read_json(directory / MANIFEST)
     if not isinstance(record, dict) or record.get("kind") != kind:
@@ -170,7 +176,11 @@ def read_manifest(
     listed = record.get("files")
     if not isinstance(listed, dict):
         raise ArtifactError(f"{directory}/{MANIFEST} must list its files", listed, "Build it again")
-    files = payload_files(directory)
+    files = {
+        name: path
+        for name, path in payload_files(directory).items()
+        if name in listed or not _BESIDE.fullmatch(name)
+    }
     if set(files) != set(listed):
         odd = sorted(set(files) ^ set(listed))
         raise ArtifactError(

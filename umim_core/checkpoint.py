@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import ModuleForm, UnitPositions
 from umim_core.own_checkpoints import own_checkpoint, own_checkpoints
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
 
 CHECKPOINT_SCHEMA: Final = 1
 _MAX_HIDDEN: Final = 1 << 16
@@ -94,11 +95,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """Bind a module and rules to the backbone and the unit positions they were trained with."""
         config = CheckpointConfig(
-            hidden_size=module.hidden_size,
-            num_heads=module.num_heads,
-            positions=module.positions,
-            depth=module.depth,
-            kind=module.kind,
+            **_shape(module),
             unit_positions=unit_positions,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
@@ -108,12 +105,17 @@ class Checkpoint:
         )
         return cls(config, module, rules)
 
+    def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
+        """Return a checkpoint of the same origin with another module and other rules."""
+        return Checkpoint(self.config.model_copy(update=_shape(module)), module, rules)
+
     def check_backbone(self, backbone: Backbone) -> None:
         """Refuse a backbone or tokenizer other than the checkpoint's own.
 
         Raises:
             BackboneMismatchError: If the weights or the architecture differ.
             TokenizerMismatchError: If the tokenizer differs.
+            RuleSetError: If a rule holds a special token.
         """
         if backbone.hidden_size != self.config.hidden_size or (
             backbone.fingerprint != self.config.backbone_fingerprint
@@ -132,6 +134,7 @@ class Checkpoint:
                 "Load the tokenizer of the backbone it was trained for.",
             )
         self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
+        check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
 
     def write(self, directory: Path) -> None:
         """Write the checkpoint's files into an existing, empty directory."""
@@ -173,6 +176,17 @@ class Checkpoint:
         module.load_state_dict(weights, assign=True)
         rules = RuleSet.load(directory / "rules")
         return cls(config, module.eval().requires_grad_(False), rules)
+
+
+def _shape(module: MergeModule) -> dict[str, Any]:
+    """Return the fields of a configuration that follow from the module."""
+    return {
+        "hidden_size": module.hidden_size,
+        "num_heads": module.num_heads,
+        "positions": module.positions,
+        "depth": module.depth,
+        "kind": module.kind,
+    }
 
 
 def read_config(directory: Path) -> CheckpointConfig:

@@ -123,12 +123,12 @@ def _sees_order(name: str) -> bool:
 
 def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer and check that the rules are its own."""
-    from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
-    from umim_core.rules.inspection import check_vocabulary
+    from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+    from umim_core.rules.vocabulary import check_vocabulary
 
     tokenizer = load_tokenizer(name)
     rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
-    check_vocabulary(rules, tokenizer)
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
     return tokenizer
 
 

@@ -85,6 +85,18 @@ def test_a_saved_model_loads_and_generates_the_same(umim: UMIM, tmp_path: Path) 
     assert loaded.rules.digest == umim.rules.digest
 
 
+def test_what_is_saved_is_the_module_in_the_object(
+    backbone: Backbone, umim: UMIM, tmp_path: Path
+) -> None:
+    trained = UMIM(backbone, umim.checkpoint)
+    with torch.no_grad():
+        trained.module.linear_o.weight.add_(1.0)
+    trained.save_pretrained(tmp_path / "checkpoint")
+    loaded = UMIM.from_pretrained(tmp_path / "checkpoint")
+    assert torch.equal(loaded.module.linear_o.weight, trained.module.linear_o.weight)
+    assert not torch.equal(loaded.module.linear_o.weight, umim.module.linear_o.weight)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_other_data_types_load_under_the_same_fingerprint(
     umim: UMIM, tmp_path: Path, dtype: str

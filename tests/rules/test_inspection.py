@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.errors import CorpusError, TokenizerMismatchError
+from umim_core.errors import CorpusError
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.inspection import (
     Rule,
-    check_vocabulary,
     collision_examples,
     coverage,
     coverage_curve,
@@ -156,12 +155,6 @@ def test_collision_examples_are_groups_by_their_summed_count() -> None:
     few, many = [Rule((3, 4), 20), Rule((4, 3), 1)], [(1, 2), (2, 1), (1, 1, 2, 2)]
     assert collision_examples(rules, 1) == [few]
     assert [[rule.ids for rule in group] for group in collision_examples(rules, 9)][1] == many
-
-
-def test_a_tokenizer_of_too_few_entries_is_refused(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    check_vocabulary(ruleset({(1, 31): 1}), tiny_tokenizer)
-    with pytest.raises(TokenizerMismatchError, match=r"0\.\.31, the tokenizer's .*; got 32"):
-        check_vocabulary(ruleset({(1, 32): 1}), tiny_tokenizer)
 
 
 def test_a_rule_is_decoded_as_it_stands(

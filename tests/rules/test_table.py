@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -157,3 +158,23 @@ def test_a_manifest_that_does_not_describe_its_rules_is_refused(
 ) -> None:
     with pytest.raises(ArtifactError, match=f"must describe its rules.*'{name}'"):
         RuleSet.load(write_rules(tmp_path / "rules", table_of(GOOD), **{name: value}))
+
+
+@pytest.mark.parametrize("shape", ["many rows", "one row"])
+def test_a_small_file_that_takes_a_gigabyte_is_refused_unread(
+    tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, ids = (4_000_000, 2) if shape == "many rows" else (1, 17_000_000)
+    offsets = np.arange(rows + 1, dtype=np.int32) * ids
+    columns = [
+        pa.array(np.full(rows, 2, np.int8)),
+        pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(rows * ids, np.int32))),
+        pa.array(np.ones(rows, np.int64)),
+    ]
+    directory = write_rules(tmp_path / "rules", pa.table(columns, schema=TABLE_SCHEMA))
+    assert (directory / "rules.parquet").stat().st_size < 1 << 20
+    read: list[object] = []
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda *args: read.append(args))
+    with pytest.raises(RuleSetError, match=f"{rows} rows with {rows * ids} ids"):
+        RuleSet.load(directory)
+    assert not read

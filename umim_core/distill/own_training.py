@@ -34,7 +34,7 @@ from umim_core.artifacts import (
     write_json,
     write_manifest,
 )
-from umim_core.backbone import load_tokenizer, tokenizer_fingerprint
+from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
 from umim_core.backbone_identity import backbone_identity
 from umim_core.config import DistillConfig
 from umim_core.disk import flush, flush_tree
@@ -50,6 +50,7 @@ from umim_core.own_checkpoints import own_name
 from umim_core.progress import followed
 from umim_core.rules.preparation import tokenized_corpus, whole_segments
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.text import Source
 from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
@@ -115,6 +116,7 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
             return _finished(out, key)
         tokenizer = load_tokenizer(training.model)
         rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
+        check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
         if not len(rules):
             raise RuleSetError(
                 f"{training.rules} must hold rules", "none", "Mine them again with a smaller --tau."

@@ -25,6 +25,7 @@ from umim_core.distill.train_state import Progress
 from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"
@@ -46,6 +47,7 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     dtype = config.backbone_dtype(device)
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
     module, unit_positions = start_module(job, backbone)
     objective = make_objective(job, backbone, module, Matcher(rules), unit_positions)
     _say(state, "measuring before the first step")

@@ -254,7 +254,7 @@ class UMIM:
         )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write module, rules and the backbone's name; the backbone's weights are not copied.
+        """Write module and rules as they are now, and the backbone's name, without its weights.
 
         Args:
             directory: Must not exist yet.
@@ -262,7 +262,7 @@ class UMIM:
         Raises:
             ArtifactError: If it exists or cannot be written.
         """
-        self.checkpoint.save(directory)
+        self.checkpoint.with_contents(self.module, self.rules).save(directory)
 
     def push_to_hub(
         self,

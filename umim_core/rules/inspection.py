@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.errors import CorpusError, TokenizerMismatchError
+from umim_core.errors import CorpusError
 from umim_core.rules.collisions import collision_groups
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
@@ -187,21 +187,6 @@ def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
                 break
             place -= rules.counts_by_order[n]
     return found
-
-
-def check_vocabulary(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer that lacks ids of the rules; a fingerprint alone may be unknown.
-
-    Raises:
-        TokenizerMismatchError: If a rule has an id beyond the vocabulary.
-    """
-    top = max((int(ids.max()) for ids in rules.ids_by_order.values() if len(ids)), default=0)
-    if top >= len(tokenizer):
-        raise TokenizerMismatchError(
-            f"rule ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
-            top,
-            "Name the tokenizer that the rules were mined with.",
-        )
 
 
 def decode_rule(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
