@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,6 +27,9 @@ from umim_core.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
+
+if TYPE_CHECKING:
+    from tiny_pipeline import Walk
 
 pytest_plugins = ["time_limits"]
 # A test on a busy machine is slow, not wrong.
@@ -137,3 +141,14 @@ def tiny_checkpoint(
 def tiny_umim(tiny_checkpoint: Path) -> UMIM:
     """The model of ``tiny_checkpoint``."""
     return UMIM.from_pretrained(tiny_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    """A run of every stage on a tiny model (see ``tiny_pipeline``), built once; leave it alone."""
+    from tiny_pipeline import save_backbone, tiny_recipe, walk  # it imports the whole pipeline
+
+    folder = tmp_path_factory.mktemp("run")
+    run = walk(folder / "root", tiny_recipe(save_backbone(folder / "backbone")))
+    run.report()
+    return run
