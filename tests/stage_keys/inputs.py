@@ -22,12 +22,13 @@ BY_RULES = "reaches the stage through its rules"
 BY_TOKENS = "reaches the stage through the token ids"
 BY_START = "reaches the stage through the checkpoint it starts from"
 NO_MATTER_HOW = "where and how fast it runs, not what comes out"
+SPECIAL_ALL_THE_SAME = "another special token ends a text; all of them take no part in rules"
 NOT_WEIGHTS = "only the tokenizer of the backbone counts, and the other one has the same"
 CLUSTER = ("address", "cpus", "max_restarts")
 NOT_TRAINED_ON = (
     "name description corpus mining cells task adapt evaluate benchmark shipped hardware"
 )
-TOKENIZER_EDITS = ("the vocabulary", "the end of text")
+TOKENIZER_EDITS = ("the vocabulary", "the special tokens", "the end of text")
 BACKBONE_EDITS = ("the weights", "the model's settings")
 ALL_EDITS = (*TOKENIZER_EDITS, *BACKBONE_EDITS, "how the model ends", "the chat template")
 
@@ -107,6 +108,9 @@ class Inputs:
         weights = (self.backbone / "model.safetensors").read_bytes()
         found = {
             "the vocabulary": edit("tokenizer.json", '"w9"', '"v9"'),
+            "the special tokens": edit(
+                "tokenizer_config.json", '"eos_token": "<eos>"', '"eos_token": "w9"'
+            ),
             "the end of text": edit(
                 "tokenizer_config.json", '"eos_token": "<eos>"', '"eos_token": "<end>"'
             ),

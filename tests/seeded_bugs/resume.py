@@ -1,0 +1,106 @@
+"""Bugs of stages, resuming, locks, ranks and tracking: what shows after a crash, or never."""
+
+from __future__ import annotations
+
+from .bug import SeededBug
+
+RESUME = (
+    SeededBug(
+        "every rank resumes the state that it sees",
+        "resume",
+        "umim_core/distill/train_resume.py",
+        """\
+    if rank == 0 and (newest := newest_state(state_dir, world)) is not None:
+        step = step_of(newest)
+    step = from_first_rank(step)
+""",
+        """\
+    if (newest := newest_state(state_dir, world)) is not None:
+        step = step_of(newest)
+    from_first_rank(step)
+""",
+        ("tests/tasks/test_train_agreement.py",),
+    ),
+    SeededBug(
+        "a lock on a file that was removed counts",
+        "resume",
+        "umim_core/locking.py",
+        "if os.fstat(handle).st_ino != path.stat().st_ino:",
+        "if os.fstat(handle).st_ino < 0:",
+        ("tests/test_locking.py",),
+    ),
+    SeededBug(
+        "a directory gets its name before it is flushed",
+        "resume",
+        "umim_core/artifacts.py",
+        "                flush_tree(partial)\n                partial.rename(final)\n",
+        "                partial.rename(final)\n                flush_tree(final)\n",
+        ("tests/test_disk.py", "tests/test_artifacts.py"),
+    ),
+    SeededBug(
+        "excluded tokens are not in the key of counts",
+        "resume",
+        "tasks/mine.py",
+        '            "excluded": list(excluded),\n',
+        "",
+        ("tests/tasks/test_stage_keys.py",),
+    ),
+    SeededBug(
+        "the backbone's weights are not in the key of a distillation",
+        "resume",
+        "tasks/distill.py",
+        '            "backbone": backbone_identity(cell.backbone, cell.revision),\n',
+        "",
+        ("tests/tasks/test_stage_keys.py",),
+    ),
+    SeededBug(
+        "metrics that are 0 are dropped",
+        "resume",
+        "tasks/tracking.py",
+        "if math.isfinite(point[2])",
+        "if point[2] and math.isfinite(point[2])",
+        ("tests/tasks/test_tracking.py",),
+    ),
+    SeededBug(
+        "a resumed run draws other random numbers",
+        "resume",
+        "umim_core/distill/train_state.py",
+        'torch.set_rng_state(tensors.pop("rng.torch"))',
+        'tensors.pop("rng.torch")',
+        ("tests/tasks/test_train_state.py",),
+    ),
+    SeededBug(
+        "a resumed run forgets the moments of AdamW",
+        "resume",
+        "umim_core/distill/train_resume.py",
+        'if name.startswith("optimizer.")})',
+        'if name.startswith("moments.")})',
+        ("tests/tasks/test_train_state.py",),
+    ),
+    SeededBug(
+        "the lock of a dead process is never recovered",
+        "resume",
+        "umim_core/locking.py",
+        "    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)\n",
+        "    if path.exists():\n        return None\n"
+        "    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)\n",
+        ("tests/test_locking.py",),
+    ),
+    SeededBug(
+        "an altered file is not noticed",
+        "resume",
+        "umim_core/artifacts.py",
+        'if sums[name] != entry.get("sha256"):',
+        "if not sums[name]:",
+        ("tests/test_artifacts.py",),
+    ),
+    SeededBug(
+        "each rank divides by its own rows",
+        "resume",
+        "umim_core/distill/train_loop.py",
+        "weight, num_bad, loss_sum, kl_sum = sums\n",
+        "_, num_bad, loss_sum, kl_sum = sums\n    weight = loss.weight * world\n",
+        ("tests/tasks/test_train_loop.py", "tests/tasks/test_train_merges.py"),
+        ("tests/tasks/test_train_ranks.py",),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Bugs of wiring: every part is right, and one is given what another should get."""
+
+from __future__ import annotations
+
+from .bug import SeededBug
+
+WIRING = (
+    SeededBug(
+        "every setting is measured with the checkpoint of WT",
+        "wiring",
+        "flows/parts.py",
+        'checkpoint = artifact.path / "checkpoint"',
+        'checkpoint = result.settings["WT"].path / "checkpoint"',
+        ("tests/flows/test_plans.py",),
+    ),
+    SeededBug(
+        "DPO does not start from SFT",
+        "wiring",
+        "flows/parts.py",
+        "adapted = run.stage(dpo_stage, *shared, tuned, label=label)",
+        "adapted = run.stage(dpo_stage, *shared, start, label=label)",
+        ("tests/flows/test_plans.py",),
+    ),
+    SeededBug(
+        "perplexity out of domain is measured in domain",
+        "wiring",
+        "tasks/evaluate.py",
+        "part = rows(split, config.perplexity_rows)",
+        'part = rows("test", config.perplexity_rows)',
+        ("tests/tasks/test_splits.py",),
+    ),
+    SeededBug(
+        "validation rows are training rows",
+        "wiring",
+        "tasks/distill.py",
+        "TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)",
+        'TokenRows.of_segments(tokens(tokenized, "train"), recipe.segment_length)',
+        ("tests/tasks/test_splits.py",),
+    ),
+    SeededBug(
+        "shards of a generated corpus share their seeds",
+        "wiring",
+        "tasks/generate.py",
+        "corpus.seed, first=first)",
+        "corpus.seed)",
+        ("tests/tasks/test_generate.py",),
+    ),
+    SeededBug(
+        "what cannot pass is tried again, and what can is not",
+        "wiring",
+        "tasks/pipeline.py",
+        "return isinstance(error, ClusterError | TrackingError) or not",
+        "return not isinstance(error, ClusterError | TrackingError) and",
+        ("tests/tasks/test_retries.py",),
+    ),
+    SeededBug(
+        "the shortest prompt's speed-up is shown as the longest's",
+        "wiring",
+        "tasks/benchmark.py",
+        "config.batch_sizes[0], max(config.prompt_lengths)",
+        "config.batch_sizes[0], min(config.prompt_lengths)",
+        ("tests/tasks/test_benchmark.py",),
+    ),
+)
