@@ -22,7 +22,6 @@ from umim_core.errors import UmimError
 
 app = typer.Typer(
     name="python -m flows",
-    help="Run the UMIM pipeline from this checkout.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -79,6 +78,7 @@ def run(
     if dry_run:
         from flows.forecasting import predict_training, training_lines, unpredictable
         from flows.planning import check_limits, plan, predict
+        from tasks.checks import check_machine
         from umim_core.distill.prediction import check_fits
 
         steps = plan(loaded)
@@ -102,6 +102,8 @@ def run(
         _emit(document, lines, as_json)
         check_limits(loaded, told.values())
         check_fits(trained)
+        if not trained:  # a recipe with hardware is meant for that machine
+            check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()
     from tasks.prefect_runs import start_temporary_server
@@ -116,7 +118,7 @@ def run(
     if flow != "full":
         found = getattr(import_module(f"flows.{flow}"), flow)(recipe)
         shown = found if isinstance(found, str) else json.dumps(found, indent=1)
-        _emit({"flow": flow, "result": found}, [shown], as_json)
+        _emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     from flows.full_pipeline import full_pipeline
     from tasks.comparison_table import comparison_table
@@ -130,6 +132,7 @@ def run(
         "",
         f"report: {path / 'report.html'}",
         f"{time.monotonic() - began:.0f} s",
+        *_checkpoint_lines(loaded.name),
     ]
     _emit(data.model_dump(mode="json") | {"path": str(path)}, lines, as_json)
 
@@ -166,6 +169,37 @@ _SHOWN: Final = {
 
 def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
     typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def _checkpoint_lines(recipe: str) -> list[str]:
+    """Return the names and directories of what the recipe trained, and how to use the first."""
+    from umim_core.next_steps import after_training
+    from umim_core.own_checkpoints import own_checkpoints, own_name
+
+    prefix = own_name(recipe) + "/"
+    found = {name: path for name, path in own_checkpoints().items() if name.startswith(prefix)}
+    if not found:
+        return []
+    width = max(map(len, found))
+    lines = [f"  {name:<{width}}  {path}" for name, path in found.items()]
+    return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(found)))]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from umim_core import __version__
+
+        typer.echo(f"umim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Run the UMIM pipeline from this checkout."""
 
 
 def _log_progress() -> None:

@@ -8,11 +8,11 @@ from typing import Final
 
 from transformers import AutoConfig
 
-from umim_core.backbone import resolve_backbone
 from umim_core.config import Device, Recipe, RunRecipe
 from umim_core.corpus_config import GeneratedCorpus
 from umim_core.devices import gpu_count, has_device
 from umim_core.errors import BackboneError, ConfigError
+from umim_core.tokenizer_files import resolve_backbone
 
 # Flows by where they use models: in this process even if a cluster trains, or not at all.
 _MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")

@@ -17,7 +17,6 @@ from umim_core.artifacts import (
     sha256_bytes,
     write_json,
 )
-from umim_core.backbone import load_tokenizer
 from umim_core.config import TaskSizes
 from umim_core.corpus_config import Corpus, DocstringCorpus, FilesCorpus, GeneratedCorpus
 from umim_core.embedded.corpus import build_corpus, installed_versions
@@ -31,6 +30,7 @@ from umim_core.text import JsonLines, Source, TokenIds, iter_documents
 from umim_core.text.digests import file_digests
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
+from umim_core.tokenizer_files import load_tokenizer
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")

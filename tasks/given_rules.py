@@ -7,7 +7,6 @@ from typing import Any
 
 from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.artifacts import read_manifest
-from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell
 from umim_core.errors import ConfigError
 from umim_core.fingerprint import special_ids, tokenizer_fingerprint
@@ -15,6 +14,7 @@ from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.tokenizer_files import load_tokenizer
 
 _GENERIC = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
 

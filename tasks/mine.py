@@ -24,7 +24,6 @@ from umim_core.artifacts import (
     write_json,
     write_manifest,
 )
-from umim_core.backbone import load_tokenizer
 from umim_core.config import Cell, MiningConfig
 from umim_core.distill.rows import load_array
 from umim_core.errors import ArtifactError
@@ -44,6 +43,7 @@ from umim_core.rules.preparation import (
     whole_segments,
 )
 from umim_core.text.shards import TokenShards
+from umim_core.tokenizer_files import load_tokenizer
 
 logger = logging.getLogger("umim.count")
 _GIB = 2.0**30

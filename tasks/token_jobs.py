@@ -140,8 +140,8 @@ def tokenize_file(job: TokenJob) -> Tokenized:
 
 @lru_cache(maxsize=2)
 def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
-    from umim_core.backbone import load_tokenizer
     from umim_core.fingerprint import tokenizer_fingerprint
+    from umim_core.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(ref.name, revision=ref.revision)
     found = tokenizer_fingerprint(tokenizer)

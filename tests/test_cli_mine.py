@@ -200,7 +200,12 @@ ERRORS = {
     "path": (("mine", "./no/such", *TEXT[2:]), "a corpus file must exist; got ./no/such"),
     "long name": (("mine", "n" * 300 + ".txt", *TEXT[2:]), "a corpus file must exist; got nnn"),
     "pattern": (("mine", "no*.txt", *TEXT[2:]), "a pattern must match a file; got no*.txt"),
-    "folder": (("mine", "empty", *TEXT[2:]), "data set 'empty' must be loadable"),
+    "folder": (("mine", "empty", *TEXT[2:]), "a folder must hold files that end in .txt, .md, "),
+    "large tau": ((*TEXT, "--tau", "9" * 20), "tau must be at most 9223372036854775807; got 999"),
+    "no rule": (
+        (*TEXT, "--tau", "1000", "--segment-length", "2"),
+        "the count of the most frequent n-gram; got 1000",
+    ),
     "no tokenizer": (("mine", "a.txt", "--out", "new"), "text needs a tokenizer; got none"),
     "tokenizer": ((*TEXT[:3], "no/such", *TEXT[4:]), "a tokenizer must be an embedded name"),
     "tau": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),

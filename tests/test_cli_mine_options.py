@@ -242,7 +242,7 @@ def test_within_its_limits_a_run_tells_how_good_the_prediction_was(
 def test_limits_on_a_corpus_too_small_for_a_prediction_do_not_stop_it(
     umim: Umim, corpus: Path
 ) -> None:
-    np.save("few.npy", np.arange(2000, dtype=np.uint16))
+    np.save("few.npy", np.arange(2000, dtype=np.uint16) % 50)
     how = ("--segment-length", 512, "--out", "out", "--max-hours", "1e-12", "--json")
     result = umim("mine", "few.npy", *how)
     assert result.code == 0, result.err

@@ -21,7 +21,7 @@ from umim_core.backbone_files import load_tokenizer as load_tokenizer
 from umim_core.backbone_files import resolve_backbone as resolve_backbone
 from umim_core.capabilities import check_capabilities
 from umim_core.devices import usable_device
-from umim_core.encoding import encode
+from umim_core.encoding import decode, encode
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.fingerprint import special_ids as special_ids
 from umim_core.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
@@ -167,10 +167,7 @@ class Backbone:
 
     def decode(self, ids: list[int]) -> str:
         """Turn raw ids into text, special tokens left out, spaces as they are."""
-        text = self.require_tokenizer().decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text if isinstance(text, str) else "".join(text)
+        return decode(self.require_tokenizer(), ids)
 
     def require_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer.

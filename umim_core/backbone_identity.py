@@ -7,8 +7,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from umim_core.artifacts import sha256_bytes, sha256_file
-from umim_core.backbone import resolve_backbone
 from umim_core.errors import BackboneError
+from umim_core.tokenizer_files import resolve_backbone
 
 
 def backbone_identity(name: str, revision: str | None) -> str:

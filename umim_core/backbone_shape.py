@@ -138,7 +138,7 @@ def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
     """
     from transformers import AutoConfig
 
-    from umim_core.backbone import resolve_backbone
+    from umim_core.tokenizer_files import resolve_backbone
 
     try:
         config = AutoConfig.from_pretrained(

@@ -33,7 +33,6 @@ from umim_core.errors import CorpusError, UmimError
 
 app = typer.Typer(
     name="umim",
-    help="Merge frequent token spans into single input embeddings of a frozen language model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,6 +56,23 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from umim_core import __version__
+
+        typer.echo(f"umim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Merge frequent token spans into single input embeddings of a frozen language model."""
+
+
 @app.command()
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
@@ -65,11 +81,10 @@ def compress(
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
-    from umim_core import UMIM
-
     given = given_text(text)
-    quiet()
-    compression = UMIM.from_pretrained(checkpoint).compress(given)
+    from umim_core.merging.compression import compress_text
+
+    compression = compress_text(given, checkpoint)
     if html is not None:
         from umim_core.disk import write_bytes
         from umim_core.merging.showing import html_page

@@ -15,7 +15,8 @@ from umim_core.next_steps import after_mining
 
 if TYPE_CHECKING:
     from umim_core.rules.costs import Prediction
-    from umim_core.rules.mining import MiningOptions, MiningReport
+    from umim_core.rules.mining import MiningReport
+    from umim_core.rules.mining_options import MiningOptions
     from umim_core.text import Source
 
 _GIB = 2.0**30
@@ -104,12 +105,10 @@ def mine(
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
     from umim_core.rules.costs import Limits
-    from umim_core.rules.mining import MiningOptions, mine_rules
-    from umim_core.text import source_of
+    from umim_core.rules.mining_options import MiningOptions
 
     if out is None and not dry_run:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
-    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     options = MiningOptions(
         tau=tau,
         segment_length=segment_length,
@@ -123,7 +122,7 @@ def mine(
         seed=seed,
         threads=threads,
         kernel=kernel,
-    )
+    ).check()
     limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
     predicts = dry_run or limits != Limits()
     _refuse(
@@ -137,6 +136,9 @@ def mine(
     _refuse({"--tokens": tokens} if not predicts else {}, "belong to --dry-run or a limit")
     if predicts and kernel == "numpy":
         raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
+    from umim_core.text import source_of
+
+    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     if policy == "confidence":
         if out is None or backbone is None or dry_run or limits != Limits():
             raise ConfigError(
@@ -144,9 +146,7 @@ def mine(
                 f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
                 "Add the former and leave out the latter.",
             )
-        report = _confident(
-            source, out, backbone, options, 0.5 if confidence is None else confidence
-        )
+        report = _confident(source, out, backbone, options, confidence)
         lines = [*_lines(report, out, {}), *after_mining(out, backbone, sources)]
         emit(_document(report, out, {}), lines, as_json)
         return
@@ -164,6 +164,8 @@ def mine(
             limits.check(prediction)
     if dry_run or out is None:
         return
+    from umim_core.rules.mining import mine_rules
+
     began = time.perf_counter()
     report = mine_rules(source, out, tokenizer=tokenizer, options=options)
     taken = time.perf_counter() - began
@@ -184,14 +186,11 @@ def _confident(
     source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float | None
 ) -> MiningReport:
     from umim_core.backbone import load_backbone
-    from umim_core.rules.confidence import DEFAULT_THRESHOLD
     from umim_core.rules.mining import mine_confident_spans
 
     quiet()
     model = load_backbone(backbone)
-    return mine_confident_spans(
-        source, out, backbone=model, options=options, threshold=threshold or DEFAULT_THRESHOLD
-    )
+    return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
 
 
 def _predict(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from umim_core.checkpoint_files import named_place
 from umim_core.cli_output import JsonFlag, emit
-from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def rules(
     """Show what a rule set holds and how far it shortens held-out text."""
     from umim_core.rules.collisions import collision_rate
     from umim_core.rules.inspection import collision_examples, top_rules
+    from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text import source_of
 
@@ -91,7 +93,7 @@ def rules(
         collision_rate=None if ordered else collision_rate(found),
         collisions=[] if ordered else collision_examples(found, _GROUPS),
         heldout=None if source is None else _measure(found, source, known),
-        leaks=_leaks(found, known) if scan and known is not None else None,
+        leaks=scan_rules(found, known) if scan and known is not None else None,
     )
     emit(_document(inspection), _lines(inspection), as_json)
     if inspection.leaks:
@@ -100,8 +102,8 @@ def rules(
 
 def _rule_directory(name: str) -> Path:
     """Return the rule directory itself, or the one inside a checkpoint."""
-    path = embedded_path(name, "checkpoint") or Path(name)
-    for directory in (path / "rules", path):
+    path = named_place(name)
+    for directory in (path / "rules", path / "checkpoint" / "rules", path):
         if (directory / "manifest.json").is_file():
             return directory
     raise ArtifactError(
@@ -113,18 +115,19 @@ def _rule_directory(name: str) -> Path:
 
 def _sees_order(name: str) -> bool:
     """Whether a checkpoint's module sees the order; rules alone are taken for the paper's form."""
-    path = embedded_path(name, "checkpoint") or Path(name)
+    path = named_place(name)
     if not (path / "config.json").is_file():
         return False
-    from umim_core.checkpoint import read_config
+    from umim_core.checkpoint_files import read_config
 
     return not read_config(path).permutation_invariant
 
 
 def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer and check that the rules are its own."""
-    from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+    from umim_core.fingerprint import special_ids, tokenizer_fingerprint
     from umim_core.rules.vocabulary import check_vocabulary
+    from umim_core.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(name)
     rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
@@ -153,12 +156,6 @@ def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase 
         segment_length=length,
         documents=None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
     )
-
-
-def _leaks(rules: RuleSet, tokenizer: PreTrainedTokenizerBase) -> list[Leak]:
-    from umim_core.rules.leaks import scan_rules
-
-    return scan_rules(rules, tokenizer)
 
 
 def _document(inspection: _Inspection) -> dict[str, object]:

@@ -20,6 +20,12 @@ def encode(
     return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
 
 
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Turn raw ids into text, special tokens left out, spaces as they are."""
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text if isinstance(text, str) else "".join(text)
+
+
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the special ids that a tokenizer puts before a text by default, a BOS say.
 

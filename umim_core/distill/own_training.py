@@ -34,7 +34,6 @@ from umim_core.artifacts import (
     write_json,
     write_manifest,
 )
-from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
 from umim_core.backbone_identity import backbone_identity
 from umim_core.config import DistillConfig
 from umim_core.disk import flush, flush_tree
@@ -44,6 +43,7 @@ from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_run import CURVE, place_rows, run_job
 from umim_core.distill.train_state import newest_state, step_of
 from umim_core.errors import ArtifactError, CorpusError, RuleSetError
+from umim_core.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.locking import directory_lock
 from umim_core.merging.policies import ModuleForm
 from umim_core.own_checkpoints import own_name
@@ -54,6 +54,7 @@ from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.text import Source
 from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
+from umim_core.tokenizer_files import load_tokenizer
 
 logger = logging.getLogger("umim.progress")
 SCHEMA: Final = 1

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from rich.console import Console
 
+from umim_core.artifacts import read_manifest
+from umim_core.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
+from umim_core.encoding import decode, encode
+from umim_core.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.merging.hub import fetch_checkpoint
 from umim_core.merging.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.tokenizer_files import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -84,3 +93,27 @@ class Compression:
         All text is escaped; nothing is loaded from elsewhere.
         """
         return self.view.html()
+
+
+def compress_text(text: str, checkpoint: str) -> Compression:
+    """Cut a text into units by a checkpoint's rules; neither weights nor torch are loaded.
+
+    Args:
+        text: Any text; it may be empty.
+        checkpoint: Embedded name, one's own name, directory or hub repository.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint.
+        ArtifactError: If it is torn or altered.
+        BackboneError: If its backbone's tokenizer cannot be loaded.
+        TokenizerMismatchError: If that is not the one the rules were mined with.
+    """
+    directory = resolve_checkpoint(fetch_checkpoint(checkpoint))
+    read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+    config = read_config(directory)
+    tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
+    rules = RuleSet.load(
+        directory / "rules", tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
+    )
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    return Compression.of(encode(tokenizer, text, None), Matcher(rules), partial(decode, tokenizer))

@@ -9,8 +9,9 @@ from typing import Final
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from umim_core.checkpoint import Checkpoint
+from umim_core.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.errors import CheckpointError
+from umim_core.own_checkpoints import own_checkpoint
 
 _FILES: Final = ["config.json", "model.safetensors", "manifest.json", "rules/**"]
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
@@ -29,7 +30,7 @@ def fetch_checkpoint(name: str | Path, revision: str | None = None) -> str | Pat
     Raises:
         CheckpointError: If the repository does not exist or cannot be reached.
     """
-    if Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
+    if own_checkpoint(str(name)) or Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
         return name
     try:
         return snapshot_download(str(name), revision=revision, allow_patterns=_FILES)
@@ -53,7 +54,7 @@ def upload_checkpoint(directory: Path, repo_id: str, private: bool, commit_messa
         CheckpointError: If the backbone is named by a path of this machine, or the hub refuses or
             cannot be reached.
     """
-    backbone = Checkpoint.load(directory).config.backbone
+    backbone = read_config(resolve_checkpoint(directory)).backbone
     if Path(backbone).is_absolute() or Path(backbone).exists():
         raise CheckpointError(
             "a published checkpoint must name its backbone so that others can load it",

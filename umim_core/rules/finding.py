@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -24,9 +24,8 @@ from umim_core.rules.candidates import (
 from umim_core.rules.counting import Kernel, count_ngrams, thread_count
 from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, check_tau, select
 from umim_core.rules.hashing import rank_index
+from umim_core.rules.mining_options import MAX_CANDIDATES
 from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
-
-MAX_CANDIDATES: Final = 10_000_000
 
 
 @dataclass(frozen=True)

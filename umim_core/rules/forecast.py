@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone import load_tokenizer
 from umim_core.errors import ConfigError, CorpusError, UnknownSizeError
 from umim_core.rules.candidates import SAMPLE_TAU
 from umim_core.rules.costs import Prediction
@@ -28,6 +27,7 @@ from umim_core.rules.preparation import excluded_ids
 from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.tokens import open_token_ids
+from umim_core.tokenizer_files import load_tokenizer
 
 _SAMPLE_BYTES: Final = 10 << 20
 _SMALL: Final = 1 << 11  # tokens; mined before a sample is counted

@@ -223,14 +223,19 @@ def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
     return offsets
 
 
+_MOST: Final = 2**63 - 1
+
+
 def check_tau(tau: int) -> int:
     """Return ``tau`` if it is a usable threshold.
 
     Raises:
-        RuleSetError: If it is below 1.
+        RuleSetError: If it is below 1, or no count can reach it.
     """
     if tau < 1:
         raise RuleSetError("tau must be at least 1", tau, "Choose the least count of a rule.")
+    if tau > _MOST:
+        raise RuleSetError(f"tau must be at most {_MOST}", tau, "No count is larger.")
     return tau
 
 

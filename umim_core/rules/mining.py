@@ -5,21 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
-from umim_core.backbone import Backbone, load_tokenizer, tokenizer_fingerprint
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.rules.candidates import CandidateReport, miss_probability
-from umim_core.rules.confidence import (
-    DEFAULT_THRESHOLD,
-    check_segment,
-    check_threshold,
-    mine_confidence_rules,
-)
-from umim_core.rules.counting import Kernel
-from umim_core.rules.filters import Containment, Overlap, step_counts, tau_for_budget
-from umim_core.rules.finding import MAX_CANDIDATES, LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import NgramCounts, check_tau, select
+from umim_core.rules.filters import step_counts, tau_for_budget
+from umim_core.rules.finding import LocalCounter, find_ngrams
+from umim_core.rules.grams import NgramCounts, Offsets, select
+from umim_core.rules.mining_options import MiningOptions as MiningOptions
 from umim_core.rules.preparation import (
     check_absent,
     check_documents,
@@ -30,68 +24,11 @@ from umim_core.rules.preparation import (
 )
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text import Source
+from umim_core.text.shards import TokenShards
+from umim_core.tokenizer_files import load_tokenizer
 
-
-@dataclass(frozen=True)
-class MiningOptions:
-    """How rules are mined.
-
-    Attributes:
-        tau: Least count.
-        segment_length: Tokens per segment; n-grams cross no border, the remainder is dropped.
-        overlap: Overlap policy.
-        containment: Containment policy.
-        rule_budget: Most rules; tau is raised until they fit. None for no limit.
-        min_documents: Least number of documents that a rule occurs in.
-        protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
-        sample_tokens: Candidate mode, see ``SearchOptions``.
-        max_candidates: As there.
-        seed: Of the sample.
-        threads: Threads; None takes one per core.
-        kernel: ``numba`` or ``numpy``.
-    """
-
-    tau: int = 5
-    segment_length: int = 512
-    overlap: Overlap = "greedy"
-    containment: Containment = "drop"
-    rule_budget: int | None = None
-    min_documents: int = 1
-    protect: tuple[str, ...] = ()
-    sample_tokens: int | None = None
-    max_candidates: int = MAX_CANDIDATES
-    seed: int = 0
-    threads: int | None = None
-    kernel: Kernel = "numba"
-
-    def check(self) -> Self:
-        """Return the options if they are within their bounds.
-
-        Raises:
-            RuleSetError: If tau is below 1.
-            ConfigError: If another one is out of its bounds.
-        """
-        check_tau(self.tau)
-        for name, least in (
-            ("segment_length", 2),
-            ("rule_budget", 1),
-            ("min_documents", 1),
-            ("sample_tokens", 1),
-            ("max_candidates", 1),
-            ("threads", 1),
-            ("seed", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}", value, "Raise it.")
-        return self
-
-    @property
-    def search(self) -> SearchOptions:
-        """What is looked for, as the counters understand it."""
-        return SearchOptions(
-            self.tau, self.min_documents > 1, self.sample_tokens, self.max_candidates, self.seed
-        )
+if TYPE_CHECKING:
+    from umim_core.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -160,13 +97,15 @@ def mine_rules(
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
         ends = shards.document_ends() if chosen.min_documents > 1 else None
         counts, report = find_ngrams(shards, offsets, chosen.search, counter, ends)
+        if not any(len(keys) for keys in counts.keys.values()):
+            raise _no_rules(shards, offsets, counter, chosen)
         digest = ids_digest(shards, offsets)
         documents = shards.num_documents
     counted = time.perf_counter()
     counts, rules = make_rules(
         counts,
         chosen,
-        tokenizer_fingerprint=None if known is None else tokenizer_fingerprint(known),
+        tokenizer_fingerprint=None if known is None else fingerprint_of(known),
         corpus_digest=digest,
     )
     rules.save(out)
@@ -185,6 +124,31 @@ def mine_rules(
         rules.digest,
         seconds | {"filter": time.perf_counter() - counted},
         report,
+    )
+
+
+def _no_rules(
+    shards: TokenShards, offsets: Offsets, counter: LocalCounter, options: MiningOptions
+) -> RuleSetError:
+    """Return the error of a threshold that nothing reaches, with the largest that something does.
+
+    Lower thresholds are tried until one is reached; each costs a count.
+    """
+    tau = options.tau
+    while tau > 1:
+        tau = max(1, tau // 8)
+        search = replace(options.search, tau=tau, count_documents=False, sample_tokens=None)
+        counts, _ = find_ngrams(shards, offsets, search, counter, None)
+        if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
+            return RuleSetError(
+                f"tau must be at most {most:,}, the count of the most frequent n-gram",
+                options.tau,
+                "Lower --tau; far below that, for rules that matter.",
+            )
+    return RuleSetError(
+        "the corpus must hold an n-gram that may be a rule",
+        "none",
+        "Give more text, or protect fewer tokens.",
     )
 
 
@@ -222,7 +186,7 @@ def mine_confident_spans(
     *,
     backbone: Backbone,
     options: MiningOptions,
-    threshold: float = DEFAULT_THRESHOLD,
+    threshold: float | None = None,
 ) -> MiningReport:
     """Make rules of the spans that a language model is confident about, and write their directory.
 
@@ -232,14 +196,22 @@ def mine_confident_spans(
         backbone: The model, with its tokenizer.
         options: tau, segment length, filters and protected tokens; budget, documents and sample
             have no part in it.
-        threshold: Probability that every token of a span exceeds.
+        threshold: Probability that every token of a span exceeds; None for the paper's.
 
     Raises:
         BackboneError: If the backbone has no tokenizer.
         ConfigError: If an option is given that has no part in it.
         UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
     """
+    from umim_core.rules.confidence import (  # it needs torch
+        DEFAULT_THRESHOLD,
+        check_segment,
+        check_threshold,
+        mine_confidence_rules,
+    )
+
     chosen = options.check()
+    asked = DEFAULT_THRESHOLD if threshold is None else threshold
     for name in ("rule_budget", "min_documents", "sample_tokens"):
         value = getattr(chosen, name)
         if value != getattr(MiningOptions, name):
@@ -248,7 +220,7 @@ def mine_confident_spans(
             )
     check_absent(out)
     tokenizer = backbone.require_tokenizer()
-    check_threshold(threshold)
+    check_threshold(asked)
     check_segment(backbone, chosen.segment_length)
     excluded = excluded_ids(tokenizer, chosen.protect)
     began = time.perf_counter()
@@ -259,7 +231,7 @@ def mine_confident_spans(
             backbone,
             shards,
             offsets,
-            threshold=threshold,
+            threshold=asked,
             tau=chosen.tau,
             excluded=excluded,
             overlap=chosen.overlap,

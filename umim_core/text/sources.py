@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
@@ -100,7 +101,8 @@ def source_of(
     """Tell the kind of source by the names' endings.
 
     ``.npy`` is token ids (one file), ``.jsonl``/``.json``, ``.parquet``; any other file, pattern or
-    path is text files; a folder, or a name like ``owner/name``, is a Hugging Face data set.
+    path is text files; a name like ``owner/name`` is a Hugging Face data set. A folder stands for
+    the files of one kind that lie in it and below, each text file a document.
 
     Raises:
         CorpusError: If kinds are mixed, no name is given, or a file of ids does not exist.
@@ -117,6 +119,7 @@ def source_of(
 def _source(
     names: tuple[str, ...], field: str, split: str, config: str | None, max_bad: int
 ) -> Source:
+    names = tuple(path for name in names for path in _unfolded(name))
     kinds = {_kind(name) for name in names}
     if len(kinds) != 1:
         raise CorpusError(
@@ -144,14 +147,38 @@ def _source(
 
 
 def _kind(name: str) -> str:
-    plain = without_options(name).removesuffix(".gz").removesuffix(".zst")
+    plain = _plain(name)
     for ending, kind in _ENDINGS.items():
         if plain.endswith(ending):
             return kind
-    known = os.path.isfile(name) or glob.has_magic(name) or plain.endswith((".txt", ".md"))
-    dataset = os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
-    return "dataset" if dataset and not known else "text"
+    known = os.path.isfile(name) or glob.has_magic(name) or plain.endswith(_TEXT)
+    return "dataset" if not known and _HUB_ID.fullmatch(name) is not None else "text"
+
+
+def _unfolded(name: str) -> list[str]:
+    """Return the corpus files in a folder and below it; any other name as it is.
+
+    Raises:
+        CorpusError: If there are none.
+    """
+    if not os.path.isdir(name):
+        return [name]
+    files = sorted(str(path) for path in Path(name).rglob("*") if path.is_file())
+    found = [file for file in files if _plain(file).endswith((*_ENDINGS, *_TEXT))]
+    if not found:
+        raise CorpusError(
+            f"a folder must hold files that end in {', '.join((*_TEXT, *_ENDINGS))}",
+            f"{name}, with {len(files)} other files",
+            "Name the files themselves.",
+        )
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return a name without options of an address and without the ending of packed files."""
+    return without_options(name).removesuffix(".gz").removesuffix(".zst")
 
 
 _HUB_ID: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_TEXT: Final = (".txt", ".md")
 _ENDINGS: Final = {".npy": "ids", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}

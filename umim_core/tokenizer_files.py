@@ -1,0 +1,165 @@
+"""Reading tokenizers from names, directories and hub repositories; never their code, never torch.
+
+What makes a tokenizer from ``tokenizer.json`` alone is loaded without the rest of transformers, so
+that compressing a text takes a second and not the import of a model library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.errors import BackboneError, did_you_mean
+
+_SETTINGS: Final = "tokenizer_config.json"
+_PLAIN: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the same class by two names
+_REACH_SECONDS: Final = 3.0
+
+
+def resolve_backbone(name: str) -> str:
+    """Return the directory of an embedded backbone, or ``name`` unchanged."""
+    path = embedded_path(name, "backbone")
+    return name if path is None else str(path)
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, local_files_only: bool = False
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer by embedded name, directory or hub repository.
+
+    Args:
+        name: Where it is.
+        revision: Hub revision to pin.
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        BackboneError: If it cannot be loaded, or has code of its own.
+    """
+    where = resolve_backbone(name)
+    check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
+    try:
+        if _is_plain(Path(where)):
+            plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(where)
+            return plain
+        from transformers import AutoTokenizer
+        from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+        settings = get_tokenizer_config(
+            where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
+        )
+        refuse_code("tokenizer", name, settings)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            where, revision=revision, local_files_only=local_files_only, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise load_error("tokenizer", name, error) from error
+    return tokenizer
+
+
+def _is_plain(directory: Path) -> bool:
+    """Whether a directory says that its tokenizer is ``tokenizer.json`` and nothing else."""
+    try:
+        settings = json.loads((directory / _SETTINGS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (
+        isinstance(settings, dict)
+        and settings.get("tokenizer_class") in _PLAIN
+        and "auto_map" not in settings
+        and (directory / "tokenizer.json").is_file()
+    )
+
+
+def check_place(
+    what: str, name: str, file: str, revision: str | None, local_files_only: bool = False
+) -> None:
+    """Refuse at once a path that does not exist, and a repository that is nowhere within reach.
+
+    Args:
+        what: What is looked for, for the message.
+        name: Embedded name, directory or hub repository.
+        file: A file that a cached repository would hold.
+        revision: Hub revision.
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        BackboneError: If it is neither here nor within reach.
+    """
+    if os.path.isdir(resolve_backbone(name)):
+        return
+    if os.path.exists(name):
+        raise _nowhere(what, f"{name!r}, a file", "Name the directory.")
+    if name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith("/"):
+        raise _nowhere(what, f"{name!r}, a path that does not exist", "Check the path.")
+    try:
+        cached = try_to_load_from_cache(name, file, revision=revision)
+    except HFValidationError as error:
+        raise _nowhere(what, repr(name), did_you_mean(name, embedded_names())) from error
+    offline = local_files_only or constants.HF_HUB_OFFLINE
+    if isinstance(cached, str) or (not offline and _hub_answers()):
+        return
+    raise _nowhere(
+        what,
+        f"{name!r}, neither a directory nor downloaded before",
+        did_you_mean(name, embedded_names()) or "The hub is out of reach; name a local directory.",
+    )
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be connected to; asked once, since the hub's client tries for a minute.
+
+    Behind a proxy nothing is asked: only the client knows how.
+    """
+    if getproxies():
+        return True
+    address = urlsplit(constants.ENDPOINT)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        with socket.create_connection((address.hostname or "", port), _REACH_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def refuse_code(what: str, name: str, settings: Mapping[str, object]) -> None:
+    """Refuse what brings code, even where transformers has an implementation of its own.
+
+    Raises:
+        BackboneError: If the settings name code.
+    """
+    if "auto_map" in settings:
+        raise BackboneError(
+            f"a {what} must come without code of its own",
+            f"{name!r}: auto_map {settings['auto_map']}",
+            "Take auto_map out of a local copy if transformers' own implementation is meant.",
+        )
+
+
+def load_error(what: str, name: str, error: Exception) -> BackboneError:
+    """Return the error of something that could not be loaded."""
+    reason = str(error).strip().splitlines()
+    return _nowhere(
+        what,
+        f"{name!r}: {reason[0] if reason else type(error).__name__}",
+        "Check the name; offline machines need a local directory.",
+    )
+
+
+def _nowhere(what: str, value: str, remedy: str) -> BackboneError:
+    return BackboneError(
+        f"a {what} must be an embedded name ({', '.join(embedded_names())}), a directory with "
+        "safetensors weights, or a reachable hub repository without code of its own",
+        value,
+        remedy,
+    )
