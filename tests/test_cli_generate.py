@@ -88,6 +88,11 @@ def test_samples_are_those_of_the_library(generate: Generate, tiny_umim: UMIM) -
     assert len({str(sample["ids"]) for sample in found}) > 1
 
 
+def test_every_call_samples_anew_unless_it_gives_a_seed(generate: Generate) -> None:
+    assert len({generate("--sample").out for _ in range(4)}) > 1
+    assert len({generate("--sample", "--seed", 3).out for _ in range(4)}) == 1
+
+
 def test_samples_for_people_are_numbered(generate: Generate) -> None:
     lines = generate("--sample", "--samples", 2).out.splitlines()
     assert (lines[0], lines[2]) == ("--- 1 of 2 ---", "--- 2 of 2 ---")

@@ -35,16 +35,25 @@ def generate(
     checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
     do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most probable.")] = None,
-    top_p: Annotated[float, typer.Option(help="Nucleus probability.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; by default the model's own, else 1.")
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Sample from the k most probable; by default the model's own, else 50."),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus probability; by default the model's own, else 1.")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this text; may be given several times.")
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need --sample.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Sampling seed.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
+    ] = None,
     merge: MergeOption = "all",
     stream: Annotated[
         bool | None,
@@ -78,15 +87,18 @@ def generate(
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
         "do_sample": do_sample,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
         "stop_strings": stop or [],
         "n": samples,
         "seed": seed,
         "merge": merge,
         "logprobs": logprobs,
     }
+    if temperature is not None:
+        options["temperature"] = temperature
+    if top_k is not None:
+        options["top_k"] = top_k
+    if top_p is not None:
+        options["top_p"] = top_p
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
@@ -125,16 +137,21 @@ def _check(
 
 
 def _check_sampling(
-    do_sample: bool, samples: int, *, temperature: float, top_k: int | None, top_p: float
+    do_sample: bool,
+    samples: int,
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
 ) -> None:
     """Refuse settings of sampling that greedy decoding would ignore."""
     if do_sample:
         return
     given = {
         f"--samples {samples}": samples > 1,
-        f"--temperature {temperature}": temperature != 1.0,
+        f"--temperature {temperature}": temperature is not None,
         f"--top-k {top_k}": top_k is not None,
-        f"--top-p {top_p}": top_p != 1.0,
+        f"--top-p {top_p}": top_p is not None,
     }
     unused = ", ".join(name for name, is_given in given.items() if is_given)
     if unused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,20 +19,25 @@ TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house
 MAX_LENGTH = 48
 
 
-def save_backbone(directory: Path, seed: int = 0) -> Path:
-    """Save a tiny Llama with a byte-level BPE tokenizer trained on ``TEXT``."""
+def byte_tokenizer(alphabet: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """A BPE tokenizer trained on ``TEXT``, of all bytes or some; it adds no special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=290,
         special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=alphabet or pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    fast = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     )
+
+
+def save_backbone(directory: Path, seed: int = 0) -> Path:
+    """Save a tiny Llama with the tokenizer."""
+    fast = byte_tokenizer()
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -44,7 +44,7 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
             compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
 
     Engine(backbone, module, matcher, unit_positions="preserved").generate(
-        prompts, settings(**SAMPLED), observer=compare
+        prompts, settings(**SAMPLED), seed=0, observer=compare
     )
     assert compact_differs
 
@@ -65,7 +65,7 @@ def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_fr
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
 
     output = Engine(backbone, module, matcher).generate(
-        prompts, settings(**SAMPLED), match_border=True, observer=compare
+        prompts, settings(**SAMPLED), seed=0, match_border=True, observer=compare
     )
     assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
     for row in output.rows:
@@ -93,6 +93,7 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
     output = engine.generate(
         random_prompts(4, 3),
         settings(**SAMPLED, top_k=2),
+        seed=0,
         logprobs=top,
         observer=lambda forward: seen.append(forward.logits),
     )
@@ -121,7 +122,7 @@ def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
 def test_cumulative_reduction_counts_every_step() -> None:
     backbone = build("gpt2")
     engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
-    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED)).rows:
+    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), seed=0).rows:
         held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
         expected = 1 - sum(held) / sum(range(1, len(row.ids)))
         assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)

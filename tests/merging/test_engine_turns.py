@@ -141,9 +141,9 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
     prompts = random_prompts(3, 3)
     seen: list[int] = []
     handle = widths_of(backbone, seen)
-    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4))
+    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4), seed=0)
     handle.remove()
-    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED))
+    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED), seed=0)
     assert shared.rows == apart.rows
     assert len({row.ids for row in shared.rows}) > 3
     assert len(seen) == 16  # one prefill, then one forward per token but the last
@@ -151,7 +151,7 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
 
 def test_samples_can_be_continued_each_on_its_own() -> None:
     engine = Engine(build("llama"), None, None)
-    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2))
+    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), seed=0)
     second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
     for b, extra in enumerate(([4], [5, 6])):
         whole = [1, 2, *first.rows[b].ids, *extra]
@@ -203,7 +203,7 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     first = engine.generate([[1, 2, 3]], settings(4))
     config = settings(8, **SAMPLED, num_return_sequences=samples)
     expected = engine.generate(
-        [[4, 5]], config, past=engine.generate([[1, 2, 3]], settings(4)).state
+        [[4, 5]], config, past=engine.generate([[1, 2, 3]], settings(4)).state, seed=0
     )
 
     def fail(forward: Forward) -> None:
@@ -216,7 +216,7 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     for _ in range(4):
         next(steps)
     steps.close()
-    assert engine.generate([[4, 5]], config, past=first.state).rows == expected.rows
+    assert engine.generate([[4, 5]], config, past=first.state, seed=0).rows == expected.rows
 
 
 def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
@@ -244,5 +244,6 @@ def test_a_released_state_holds_no_cache() -> None:
 def test_a_turn_draws_numbers_of_its_own() -> None:
     engine = Engine(build("gpt2"), None, None)
     config = settings(12, do_sample=True, temperature=50.0)  # nearly uniform: ids follow the draws
-    first = engine.generate([[1]], config)
-    assert engine.generate([[1]], config, past=first.state).rows[0].ids != first.rows[0].ids
+    first = engine.generate([[1]], config, seed=0)
+    second = engine.generate([[1]], config, past=first.state, seed=0)
+    assert second.rows[0].ids != first.rows[0].ids

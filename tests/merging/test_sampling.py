@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -10,7 +12,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from umim_core.backbone import wrap_backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.engine import Engine
-from umim_core.merging.sampling import TokenChooser, check_generation_config
+from umim_core.merging.history import History
+from umim_core.merging.sampling import TokenChooser
+from umim_core.merging.settings import check_generation_config
 from umim_core.merging.stopping import Stopper
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
@@ -124,7 +128,68 @@ def test_a_stop_string_may_span_tokens() -> None:
     tokenizer = letters("abcdef")
     stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), tokenizer)
     assert stopper.reason([0, 0, 1], 1) is None
-    assert stopper.reason([0, 0, 1, 2], 1) == "stop_string"
+    assert stopper.reason([0, 0, 1, 2], 2) == "stop_string"
+
+
+def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letters("abcdef"))
+    assert stopper.reason([0, 0, 1, 2], 1) is None
+    assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
+
+
+class Watched(list[int]):
+    """Ids that note how many of them are taken at a time."""
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__(ids)
+        self.taken: list[int] = []
+
+    def __getitem__(self, key: object) -> object:
+        found = super().__getitem__(key)  # type: ignore[index]
+        self.taken.append(len(found) if isinstance(key, slice) else 1)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the whole history was read")
+
+
+def test_a_token_costs_stop_strings_no_more_ids_than_they_have_characters() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=99, stop_strings=["bcd"]), letters("abcdef"))
+    for generated in (1, 2, 50):
+        ids = Watched([0] * (1000 + generated))
+        stopper.reason(ids, generated)
+        assert max(ids.taken) == min(generated, 3)
+
+
+def test_a_token_costs_criteria_and_processors_one_id_of_the_history() -> None:
+    history = History()
+    assert history.row(0, list(range(500))).tolist() == [list(range(500))]
+    for length in range(501, 520):
+        ids = Watched(list(range(length)))
+        assert history.row(0, ids).tolist() == [list(range(length))]
+        assert ids.taken == [1]
+
+
+def test_rows_of_a_history_are_kept_apart() -> None:
+    history = History()
+    for length in (3, 90, 200):
+        for row in range(3):
+            ids = [row] * length
+            assert history.row(row, ids).tolist() == [ids]
+
+
+def test_a_vocabulary_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, reads = letters("abcdefg"), []
+    whole = tokenizer.get_vocab
+    monkeypatch.setattr(tokenizer, "get_vocab", lambda: reads.append(1) or whole())
+    config = GenerationConfig(max_new_tokens=9, stop_strings=["bc", "fg"])
+    Stopper(config, tokenizer)
+    first = len(reads)
+    Stopper(config, tokenizer)
+    assert first > 0 and len(reads) == first
+    tokenizer.add_tokens(["new"])
+    Stopper(config, tokenizer)
+    assert len(reads) > first
 
 
 def test_a_tokenizer_that_transformers_cannot_analyse_is_reported() -> None:

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -30,16 +31,20 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
-from transformers import GenerationConfig
 
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.loading import choose_backbone, choose_checkpoint
-from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.evaluation.scoring import Request as ScoreRequest
+from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.engine import Engine
+from umim_core.merging.request import Request
+from umim_core.merging.sampling import fresh_seed
 from umim_core.rules.matcher import Matcher
 
 Merge = Literal["context", "all", "none"]
@@ -164,7 +169,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
             )
         ids = [
-            Request(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
+            ScoreRequest(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
             for _, context, continuation in requests
         ]
         with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
@@ -194,8 +199,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.scorer.matcher,
             unit_positions=self.scorer.unit_positions,
         )
+        seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
-            [request.args for request in requests],
+            [(*request.args, number) for number, request in enumerate(requests)],
             sort_fn=lambda args: (-len(self._prompt(args[0])), args[0]),
             group_by="gen_kwargs",
             group_fn=lambda args: args[1],
@@ -203,47 +209,46 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         texts: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
             for chunk in ordered.get_batched(n=self._rows_per_forward()):
-                prompts, (options, *_) = zip(*chunk, strict=True)
-                for prompt, text in zip(
-                    prompts, self._generate(engine, prompts, options), strict=True
-                ):
-                    texts.append(text)
+                prompts, (options, *_), numbers = zip(*chunk, strict=True)
+                wanted = self._wanted(options)
+                if wanted.config.do_sample and seed is None:
+                    seed = fresh_seed()
+                request = Request(merge_decode=self.merge == "all", seed=seed, streams=numbers)
+                texts += self._generate(engine, prompts, wanted, request)
+                for prompt, text in zip(prompts, texts[-len(prompts) :], strict=True):
                     self.cache_hook.add_partial("generate_until", (prompt, options), text)
                 bar.update(len(prompts))
         self._report()
         return cast("list[str]", ordered.get_original(texts))
 
+    def _wanted(self, options: dict[str, Any]) -> Wanted:
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
+        until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
+        return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)
+
     def _generate(
-        self, engine: Engine, prompts: Sequence[str], options: dict[str, Any]
+        self, engine: Engine, prompts: Sequence[str], wanted: Wanted, request: Request
     ) -> list[str]:
         assert self.scorer is not None  # noqa: S101  checked by the caller
-        settings = dict(normalize_gen_kwargs(options, self.max_gen_toks))
-        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        until = handle_stop_sequences(settings.pop("until"), eos=eos)
-        new_tokens = settings.pop("max_gen_toks")
-        if not settings.get("do_sample"):
-            settings.pop("temperature", None)
-        config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-            max_new_tokens=new_tokens,
-            eos_token_id=self.eot_token_id,
-            stop_strings=[text for text in until if text and text != eos] or None,
-            **settings,
-        )
-        room = self.max_length - new_tokens + 1  # the last new token is never fed
+        room = wanted.room(self.max_length)
         rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
-        output = engine.generate(rows, config, merge_decode=self.merge == "all")
-        for row in output.rows:
+        limits = wanted.limits([len(ids) for ids in rows])
+        output = engine.run(rows, wanted.settings(max(limits)), request)
+        texts = []
+        for row, limit in zip(output.rows, limits, strict=True):
             saved = sum(length - 1 for _, length in row.generated_spans)
             self.scorer.contexts.add(row.prompt_length, row.cache_lengths[0])
             self.scorer.inputs.add(
                 row.prompt_length + len(row.ids), row.cache_lengths[0] + len(row.ids) - saved
             )
-        return [
-            postprocess_generated_text(self.tok_decode(row.ids), until, None) for row in output.rows
-        ]
+            text = self.tok_decode(row.ids[:limit])
+            texts.append(postprocess_generated_text(text, wanted.until, None))
+        return texts
 
     def _prompt(self, text: str) -> np.ndarray:
-        return np.asarray(self.tok_encode(text) or [self.prefix_token_id], dtype=np.int64)
+        ids = self.tok_batch_encode([text])[0][0].tolist() if text else []
+        return np.asarray(ids or [self.prefix_token_id], dtype=np.int64)
 
     def _rows_per_forward(self) -> int:
         """Return the batch size; ``auto`` is what fits for the longest raw input."""

@@ -42,7 +42,8 @@ from umim_core.merging.policies import UnitPositions
 from umim_core.merging.prompts import Prompts, check_room, read_prompts
 from umim_core.merging.request import Request
 from umim_core.merging.rows import choose_tokens, new_rows, record_forward
-from umim_core.merging.sampling import TokenChooser, check_generation_config, samples_per_prompt
+from umim_core.merging.sampling import TokenChooser
+from umim_core.merging.settings import check_generation_config, samples_per_prompt
 from umim_core.merging.state import GenerationState
 from umim_core.merging.stopping import Stopper
 from umim_core.merging.trunk import CachedTrunk
@@ -103,7 +104,7 @@ class Engine:
         merge_prompt: bool = True,
         merge_decode: bool = True,
         match_border: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         logprobs: int | None = None,
         logits_processor: LogitsProcessorList | None = None,
         stopping_criteria: StoppingCriteriaList | None = None,
@@ -182,6 +183,7 @@ class Engine:
             request.seed,
             request.logits_processor,
             past_lengths=[row.past for row in rows],
+            streams=request.streams,
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)

@@ -169,7 +169,7 @@ class UMIM:
     def _steps(
         self, prompts: PromptInput, options: GenerateOptions, streamer: TextPieces | None = None
     ) -> Steps:
-        check_options(options)
+        options = check_options(options)
         past = options.get("past")
         return self.engine.steps(
             encode_prompts(prompts, self.backbone, past, options.get("add_special_tokens")),

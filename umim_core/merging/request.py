@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transformers import LogitsProcessorList, StoppingCriteriaList
@@ -21,7 +22,8 @@ class Request:
         match_border: Whether a rule may begin in the prompt and end in the generated tokens, or
             begin with the token that an earlier turn left unfed; in the paper's form none does. No
             rule reaches further into an earlier turn.
-        seed: For sampling.
+        seed: For sampling; None draws one from torch's global generator.
+        streams: Number of each row's random stream; by default the row's own number.
         logprobs: How many of the most probable ids to report beside each chosen one's
             log-probability; None reports neither.
         logits_processor: Further processors; see ``TokenChooser``.
@@ -33,7 +35,8 @@ class Request:
     merge_prompt: bool = True
     merge_decode: bool = True
     match_border: bool = False
-    seed: int = 0
+    seed: int | None = None
+    streams: Sequence[int] | None = None
     logprobs: int | None = None
     logits_processor: LogitsProcessorList | None = None
     stopping_criteria: StoppingCriteriaList | None = None
@@ -60,7 +63,7 @@ class Request:
                     f"{name} must be a list", type(given).__name__, "Put it into a list."
                 )
         seed: object = self.seed
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise GenerationError("a seed must be an integer", seed, "Leave it out, or use 0.")
         if self.streamer is not None and rows != 1:
             raise GenerationError(

@@ -130,10 +130,11 @@ def choose_tokens(
     tokens = chooser.choose(logits, [row.raw for row in rows], running)
     if logprobs is not None:
         _record(rows, tokens, logits, logprobs)
-    for row, token in zip(rows, tokens, strict=True):
+    for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.stop_reason is None:
             row.raw.append(token)
-            row.stop_reason = stopper.reason(row.raw, len(row.raw) - row.past - row.prompt)
+            generated = len(row.raw) - row.past - row.prompt
+            row.stop_reason = stopper.reason(row.raw, generated, number)
     return np.array(tokens, dtype=np.int64)
 
 

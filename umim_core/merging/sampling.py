@@ -21,6 +21,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
@@ -35,21 +36,22 @@ from transformers import (
 )
 
 from umim_core.errors import GenerationError, NumericalError
+from umim_core.merging.history import History
 from umim_core.merging.stopping import eos_ids
 
 # Settings, in transformers' own order: the values without effect and what makes the processor.
 # The first table's need a row's ids, the second's do not; the third's count when sampling only.
 _Factory = Callable[[Any], LogitsProcessor]
 _Table = dict[str, tuple[tuple[object, ...], _Factory]]
-_ON_IDS: Final[_Table] = {
+ON_IDS: Final[_Table] = {
     "sequence_bias": ((None,), SequenceBiasLogitsProcessor),
     "repetition_penalty": ((None, 1.0), RepetitionPenaltyLogitsProcessor),
     "no_repeat_ngram_size": ((None, 0), NoRepeatNGramLogitsProcessor),
 }
-_PLAIN: Final[_Table] = {
+PLAIN: Final[_Table] = {
     "suppress_tokens": ((None,), SuppressTokensLogitsProcessor),
 }
-_WARPERS: Final[_Table] = {
+WARPERS: Final[_Table] = {
     "temperature": ((None, 1.0), TemperatureLogitsWarper),
     "top_k": ((None, 0), TopKLogitsWarper),
     "top_p": ((None, 1.0), TopPLogitsWarper),
@@ -58,69 +60,6 @@ _WARPERS: Final[_Table] = {
     "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
     "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
 }
-_HONOURED: Final = frozenset(
-    {
-        *_ON_IDS,
-        *_PLAIN,
-        *_WARPERS,
-        "bad_words_ids",
-        "do_sample",
-        "eos_token_id",
-        "max_new_tokens",
-        "max_time",
-        "min_new_tokens",
-        "num_return_sequences",
-        "stop_strings",
-    }
-)
-# Settings that say how transformers runs or reports, and that change no token.
-_WITHOUT_EFFECT: Final = frozenset(
-    {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
-)
-_NEUTRAL: Final = {"num_beams": 1}
-
-
-def check_generation_config(config: GenerationConfig) -> None:
-    """Refuse what the engine would otherwise ignore.
-
-    Args:
-        config: The generation settings.
-
-    Raises:
-        GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
-            several samples are asked for without sampling.
-    """
-    new = config.max_new_tokens
-    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
-        raise GenerationError(
-            "max_new_tokens must be an integer of at least 1", new, "Ask for one token or more."
-        )
-    unknown = sorted(
-        name
-        for name, value in config.to_diff_dict().items()
-        if value is not None
-        and name not in _HONOURED | _WITHOUT_EFFECT
-        and not name.startswith("_")
-        and _NEUTRAL.get(name) != value
-    )
-    if unknown:
-        raise GenerationError(
-            f"generation settings must be among {sorted(_HONOURED)}",
-            {name: config.to_dict()[name] for name in unknown},
-            "Leave the others out; beam search is not supported.",
-        )
-    samples = samples_per_prompt(config)
-    if samples < 1 or (samples > 1 and not config.do_sample):
-        raise GenerationError(
-            "num_return_sequences must be 1, or more with do_sample",
-            samples,
-            "Sample, or ask for one.",
-        )
-
-
-def samples_per_prompt(config: GenerationConfig) -> int:
-    """Return how many rows each prompt gets."""
-    return 1 if config.num_return_sequences is None else int(config.num_return_sequences)
 
 
 def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> Tensor:
@@ -136,17 +75,19 @@ def _from_table(table: _Table, config: GenerationConfig) -> list[LogitsProcessor
 class TokenChooser:
     """Choose one token per row from its logits.
 
-    Each row samples from a stream of its own, made from (seed, row): what a row draws does not
-    depend on the rows beside it or on when they finish.
+    Each row samples from a stream of its own, made from the seed and the stream's number: what a
+    row draws does not depend on the rows beside it or on when they finish.
 
     Args:
         config: What ``check_generation_config`` lets pass.
         prompt_lengths: Raw prompt tokens per row, which ``min_new_tokens`` counts from.
-        seed: Not negative; equal seeds give equal draws.
+        seed: Not negative; equal seeds give equal draws. None draws one from torch's global
+            generator if rows are sampled.
         processors: Further processors, applied behind those of ``config`` and before the warpers,
             as in transformers. Each is called once per row with that row's raw ids [1, T].
         past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own;
             zeros if None.
+        streams: Number of each row's stream; 0, 1, 2, ... if None.
         device: Where the logits will be.
 
     Raises:
@@ -158,24 +99,25 @@ class TokenChooser:
         self,
         config: GenerationConfig,
         prompt_lengths: Sequence[int],
-        seed: int,
+        seed: int | None,
         processors: LogitsProcessorList | None = None,
         *,
         past_lengths: Sequence[int] | None = None,
+        streams: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if seed < 0:
+        if seed is not None and seed < 0:
             raise GenerationError("a seed must not be negative", seed, "Use 0 or a larger integer.")
         self._sample = bool(config.do_sample)
         try:
-            on_ids = _from_table(_ON_IDS, config)
+            on_ids = _from_table(ON_IDS, config)
             if config.bad_words_ids is not None:
                 on_ids.append(
                     NoBadWordsLogitsProcessor(config.bad_words_ids, eos_ids(config.eos_token_id))
                 )
             least = [_least_length(config, length, str(device)) for length in prompt_lengths]
-            plain = _from_table(_PLAIN, config)
-            warpers = _from_table(_WARPERS, config) if self._sample else []
+            plain = _from_table(PLAIN, config)
+            warpers = _from_table(WARPERS, config) if self._sample else []
         except ValueError as error:
             raise GenerationError("a sampling setting is out of range", str(error)) from error
         behind = [*plain, *(processors or ())]
@@ -185,16 +127,14 @@ class TokenChooser:
             [] if alike else [LogitsProcessorList([*on_ids, *own, *behind]) for own in least]
         )
         self._on_all = LogitsProcessorList([*(plain if alike else ()), *warpers])
-        self._generators = [
-            torch.Generator().manual_seed(
-                int(
-                    np.random.SeedSequence((seed, b, past) if past else (seed, b)).generate_state(
-                        1
-                    )[0]
-                )
+        self._history = History(device)
+        if self._sample:
+            rows = len(prompt_lengths)
+            self._generators = _streams(
+                fresh_seed() if seed is None else seed,
+                range(rows) if streams is None else streams,
+                past_lengths or [0] * rows,
             )
-            for b, past in enumerate(past_lengths or [0] * len(prompt_lengths))
-        ]
 
     def choose(
         self,
@@ -241,11 +181,10 @@ class TokenChooser:
     def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
         """Apply all processors to scores [B, V]."""
         if self._per_row:
-            rows = [torch.tensor([ids], device=scores.device) for ids in raw_ids]
             scores = torch.cat(
                 [
-                    _processed(own, ids, scores[b : b + 1])
-                    for b, (own, ids) in enumerate(zip(self._per_row, rows, strict=True))
+                    _processed(own, self._history.row(b, ids), scores[b : b + 1])
+                    for b, (own, ids) in enumerate(zip(self._per_row, raw_ids, strict=True))
                 ]
             )
         if self._on_all:
@@ -266,13 +205,32 @@ class TokenChooser:
         return drawn[:, 0]
 
 
+def fresh_seed() -> int:
+    """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
+    return int(torch.randint(2**62, (1,)))
+
+
+def _streams(
+    seed: int, numbers: Sequence[int], past_lengths: Sequence[int]
+) -> list[torch.Generator]:
+    """Return a generator per row."""
+    keys = [
+        (seed, number, past) if past else (seed, number)
+        for number, past in zip(numbers, past_lengths, strict=True)
+    ]
+    states = [int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys]
+    return [torch.Generator().manual_seed(state) for state in states]
+
+
 def _least_length(
     config: GenerationConfig, prompt_length: int, device: str
 ) -> list[LogitsProcessor]:
-    """Return what holds back the end of a row until ``min_new_tokens``."""
+    """Return what holds back the end of a row until it is long enough."""
     ends = eos_ids(config.eos_token_id)
-    if not config.min_new_tokens or not ends:
-        return []
-    return [
-        MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, ends, device=device)
-    ]
+    least: list[LogitsProcessor] = []
+    if config.min_length and ends:  # the prompt counts
+        least.append(MinLengthLogitsProcessor(config.min_length, ends, device=device))
+    if config.min_new_tokens and ends:
+        new = config.min_new_tokens
+        least.append(MinNewTokensLengthLogitsProcessor(prompt_length, new, ends, device=device))
+    return least

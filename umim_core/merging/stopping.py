@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers import (
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
+from umim_core.merging.history import History
 
 StopReason = Literal["eos", "stop_string", "criteria", "length"]
 
@@ -38,6 +40,9 @@ def end_ids(backbone: Backbone) -> list[int]:
 
 class Stopper:
     """Decide whether a row ends with the token just chosen.
+
+    Stop strings are looked for in generated text only, and there in as many tokens at the end as
+    the longest of them has characters (bytes).
 
     Args:
         config: ``eos_token_id``, ``max_new_tokens``, ``stop_strings``, ``max_time``.
@@ -62,21 +67,25 @@ class Stopper:
         self._criteria = StoppingCriteriaList(criteria or [])
         if config.max_time is not None:
             self._criteria.append(MaxTimeCriteria(config.max_time))
+        self._history = History()
 
-    def reason(self, raw_ids: Sequence[int], generated: int) -> StopReason | None:
+    def reason(self, raw_ids: Sequence[int], generated: int, row: int = 0) -> StopReason | None:
         """Return why the row ends here, or None.
 
         Args:
             raw_ids: The row's prompt and generated raw ids, the newest last.
             generated: How many of them were generated.
+            row: Its number.
         """
         if raw_ids[-1] in self._eos:
             return "eos"
-        if self._strings is not None or self._criteria:
-            ids = cast("torch.LongTensor", torch.tensor([raw_ids]))
-            if self._strings is not None and bool(self._strings(ids, None)[0]):
+        if self._strings is not None:
+            tail = raw_ids[-min(generated, self._strings.maximum_token_len) :]
+            if bool(self._strings(cast("torch.LongTensor", torch.tensor([tail])), None)[0]):
                 return "stop_string"
-            if self._criteria and bool(self._criteria(ids, None)[0]):
+        if self._criteria:
+            ids = cast("torch.LongTensor", self._history.row(row, raw_ids))
+            if bool(self._criteria(ids, None)[0]):
                 return "criteria"
         return "length" if generated >= self._max_new_tokens else None
 
@@ -90,11 +99,21 @@ def _stop_strings(
         raise GenerationError(
             "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
         )
+    given = config.stop_strings
+    strings = (given,) if isinstance(given, str) else tuple(given)
     try:
-        return StopStringCriteria(tokenizer, config.stop_strings)
+        return _analysed(tokenizer, len(tokenizer), strings)
     except ValueError as error:  # its analysis encodes "abcdef" and looks for it
         raise GenerationError(
             "stop strings need a tokenizer that can encode Latin letters",
             str(error),
             "Use eos_token_id.",
         ) from error
+
+
+@lru_cache(maxsize=16)
+def _analysed(
+    tokenizer: PreTrainedTokenizerBase, _size: int, strings: tuple[str, ...]
+) -> StopStringCriteria:
+    """Analyse a vocabulary once: it takes a second at 100,000 ids. Added tokens change its size."""
+    return StopStringCriteria(tokenizer, list(strings))

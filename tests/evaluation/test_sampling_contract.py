@@ -1,0 +1,176 @@
+"""Sampling in lm-eval: hf's distribution, and draws that depend on seed and request alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from datasets import Dataset
+from lm_eval.api.instance import Instance
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from transformers import GenerationConfig
+
+from tests.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
+from umim_core.merging.sampling import TokenChooser
+from umim_core.merging.settings import DEFAULT_TOP_K, HONOURED
+
+SAMPLED = {
+    "task, transformers' top-k": Case(options={"temperature": 1.5}),
+    "model, every warper": Case(
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+        {"temperature": 1.2},
+    ),
+    "processors before warpers": Case(
+        {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 99]},
+        {"temperature": 2.0, "top_p": 0.8},
+    ),
+    "all ids": Case(options={"temperature": 1.0, "top_k": 0, "epsilon_cutoff": 0.001}),
+}
+
+
+def distributions_of_hf(
+    models: Models, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """What transformers draws the first tokens of the prompts from [prompts, V]."""
+    found: list[torch.Tensor] = []
+    draw = torch.multinomial
+
+    def watched(probabilities: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        found.append(probabilities)
+        return draw(probabilities, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "multinomial", watched)
+        models.hf(batch_size).generate_until(models.requests(max_gen_toks=1, do_sample=True))
+    return torch.cat(found)
+
+
+def distributions_of_ours(
+    models: Models, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """What ours are drawn from [prompts, V]."""
+    found: list[torch.Tensor] = []
+    draw = TokenChooser._draw
+
+    def watched(chooser: TokenChooser, scores: torch.Tensor) -> torch.Tensor:
+        found.append(scores.softmax(dim=-1))
+        return draw(chooser, scores)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenChooser, "_draw", watched)
+        requests = models.requests(max_gen_toks=1, do_sample=True)
+        models.ours(merge, batch_size).generate_until(requests)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize(("merge", "batch_size"), [("context", 4), ("all", 1)])
+def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
+    name: str, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = Models(SAMPLED[name])
+    theirs = distributions_of_hf(models, batch_size, monkeypatch)
+    ours = distributions_of_ours(models, merge, batch_size, monkeypatch)
+    assert torch.equal(ours > 0, theirs > 0)
+    assert torch.allclose(ours.double(), theirs.double(), rtol=1e-5, atol=1e-8)
+    some = {"task, transformers' top-k": DEFAULT_TOP_K}.get(name)
+    assert some is None or bool(((theirs > 0).sum(dim=-1) == some).all())
+
+
+def test_the_default_of_top_k_is_transformers_own() -> None:
+    defaults = GenerationConfig._get_default_generation_params()
+    assert defaults["top_k"] == DEFAULT_TOP_K
+    neutral = {*HONOURED} - {"top_k"}
+    off = (None, False, 0, 1, 0.0, 1.0)
+    assert all(defaults[name] in off for name in neutral & defaults.keys())
+
+
+def repeats(models: Models, count: int, **options: object) -> list[Instance]:
+    """One request several times, as lm-eval repeats it."""
+    settings = {"until": [], "max_gen_toks": NEW, "do_sample": True, "temperature": 1.0, **options}
+    return [Instance("generate_until", {}, (PROMPTS[0], settings), 0)] * count
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("batch_size", BATCHES)
+def test_repeats_of_a_request_are_texts_of_their_own(merge: str, batch_size: int) -> None:
+    models = Models(Case())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1234)
+        texts = models.ours(merge, batch_size).generate_until(repeats(models, 8))
+    assert len(set(texts)) == 8
+
+
+@pytest.mark.parametrize("merge", ["context", "all"])
+def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
+    models = Models(Case(options={"do_sample": True, "temperature": 1.0}))
+    hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
+    other = [Instance("generate_until", {}, (prompt, hot), 9) for prompt in PROMPTS[::-1]]
+    requests = models.requests() + repeats(models, 3)
+    found = []
+    with torch.random.fork_rng(devices=[]):
+        for batch_size, beside in ((1, []), (4, []), (3, other)):
+            torch.manual_seed(1234)  # as lm-eval does before it evaluates
+            texts = models.ours(merge, batch_size).generate_until(requests + beside)
+            found.append(texts[: len(requests)])
+        again = models.ours(merge, 4).generate_until(requests)
+    assert found[0] == found[1] == found[2]
+    assert again != found[0]  # another evaluation without a seed draws anew
+
+
+def test_greedy_texts_draw_no_seed() -> None:
+    models = Models(Case())
+    before = torch.get_rng_state()
+    models.ours("all", 2).generate_until(models.requests())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_evaluation_with_repeats_is_reproducible_at_any_batch_size() -> None:
+    """Through lm-eval's own evaluator, which seeds torch."""
+    models, manager = Models(Case()), TaskManager(include_defaults=False)
+
+    def resps(batch_size: int) -> list[list[str]]:
+        task = {
+            "task": "repeated",
+            "custom_dataset": lambda **_: {"test": Dataset.from_dict({"text": PROMPTS[:2]})},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_text": "{{text}}",
+            "doc_to_target": "{{text}}",
+            "repeats": 8,
+            "generation_kwargs": {
+                "until": ["zzz"], "do_sample": True, "temperature": 1.0, "max_gen_toks": NEW
+            },
+            "metric_list": [{"metric": "exact_match"}],
+        }  # fmt: skip
+        found = simple_evaluate(
+            models.ours("all", batch_size), tasks=[task], task_manager=manager, bootstrap_iters=0
+        )
+        return [sample["resps"][0] for sample in found["samples"]["repeated"]]
+
+    one, four = resps(1), resps(4)
+    assert one == four
+    assert [len(set(texts)) for texts in one] == [8, 8]
+
+
+def test_draws_follow_the_distribution() -> None:
+    models, draws = Models(Case(options={"temperature": 1.0})), 2000
+    options = {"max_gen_toks": 1, "top_k": 5}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        texts = models.ours("context", 500).generate_until(repeats(models, draws, **options))
+    ids = models.tokenizer(PROMPTS[0])["input_ids"]
+    with torch.no_grad():
+        best = models.backbone.model(torch.tensor([ids])).logits[0, -1].topk(5)
+    expected = best.values.softmax(dim=-1).numpy()
+    names = [models.tokenizer.decode([token]) for token in best.indices]
+    found = np.array([texts.count(name) for name in names]) / draws
+    assert found.sum() == pytest.approx(1.0)
+    error = np.sqrt(expected * (1 - expected) / draws)
+    assert bool((np.abs(found - expected) < 4 * error).all())

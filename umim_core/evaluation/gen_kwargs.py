@@ -1,0 +1,124 @@
+"""What lm-eval's generation kwargs mean to the engine: the same as to lm-eval's ``hf`` model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final
+
+from transformers import GenerationConfig
+
+from umim_core.backbone import Backbone
+from umim_core.errors import GenerationError
+from umim_core.merging.settings import HONOURED, IGNORED, with_defaults
+from umim_core.merging.stopping import eos_ids
+
+# lm-eval says ``until`` for stop strings, and repeats requests for several texts.
+_ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a group of requests asks for.
+
+    Attributes:
+        config: Settings of the engine, but for ``max_new_tokens``.
+        until: Texts to cut the generated text at, the end of a text included.
+        new_tokens: Tokens that a prompt leaves room for.
+        max_length: Most tokens of prompt and text together; None bounds the text alone.
+    """
+
+    config: GenerationConfig
+    until: list[str]
+    new_tokens: int
+    max_length: int | None
+
+    def room(self, max_units: int) -> int:
+        """Return how many units a prompt may have, as many as hf leaves it tokens.
+
+        Args:
+            max_units: Longest sequence the model takes.
+
+        Raises:
+            GenerationError: If nothing is left.
+        """
+        if self.new_tokens >= max_units:
+            raise GenerationError(
+                f"max_gen_toks must be less than the model's maximum length ({max_units})",
+                self.new_tokens,
+                "Lower it, or use a backbone with more positions.",
+            )
+        return max_units - self.new_tokens
+
+    def settings(self, new_tokens: int) -> GenerationConfig:
+        """Return the settings of the engine for so many new tokens."""
+        config = copy(self.config)
+        config.max_new_tokens = new_tokens
+        return config
+
+    def limits(self, prompt_lengths: Sequence[int]) -> list[int]:
+        """Return the most tokens to generate behind each prompt.
+
+        Raises:
+            GenerationError: If a prompt leaves no room in ``max_length``.
+        """
+        if self.max_length is None:
+            return [self.new_tokens] * len(prompt_lengths)
+        limits = [self.max_length - length for length in prompt_lengths]
+        if min(limits) < 1:
+            raise GenerationError(
+                f"max_length ({self.max_length}) must exceed the prompt's tokens",
+                max(prompt_lengths),
+                "Use max_gen_toks instead, which counts generated tokens.",
+            )
+        return limits
+
+
+def read_gen_kwargs(
+    settings: dict[str, Any],
+    until: list[str],
+    backbone: Backbone,
+    end: tuple[int, str],
+    warn: Callable[[str], object],
+) -> Wanted:
+    """Read the generation kwargs of a task.
+
+    Kwargs that change no token are left out with a warning. Where the task says nothing the model's
+    own generation_config counts, then transformers' defaults.
+
+    Args:
+        settings: The kwargs as lm-eval normalises them, without ``until``; they are used up.
+        until: Texts to stop at, the end of a text among them.
+        backbone: The model.
+        end: The tokenizer's end of a text as id and text; it counts beside the model's own.
+        warn: Gets the warnings.
+
+    Raises:
+        GenerationError: If a kwarg is unknown or out of range.
+    """
+    new_tokens = settings.pop("max_gen_toks")
+    max_length = settings.pop("max_length", None)
+    if max_length is not None:
+        warn(f"umim: max_length={max_length} counts the prompt too; use max_gen_toks instead")
+    if settings["do_sample"]:
+        settings.setdefault("temperature", 0.0)  # as hf does, and refused as it is there
+    else:
+        settings.pop("temperature", None)
+    for name in sorted(settings.keys() & IGNORED):
+        warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
+    unknown = sorted(settings.keys() - _ALLOWED)
+    if unknown:
+        raise GenerationError(
+            f"generation kwargs must be among {sorted(_ALLOWED)}",
+            unknown,
+            "Leave the others out of the task's generation_kwargs.",
+        )
+    settings["stop_strings"] = [text for text in until if text and text != end[1]] or None
+    try:
+        given = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+        config = with_defaults(given, backbone)
+    except ValueError as error:
+        raise GenerationError("a generation kwarg is out of range", str(error)) from error
+    config.eos_token_id = sorted({*eos_ids(config.eos_token_id), end[0]})
+    return Wanted(config, until, new_tokens, max_length)
