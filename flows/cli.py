@@ -49,7 +49,8 @@ def main() -> None:
         with stoppable():
             app()
     except UmimError as error:
-        typer.echo(f"flows: error: {error}", err=True)
+        notes = getattr(error, "__notes__", [])
+        typer.echo("\n".join([f"flows: error: {error}", *notes]), err=True)
         raise SystemExit(1) from None
 
 

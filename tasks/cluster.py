@@ -12,19 +12,15 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from tasks.cluster_folder import cluster_folder
 from tasks.sockets import listening_addresses, loopback_interface, require_loopback
-from tasks.stopping import FOLDER_PREFIX
 from umim_core.errors import ClusterError, MissingExtraError
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -32,9 +28,6 @@ LOCAL = "local"
 RENDEZVOUS_VARIABLE = "UMIM_RENDEZVOUS"
 _MIB = 1 << 20
 _MIN_OBJECT_STORE = 80 * _MIB
-# A Unix socket path holds at most 107 bytes; Ray appends up to 64 to its folder
-# ("/session_2026-11-20_14-11-39_942048_1234567/sockets/plasma_store").
-_MAX_TEMP_DIR_BYTES = 42
 _CONNECT_SECONDS = 5.0
 
 
@@ -48,6 +41,7 @@ class Cluster:
         gpus: GPUs it offers.
         dashboard_url: Address of the dashboard, or "" where none was asked for.
         started: Whether this process started the cluster (and stops it).
+        logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
     """
 
     address: str
@@ -55,6 +49,7 @@ class Cluster:
     gpus: int
     dashboard_url: str
     started: bool
+    logs: Path | None = None
 
 
 @contextlib.contextmanager
@@ -110,7 +105,7 @@ def ray_cluster(
         environment = worker_environment(local=target == LOCAL, threads=threads)
         sockets_before = set(listening_addresses())
         if target == LOCAL:
-            folder = stack.enter_context(_temp_dir())
+            folder = stack.enter_context(cluster_folder())
             environment[RENDEZVOUS_VARIABLE] = str(folder)
             stack.enter_context(_private_environment())
             _refresh_ray_settings()
@@ -221,24 +216,6 @@ def _refresh_ray_settings() -> None:
     _raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-@contextlib.contextmanager
-def _temp_dir() -> Iterator[Path]:
-    """Give a short private folder, and sweep those that killed processes left behind."""
-    base = Path(tempfile.gettempdir())
-    if len(str(base).encode()) + len(f"/{FOLDER_PREFIX}4194304-12345678") > _MAX_TEMP_DIR_BYTES:
-        base = Path("/tmp")  # noqa: S108  the only short name; mkdtemp makes the folder private
-    for old in base.glob(f"{FOLDER_PREFIX}*-*"):
-        with contextlib.suppress(ValueError, FileNotFoundError):
-            pid = int(old.name.split("-")[2])
-            if old.stat().st_uid == os.getuid() and not psutil.pid_exists(pid):
-                shutil.rmtree(old, ignore_errors=True)
-    path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _check_reachable(target: str) -> None:
     """Refuse a cluster that is away, or one used without a decision on authentication."""
     if "RAY_AUTH_MODE" not in os.environ:
@@ -253,12 +230,19 @@ def _check_reachable(target: str) -> None:
     if not host or not port.isdigit():
         raise ClusterError("a cluster address must be host:port, ray://host:port or auto", target)
     # Ray itself waits two minutes for an address that does not answer and then ends the process.
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
+    error = _refusal(host, int(port))
+    if error is not None:
         raise ClusterError(
             "the Ray cluster must answer", f"{target} ({error})", "Start it or mend the address."
         ) from error
+
+
+def _refusal(host: str, port: int) -> OSError | None:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _init(options: dict[str, object], target: str) -> None:
@@ -287,4 +271,28 @@ def _describe(*, started: bool) -> Cluster:
         gpus=int(resources.get("GPU", 0)),
         dashboard_url=f"http://{url}" if url else "",
         started=started,
+        logs=Path(ray._private.worker._global_node.get_logs_dir_path()) if started else None,
     )
+
+
+def is_alive(cluster: Cluster) -> bool:
+    """Tell, in a few seconds at most, whether a cluster that was connected to can still be used."""
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    if cluster.started:
+        dead = {kind for kind, _ in ray._private.worker._global_node.dead_processes()}
+        if dead & {"raylet", "gcs_server"}:
+            return False
+    host, _, port = cluster.address.rpartition(":")
+    return _refusal(host, int(port)) is None
+
+
+def abandon() -> None:
+    """Kill what is left of a private cluster, for a shutdown would wait for what is dead."""
+    import ray
+
+    node = ray._private.worker._global_node
+    if node is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)

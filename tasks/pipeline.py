@@ -203,7 +203,7 @@ def open_pipeline(
             told(partial(killed.finish, run_id, "KILLED")),
             logs_on_the_run_page(),
             verifying_once(),
-            ClusterLease(recipe.cluster) as lease,
+            ClusterLease(recipe.cluster, root / "ray-logs") as lease,
         ):
             run = PipelineRun(recipe, root, lease, tracker, run_id)
             status: Status = "KILLED"

@@ -91,6 +91,26 @@ def _run_here(jobs: Sequence[TokenJob]) -> Iterator[Outcome]:
     return map(tokenize_file, jobs)
 
 
+def threads_per_job(share: int, sizes: Sequence[int]) -> int:
+    """Return the threads of a job: no task may ask for more than one machine has, or it waits.
+
+    Args:
+        share: Cores of the cluster per job.
+        sizes: Cores of each living node.
+
+    Raises:
+        ClusterError: If no living node has a core.
+    """
+    smallest = min((size for size in sizes if size), default=None)
+    if smallest is None:
+        raise ClusterError(
+            "a node of the Ray cluster must be alive and offer CPUs",
+            f"{len(sizes)} nodes without",
+            "Start a worker node, then run the same command again.",
+        )
+    return max(1, min(share, smallest))
+
+
 def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]]:
     """Return a function that runs jobs on the cluster and gives their results in order."""
 
@@ -103,8 +123,7 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
 
         cpus = lease.ensure().cpus
         sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-        # No task may ask for more than one machine has: it would wait for ever.
-        threads = max(1, min(cpus // len(jobs), *filter(None, sizes)))
+        threads = threads_per_job(cpus // len(jobs), sizes)
         placed = [replace(job, threads=threads) for job in jobs]
         prepare_ray_data()
 

@@ -158,6 +158,8 @@ def test_recipes_are_frozen() -> None:
         ("adapt.dpo.beta", 0, r"adapt\.dpo\.beta: .*greater than 0; got 0"),
         ("cluster.strategy", "magic", r"cluster\.strategy: .*'ddp' or 'deepspeed'; got magic"),
         ("cluster.workers", -1, r"cluster\.workers: .*; got -1"),
+        ("cluster.object_store_gib", 0, r"cluster\.object_store_gib: .*equal to 0\.1; got 0"),
+        ("cluster", {"address": "h:1", "dashboard": True}, "are of a cluster started here"),
         ("cluster.workers", 3, "workers must divide every batch_size"),
         ("cluster", {"strategy": "deepspeed", "workers": 0}, "strategy deepspeed needs workers"),
         ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16: Extra inputs are not permitted; got True"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -49,7 +51,8 @@ def holder(directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> None:
     with holder(tmp_path / "x") as process:
-        match = rf"only one process may build x at a time; got lock held by pid {process.pid} since"
+        holds = rf"pid {process.pid} on {re.escape(socket.gethostname())} since 20\S+Z\. Wait"
+        match = rf"only one process may build x at a time; got lock held by {holds}"
         with (
             pytest.raises(LockError, match=match),
             directory_lock(tmp_path / "x", wait_seconds=0.0),

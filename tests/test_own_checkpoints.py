@@ -9,8 +9,14 @@ import pytest
 from command_line import Umim, console
 
 from umim_core.checkpoint import resolve_checkpoint
-from umim_core.errors import CheckpointError
-from umim_core.own_checkpoints import own_checkpoint, own_checkpoints, own_name, record_checkpoint
+from umim_core.errors import CheckpointError, ConfigError
+from umim_core.own_checkpoints import (
+    artifact_root,
+    own_checkpoint,
+    own_checkpoints,
+    own_name,
+    record_checkpoint,
+)
 
 
 @pytest.fixture
@@ -30,6 +36,12 @@ def stage(root: Path, tiny_checkpoint: Path) -> Path:
     directory = root / "distill" / f"0123abcd{'e' * 56}"
     shutil.copytree(tiny_checkpoint, directory / "checkpoint")
     return directory
+
+
+def test_a_root_that_is_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
+    with pytest.raises(ConfigError, match=r"UMIM_ROOT must be a directory.*got s3://bucket/umim"):
+        artifact_root()
 
 
 def test_a_name_is_fit_for_the_command_line() -> None:

@@ -156,7 +156,7 @@ class EvaluateConfig(Model):
     batch_size: Annotated[int, Field(ge=1)] = 8
 
 
-class ClusterConfig(Model):
+class ClusterConfig(Model, StableDump):
     """Where the work runs."""
 
     address: str | None = Field(
@@ -167,11 +167,26 @@ class ClusterConfig(Model):
     use_gpu: bool = False
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
+    object_store_gib: Annotated[
+        float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."), LATER
+    ] = 1.0
+    dashboard: Annotated[
+        bool, Field(description="Whether a local cluster serves Ray's dashboard."), LATER
+    ] = False
 
     @property
     def device(self) -> Device:
         """Where models run."""
         return "cuda" if self.use_gpu else "cpu"
+
+    @model_validator(mode="after")
+    def _options_of_a_local_cluster(self) -> Self:
+        if self.address is not None and (self.object_store_gib != 1.0 or self.dashboard):
+            raise ValueError(
+                "object_store_gib and dashboard are of a cluster started here: leave them out "
+                "with an address"
+            )
+        return self
 
     @model_validator(mode="after")
     def _strategy_has_workers(self) -> Self:

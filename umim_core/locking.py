@@ -1,7 +1,7 @@
 """Exclusive locks on directories; a lock of a dead process is recovered by itself.
 
 The lock is an ``flock`` on a file beside the directory, so the kernel frees it when its holder
-dies, SIGKILL included. The file names the holder (pid and start time) for the error message only.
+dies, SIGKILL included. The file names the holder (pid, host and time) for messages only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -67,8 +68,14 @@ def _try_acquire(path: Path) -> int | None:
         return None
     with suppress(OSError):  # a note for people; a full disk must not leave the lock held
         os.ftruncate(handle, 0)
-        os.pwrite(handle, f"pid {os.getpid()} since {time.time():.0f}\n".encode(), 0)
+        os.pwrite(handle, f"{this_process()}\n".encode(), 0)
     return handle
+
+
+def this_process() -> str:
+    """Return what a person needs to find this process: its pid, host and the time."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"pid {os.getpid()} on {socket.gethostname()} since {now}"
 
 
 def _holder(path: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from umim_core.disk import write_bytes
+from umim_core.errors import ConfigError
 
 _INDEX: Final = "checkpoints"
 _KEY: Final = re.compile(r"[0-9a-f]{8,64}")  # first digits of a stage's key, as logs show them
@@ -20,10 +21,21 @@ _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[1]
 
 
 def artifact_root() -> Path:
-    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout; without one, in the current folder."""
+    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout; without one, in the current folder.
+
+    Raises:
+        ConfigError: If ``UMIM_ROOT`` is an address, such as ``s3://...``.
+    """
     checkout = (_PACKAGE_PARENT / "pyproject.toml").is_file()
     default = (_PACKAGE_PARENT if checkout else Path.cwd()) / ".umim"
-    return Path(os.environ.get("UMIM_ROOT") or default).resolve()
+    named = os.environ.get("UMIM_ROOT")
+    if named and "://" in named:
+        raise ConfigError(
+            "UMIM_ROOT must be a directory, for stages are renamed and locked in place",
+            named,
+            "Mount the storage and give the path where it is mounted.",
+        )
+    return Path(named or default).resolve()
 
 
 def own_name(*parts: str) -> str:
