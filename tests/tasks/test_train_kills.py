@@ -1,6 +1,6 @@
 """Training processes killed for real: what is left resumes, and nobody waits for the dead.
 
-The quick test of a kill is in ``test_train_worker.py``.
+RELIABILITY 18 and 20. A kill of a whole stage is in ``test_train_worker.py``.
 
 States are compared file by file, so weights, best weights, optimiser, random state, data position
 and curve are all in the comparison.
@@ -59,11 +59,13 @@ def check_kill_of_one_process(alone: Run, folder: Path, kill: Kill) -> None:
     assert run.final() == alone.final()
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("seed", "kind"),
-    [(seed, signal.SIGKILL) for seed in range(1, 11)]
-    + [(seed, signal.SIGTERM) for seed in (11, 12)],
+    [
+        (0, signal.SIGKILL),
+        *(pytest.param(seed, signal.SIGKILL, marks=pytest.mark.full) for seed in range(1, 11)),
+        *(pytest.param(seed, signal.SIGTERM, marks=pytest.mark.full) for seed in (11, 12)),
+    ],
 )
 def test_a_process_killed_at_a_random_step_resumes_bit_for_bit(
     alone: Run, tmp_path: Path, seed: int, kind: signal.Signals
