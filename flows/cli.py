@@ -157,9 +157,27 @@ def report(as_json: JsonFlag = False) -> None:
     _emit({"path": str(path)}, [str(path)], as_json)
 
 
+@app.command()
+def replay(as_json: JsonFlag = False) -> None:
+    """Write to MLflow what waits because the server was away."""
+    from tasks.recipes import artifact_root
+    from tasks.tracker import Tracker
+    from umim_core.errors import TrackingError
+
+    waiting, reason = Tracker(root=artifact_root()).replay()
+    if waiting:
+        raise TrackingError(
+            "MLflow must take what waits",
+            f"{len(waiting)} records in {waiting[0].parent}, {reason}",
+            "Start the server or set MLFLOW_TRACKING_URI, then run the same command again.",
+        )
+    _emit({"waiting": 0}, ["MLflow has everything"], as_json)
+
+
 _SHOWN: Final = {
     "umim.stage",
     "umim.pipeline",
+    "umim.tracking",
     "umim.lock",
     "umim.count",
     "umim.progress",

@@ -22,14 +22,19 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
         report: The report stage's artifact.
     """
     if report.executed:
-        run.tracker.attach(run.run_id, [report.path])
+        run.tracker.attach(run.key, [report.path])
     if FlowRunContext.get() is None:
         return
     table = comparison(rows)
     cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
     create_table_artifact(cells, key="umim-comparison", description="Comparison of all cells.")
     create_markdown_artifact(comparison_markdown(rows), key="umim-report")
-    create_link_artifact(run.tracker.run_url(run.run_id), link_text="MLflow run", key="umim-mlflow")
+    pages = run.tracker.pages(run.key)
+    if pages is not None and pages.command is None:
+        create_link_artifact(pages.compare, link_text="MLflow comparison", key="umim-mlflow")
+    elif pages is not None:
+        shown = f"`{pages.command}`, then [the comparison]({pages.compare})"
+        create_markdown_artifact(shown, key="umim-mlflow")
 
 
 def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
@@ -40,6 +45,6 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
         ablation: The ablation stage's artifact.
     """
     if ablation.executed:
-        run.tracker.attach(run.run_id, [ablation.path])
+        run.tracker.attach(run.key, [ablation.path])
     if FlowRunContext.get() is not None:
         create_markdown_artifact(ablation_page(read_ablation(ablation)), key="umim-ablation")

@@ -190,13 +190,13 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
     """Write each row as one flat MLflow run; equal rows are found, not added."""
     for row in rows:
         key = sha256_bytes(
-            canonical_json([run.run_id, row.source, row.params(), row.measured()]).encode()
+            canonical_json([run.key, row.source, row.params(), row.measured()]).encode()
         )
         run.tracker.comparison_run(
             key,
             {**row.params(), "model": short_name(row.backbone)},
             row.measured(),
             name=run_label(row),
-            pipeline=run.run_id,
+            pipeline=run.key,
             tags={"umim.source": row.source},
         )

@@ -27,14 +27,14 @@ from tasks.prefect_logs import logs_on_the_run_page
 from tasks.prefect_runs import stopping_of_this_run
 from tasks.recipes import find_recipe
 from tasks.stage import Artifact, verifying_once
-from tasks.stopping import told, undisturbed
+from tasks.stopping import told
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
-from tasks.tracking import RunInput, Status
+from tasks.tracking_values import RunInput, Status
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
 from umim_core.devices import release_memory
 from umim_core.distill.train_run import CURVE
-from umim_core.errors import ClusterError, ConfigError, TrackingError, UmimError
+from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
 from umim_core.own_checkpoints import artifact_root, own_name, record_checkpoint
 from umim_core.progress import listening
 
@@ -64,7 +64,7 @@ class PipelineRun(Generic[R]):
         root: Artifact root.
         lease: The Ray cluster, started on first need.
         tracker: MLflow.
-        run_id: MLflow run of the pipeline.
+        key: Digest of flow and recipe; names the run in MLflow.
         artifacts: Stages finished so far, in order.
     """
 
@@ -72,7 +72,7 @@ class PipelineRun(Generic[R]):
     root: Path
     lease: ClusterLease
     tracker: Tracker
-    run_id: str
+    key: str
     artifacts: list[Artifact] = field(default_factory=list)
     _registered: set[str] = field(default_factory=set)
 
@@ -102,7 +102,7 @@ class PipelineRun(Generic[R]):
             retries=1,
             retry_condition_fn=_worth_a_retry,
         )
-        with listening(LiveMetrics(self.tracker, self.run_id, f"{name} {label}".strip())):
+        with listening(LiveMetrics(self.tracker, self.key, f"{name} {label}".strip())):
             try:
                 artifact: Artifact = started(self.root, *args)
             finally:
@@ -111,8 +111,7 @@ class PipelineRun(Generic[R]):
         if artifact.stage in _SETTINGS:
             called = own_name(self.recipe.name, label, _SETTINGS[artifact.stage])
             record_checkpoint(self.root, called, artifact.path / "checkpoint")
-        with undisturbed():
-            self._record(artifact)
+        self._record(artifact)
         return artifact
 
     def _record(self, artifact: Artifact) -> None:
@@ -120,8 +119,8 @@ class PipelineRun(Generic[R]):
         curve = read_curve(artifact) if (artifact.path / CURVE).is_file() else []
         names = sorted({name for row in curve for name in row if name != "step"})
         checkpoint = artifact.path / "checkpoint"
-        stage_run = self.tracker.stage_run(
-            self.run_id,
+        self.tracker.stage_run(
+            self.key,
             artifact.stage,
             artifact.key,
             {"config": manifest["config"], "inputs": manifest["inputs"]},
@@ -141,12 +140,13 @@ class PipelineRun(Generic[R]):
             backbone = str(manifest["config"]["backbone"])
             if backbone not in self._registered:  # the alias is the first cell's
                 self._registered.add(backbone)
-                self.tracker.register_checkpoint(backbone, checkpoint, stage_run)
+                self.tracker.register_checkpoint(backbone, checkpoint, artifact.key)
 
     def links(self) -> dict[str, str]:
-        """Return the addresses of the run's pages."""
-        url = _prefect_url()
-        return {"MLflow": self.tracker.run_url(self.run_id)} | ({"Prefect": url} if url else {})
+        """Return the addresses of the run's pages that a server shows."""
+        url, pages = _prefect_url(), self.tracker.pages(self.key)
+        shown = pages.links() if pages is not None else {}
+        return shown | ({"Prefect": url} if url else {})
 
     def executed(self) -> list[str]:
         """Return the names of the stages that were built rather than found."""
@@ -190,22 +190,21 @@ def open_pipeline(
         tags[PREFECT_TAG] = url or str(flow_run.id)
     note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
     with stopping_of_this_run():
-        with undisturbed():
-            run_id = tracker.pipeline_run(
-                key,
-                recipe.model_dump(mode="json"),
-                tags,
-                name=f"{flow_name} {recipe.name}",
-                description=note.strip(),
-            )
+        tracker.pipeline_run(
+            key,
+            recipe.model_dump(mode="json"),
+            tags,
+            name=f"{flow_name} {recipe.name}",
+            description=note.strip(),
+        )
         killed = tracker.another()  # its own connection: a stop must not wait for this thread
         with (
-            told(partial(killed.finish, run_id, "KILLED")),
+            told(partial(killed.finish, key, "KILLED")),
             logs_on_the_run_page(),
             verifying_once(),
             ClusterLease(recipe.cluster, root / "ray-logs") as lease,
         ):
-            run = PipelineRun(recipe, root, lease, tracker, run_id)
+            run = PipelineRun(recipe, root, lease, tracker, key)
             status: Status = "KILLED"
             try:
                 yield run
@@ -215,10 +214,9 @@ def open_pipeline(
                 raise
             finally:
                 if status != "FINISHED":
-                    with suppress(TrackingError):  # the first error is the one to show
-                        tracker.finish(run_id, status)
-        with undisturbed():
-            tracker.finish(run_id)
+                    with suppress(ArtifactError):  # the first error is the one to show
+                        tracker.finish(key, status)
+        tracker.finish(key)
     names = run.executed()
     logger.info(
         "%d stages, %d executed%s",
@@ -226,6 +224,8 @@ def open_pipeline(
         len(names),
         f": {', '.join(names)}" if names else "",
     )
+    if (pages := tracker.pages(key)) is not None:
+        logger.info("MLflow: %s", pages.told())
 
 
 def _kind(model: type[RunRecipe]) -> str:

@@ -1,71 +1,91 @@
 """What a pipeline records: its run, its stages, the comparison, its checkpoints.
 
-A run is found by its key before one is made, so the same command again adds nothing; what a crash
-left unfinished is written again with equal values. How it is stored is ``tracking.py``'s matter.
+Everything is written to the spool first and to the store from there, at once if it answers. So a
+store that is away costs a run no more than ``Patience`` allows, and loses nothing: what waits is
+written by the next run, or by ``python -m flows replay``. A run is found by its key before one is
+made, so the same command again adds nothing. How it is stored is ``tracking.py``'s matter.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tasks.cluster import CHECKOUT
-from tasks.tracking import RunInput, Status, Store
-from tasks.tracking_values import flatten, redact
+from tasks.compare_view import VIEW
+from tasks.spool import Spool
+from tasks.spool_writer import SpoolWriter
+from tasks.tracking import Store
+from tasks.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
 from umim_core.artifacts import directory_digest
-from umim_core.errors import TrackingError
+from umim_core.errors import ArtifactError
 
 logger = logging.getLogger("umim.tracking")
 PREFECT_TAG: Final = "umim.prefect_flow_run"
-Curve = Sequence[tuple[int, float]]
+REPLAY_COMMAND: Final = "python -m flows replay"
 _UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
-_DEFAULT_UI: Final = "http://127.0.0.1:5000"
+_LOCAL_UI: Final = "http://127.0.0.1:5000"
+_WORK: Final = "workflowType=machine_learning"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where MLflow shows a pipeline.
+
+    Attributes:
+        run: Address of the pipeline's run.
+        compare: Address of the comparison of all runs.
+        command: What starts the pages at those addresses; None where a server shows them.
+    """
+
+    run: str
+    compare: str
+    command: str | None
+
+    def links(self) -> dict[str, str]:
+        """Return the addresses by name; nothing where no server shows them."""
+        return {} if self.command else {"MLflow": self.run, "Comparison": self.compare}
+
+    def told(self) -> str:
+        """Return in one line where a person finds the comparison."""
+        return f"{self.command}, then {self.compare}" if self.command else self.compare
 
 
 class Tracker:
     """Write runs to one MLflow experiment.
 
+    No method waits for a store that is away, nor raises because of it. Threads may share a tracker.
+
     Args:
         uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
             checkout.
         root: Artifact root; None means ``UMIM_ROOT``, else ``.umim`` in the checkout. MLflow's
-            files go to its ``mlruns`` folder unless a server decides.
+            files go to its ``mlruns`` folder unless a server decides, what waits to its spool.
         experiment: Name of the experiment.
-        ui: Address of the MLflow pages for links; None means the server, else a local
-            ``mlflow ui``.
 
     Raises:
-        TrackingError: From every method, when the store is away or refuses. Once a server was
-            away, later calls on the same tracker fail at once.
+        ArtifactError: From every method that records, if the disk refuses the record.
     """
 
     def __init__(
-        self,
-        uri: str | None = None,
-        root: Path | None = None,
-        experiment: str = "umim",
-        ui: str | None = None,
+        self, uri: str | None = None, root: Path | None = None, experiment: str = "umim"
     ) -> None:
         default = f"sqlite:///{CHECKOUT / 'mlflow.db'}"
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim")).resolve()
-        served = self.uri.startswith(("http://", "https://"))
-        self.ui = redact(ui or (self.uri if served else _DEFAULT_UI)).rstrip("/")
         self._store = Store(self.uri, self.root, experiment)
+        self._writer = SpoolWriter(self._store, Spool(self.root))
 
     def another(self) -> Tracker:
-        """Return a tracker of the same store with a connection of its own."""
-        return Tracker(self.uri, self.root, self._store.experiment, self.ui)
-
-    def points(self, run_id: str, points: Sequence[tuple[str, int, float]]) -> None:
-        """Add points (metric, step, value) to a run; NaN and infinities are left out."""
-        with self._store.session() as store:
-            store.log(run_id, points=points, time_ms=time.time_ns() // 1_000_000)
+        """Return a tracker of the same store with a connection and a patience of its own."""
+        return Tracker(self.uri, self.root, self._store.experiment)
 
     def pipeline_run(
         self,
@@ -75,34 +95,29 @@ class Tracker:
         *,
         name: str | None = None,
         description: str | None = None,
-    ) -> str:
-        """Open the run of a pipeline, or find it.
+    ) -> None:
+        """Open the run of a pipeline, or open it again.
 
         Args:
-            key: Digest of the recipe; equal keys share one run.
+            key: Digest of the recipe; equal keys share one run. Close it with ``finish``.
             params: The recipe; nested values become dotted names.
             tags: Extra tags, e.g. ``{PREFECT_TAG: id}``; replaced when the run is found again.
             name: Name shown in lists.
             description: Markdown shown on the run's page (a place for links).
 
-        Returns:
-            The run's id. Close it with ``finish``.
+        Raises:
+            TrackingError: If the key has signs that a query cannot hold.
         """
-        with self._store.session() as store:
-            run = store.ensure("pipeline", key, name or f"pipeline {key[:8]}")
-            run_id = run.run_id
-            finished = run.status == "FINISHED"
-            extra = dict(tags or {})
-            if description is not None:
-                extra["mlflow.note.content"] = description
-            store.log(run_id, params={} if finished else flatten(params), tags=extra)
-            if run.status not in ("FINISHED", "RUNNING"):
-                store.set_status(run_id, "RUNNING")
-            return run_id
+        note = {} if description is None else {"mlflow.note.content": description}
+        self._record("open", key, name=name, params=flatten(params), tags={**(tags or {}), **note})
+
+    def points(self, pipeline: str, points: Sequence[tuple[str, int, float]]) -> None:
+        """Add points (metric, step, value) to a pipeline; NaN and infinities are left out."""
+        self._record("points", pipeline, points=_finite(points))
 
     def stage_run(
         self,
-        parent: str,
+        pipeline: str,
         stage: str,
         artifact_key: str,
         params: Mapping[str, object],
@@ -112,43 +127,32 @@ class Tracker:
         inputs: Sequence[RunInput] = (),
         *,
         tags: Mapping[str, str] | None = None,
-    ) -> str:
+    ) -> None:
         """Record a finished stage under its pipeline; a stage recorded before is left alone.
 
         Args:
-            parent: Run id of the pipeline.
+            pipeline: Key of the pipeline.
             stage: Name of the stage.
-            artifact_key: Key of the stage's artifact.
+            artifact_key: Key of the stage's artifact, and of the run.
             params: Its configuration.
             metrics: Final values; None is skipped.
             curves: (step, value) points by metric name.
             artifacts: Files and folders to keep with the run.
             inputs: Data sets the stage read.
             tags: Extra tags.
-
-        Returns:
-            The run's id.
         """
-        with self._store.session() as store:
-            name = f"{stage} {artifact_key[:8]}"
-            labels = {"umim.stage": stage, "mlflow.parentRunId": parent, **(tags or {})}
-            run = store.ensure("stage", artifact_key, name, labels)
-            run_id = run.run_id
-            # A stage shared by several pipelines has one run; each pipeline says which.
-            store.log(parent, tags={f"umim.stage.{stage}.{artifact_key[:8]}": run_id})
-            if run.status == "FINISHED":
-                return run_id
-            store.log(
-                run_id,
-                params=flatten(params),
-                points=[(n, 0, v) for n, v in metrics.items() if v is not None]
-                + [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve],
-                time_ms=run.start_time_ms,
-            )
-            store.log_inputs(run_id, inputs)
-            store.log_files(run_id, artifacts)
-            store.set_status(run_id, "FINISHED")
-            return run_id
+        curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
+        self._record(
+            "stage",
+            pipeline,
+            stage=stage,
+            key=require_key(artifact_key),
+            params=flatten(params),
+            points=_final(metrics) + _finite(curve_points),
+            files=[str(path) for path in artifacts],
+            inputs=[vars(entry) for entry in inputs],
+            tags=dict(tags or {}),
+        )
 
     def comparison_run(
         self,
@@ -159,7 +163,7 @@ class Tracker:
         name: str | None = None,
         pipeline: str | None = None,
         tags: Mapping[str, str] | None = None,
-    ) -> str:
+    ) -> None:
         """Record one flat row of the comparison, so that Compare finds everything in one run.
 
         Args:
@@ -167,89 +171,130 @@ class Tracker:
             params: Numbers stay numbers; see ``ComparisonRow.params``.
             metrics: See ``ComparisonRow.measured``; None is skipped.
             name: What the run is called in lists; its key if None.
-            pipeline: Run id of the pipeline that measured it, kept as a tag (not as the parent,
-                because nested runs are folded away in the list).
+            pipeline: Key of the pipeline that measured it; its run is kept as a tag (not as the
+                parent, because nested runs are folded away in the list).
             tags: Extra tags, e.g. ``{"umim.source": "shipped"}``.
-
-        Returns:
-            The run's id.
         """
-        with self._store.session() as store:
-            labels = {**({"umim.pipeline": pipeline} if pipeline else {}), **(tags or {})}
-            run = store.ensure("comparison", key, name or key, labels)
-            run_id = run.run_id
-            if run.status != "FINISHED":
-                points = [(n, 0, v) for n, v in metrics.items() if v is not None]
-                known = {n: v for n, v in params.items() if v is not None}
-                store.log(run_id, flatten(known), points, time_ms=run.start_time_ms)
-                store.set_status(run_id, "FINISHED")
-            return run_id
+        self._record(
+            "comparison",
+            pipeline,
+            key=require_key(key),
+            name=name or key,
+            params=flatten({n: v for n, v in params.items() if v is not None}),
+            points=_final(metrics),
+            tags=dict(tags or {}),
+        )
 
-    def attach(self, run_id: str, paths: Sequence[Path]) -> None:
-        """Keep files or folders with a run; equal names are replaced."""
-        with self._store.session() as store:
-            store.log_files(run_id, paths)
-
-    def finish(self, run_id: str, status: Status = "FINISHED") -> None:
-        """Close a run."""
-        with self._store.session() as store:
-            store.set_status(run_id, status)
+    def attach(self, pipeline: str, paths: Sequence[Path]) -> None:
+        """Keep files or folders with a pipeline; equal names are replaced."""
+        self._record("files", pipeline, files=[str(path) for path in paths])
 
     def register_checkpoint(
-        self, backbone: str, directory: Path, run_id: str, digest: str | None = None
-    ) -> str:
+        self, backbone: str, directory: Path, stage_key: str, digest: str | None = None
+    ) -> None:
         """Put a checkpoint directory into the registry, as it is, and point its alias there.
+
+        It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
+        keeps its version.
 
         Args:
             backbone: Name of the backbone; the alias is this name with ``-`` for other signs.
             directory: The checkpoint.
-            run_id: Run that made it; the files are kept with that run.
+            stage_key: Key of the stage that made it; the files are kept with its run.
             digest: SHA-256 of the checkpoint; computed where None.
+        """
+        self._record(
+            "checkpoint",
+            None,
+            key=require_key(stage_key),
+            directory=str(directory),
+            alias=re.sub(r"[^\w\-]+", "-", backbone),
+            digest=digest or directory_digest(directory),
+            backbone=backbone,
+        )
+
+    def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
+        """Close a pipeline, try the store a last time, and say what waits."""
+        if status == "KILLED":
+            self._writer.hurry()
+        self._record("status", pipeline, last=True, status=status)
+        waiting, reason = self._writer.waiting()
+        if waiting:
+            logger.warning(
+                "%d records for MLflow wait in %s (%s). The next run writes them, or: %s",
+                len(waiting),
+                waiting[0].parent,
+                reason,
+                REPLAY_COMMAND,
+            )
+
+    def replay(self) -> tuple[list[Path], str]:
+        """Write what waits, of every run of this root, if the store answers.
 
         Returns:
-            The version in the registered model ``umim``; an equal checkpoint of the same run keeps
-            its version.
+            The files of the records that still wait, and why they do.
         """
-        alias = re.sub(r"[^\w\-]+", "-", backbone)
-        digest = digest or directory_digest(directory)
-        with self._store.session() as store:
-            return store.register(run_id, directory, alias, digest, backbone)
+        self._writer.write(last=True)
+        return self._writer.waiting()
 
-    def run_url(self, run_id: str) -> str:
-        """Return the address of a run's page."""
-        with self._store.session() as store:
-            place = f"experiments/{store.experiment_id}/runs/{run_id}"
-        # Without it MLflow's pages are those of prompts and traces.
-        return f"{self.ui}/#/{place}?workflowType=machine_learning"
+    def pages(self, pipeline: str) -> Pages | None:
+        """Return where a pipeline and the comparison are shown; None if that is not known now."""
+
+        def places(store: Store) -> tuple[str, str] | None:
+            run = store.find("pipeline", pipeline)
+            return None if run is None else (store.experiment_id, run.run_id)
+
+        found = self._writer.ask(places)
+        if found is None:
+            return None
+        experiment, run_id = found
+        ui = self.uri if self._store.served else _LOCAL_UI
+        place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
+        start = f"mlflow ui --backend-store-uri {redact(self.uri)}"
+        return Pages(
+            # Without the type of work MLflow's pages are those of prompts and traces.
+            run=f"{place}/{run_id}?{_WORK}",
+            compare=f"{place}?{_WORK}&compareRunsMode=CHART&viewStateShareKey={VIEW}",
+            command=None if self._store.served else start,
+        )
+
+    def _record(
+        self, kind: str, pipeline: str | None, *, last: bool = False, **fields: object
+    ) -> None:
+        key = None if pipeline is None else require_key(pipeline)
+        time_ms = time.time_ns() // 1_000_000
+        self._writer.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
+        self._writer.write(last=last)
+
+
+def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:
+    return _finite([(name, 0, value) for name, value in metrics.items() if value is not None])
+
+
+def _finite(points: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
+    return [point for point in points if math.isfinite(point[2])]
 
 
 class LiveMetrics:
     """Writes the numbers of a stage under way to the run of its pipeline, as ``live/...``.
 
-    A finished stage has a run of its own with all of them. This one has a connection of its own: a
-    store that is away for a moment ends the live numbers of the stage, and nothing else.
+    A finished stage has a run of its own with all of them.
 
     Args:
         tracker: Says which store.
-        run_id: Run of the pipeline.
+        pipeline: Key of the pipeline.
         stage: Name of the stage, with what it works on.
     """
 
-    def __init__(self, tracker: Tracker, run_id: str, stage: str) -> None:
-        self._tracker = tracker.another()
-        self._run_id = run_id
+    def __init__(self, tracker: Tracker, pipeline: str, stage: str) -> None:
+        self._tracker = tracker
+        self._pipeline = pipeline
         self._prefix = f"live/{_UNFIT.sub(' ', stage)}"
-        self._lost = False
 
     def __call__(self, points: Mapping[str, tuple[int, float]]) -> None:
         """Write points (step, value) by the name of their metric."""
-        if self._lost:
-            return
+        named = [(f"{self._prefix}/{name}", at, x) for name, (at, x) in points.items()]
         try:
-            self._tracker.points(
-                self._run_id,
-                [(f"{self._prefix}/{name}", step, value) for name, (step, value) in points.items()],
-            )
-        except TrackingError as error:
-            self._lost = True
-            logger.warning("no live numbers of this stage any more: %s", error)
+            self._tracker.points(self._pipeline, named)
+        except ArtifactError as error:  # called from a thread of its own
+            logger.warning("live numbers are lost: %s", error)

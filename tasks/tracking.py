@@ -1,7 +1,7 @@
 """The only ``import mlflow``: one experiment of one tracking store.
 
-Every call names its run, because MLflow's active run is kept per thread and Prefect uses threads.
-MLflow is imported at first use.
+Every call names its run, because MLflow's active run is kept per thread and Prefect uses threads,
+and may be made twice: points carry step and time. MLflow is imported at first use.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import contextlib
 import logging
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from filelock import FileLock, Timeout
 
-from tasks.tracking_values import batches, redact
+from tasks.patience import limit_requests
+from tasks.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
 from umim_core.artifacts import canonical_json
 from umim_core.errors import TrackingError
 
@@ -28,39 +27,15 @@ if TYPE_CHECKING:
 REGISTERED_MODEL: Final = "umim"
 KEY_TAG: Final = "umim.key"
 KIND_TAG: Final = "umim.kind"
-Kind = Literal["pipeline", "stage", "comparison"]
-Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
-_KEY: Final = re.compile(r"^[\w.:\-]+$")
-_LOCK_SECONDS: Final = 120.0
-# One request, no repeats, nine seconds: a server that hangs costs less than ten in all, because
-# the first failure closes the tracker. MLflow's own defaults wait for minutes.
-_HTTP_LIMITS: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "9"}
+_SHARED_VIEW: Final = "mlflow.sharedViewState."
+_SQLITE: Final = "sqlite:///"
+# What a store says when it will never take a call as it is; everything else may pass.
+_REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "MALFORMED_REQUEST")
+_REFUSING_STATUS: Final = (400, 405, 411, 413, 415, 422)
 
 
-@dataclass(frozen=True)
-class RunInput:
-    """A data set that a run read.
-
-    Attributes:
-        name: What it is called, e.g. ``tokens``.
-        digest: SHA-256 of its content.
-        source: Where it lies or what it was made from.
-        context: What it was read for: training, validation or test.
-    """
-
-    name: str
-    digest: str
-    source: str
-    context: str = "training"
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A run as the store knows it: its id, status and start time (milliseconds)."""
-
-    run_id: str
-    status: str
-    start_time_ms: int
+class StoreAwayError(TrackingError):
+    """The store does not answer or cannot be used now; later it may."""
 
 
 class Store:
@@ -68,7 +43,7 @@ class Store:
 
     Args:
         uri: Tracking and registry store.
-        root: Where a store without a server keeps its lock and its artifacts (``mlruns``).
+        root: Where a store without a server keeps its artifacts (``mlruns``).
         experiment: Name of the experiment.
     """
 
@@ -77,7 +52,6 @@ class Store:
         self.root = root
         self.experiment = experiment
         self.served = uri.startswith(("http://", "https://"))
-        self._away: TrackingError | None = None
         self._connected: tuple[MlflowClient, str] | None = None
 
     @property
@@ -92,64 +66,75 @@ class Store:
     @property
     def _connection(self) -> tuple[MlflowClient, str]:
         if self._connected is None:
-            raise TrackingError("the store is used inside `with store.session()`")
+            raise TrackingError("the store is used inside `with store.session(...)`")
         return self._connected
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[Store]:
+    def session(self, connect_seconds: int, call_seconds: int) -> Iterator[Store]:
         """Hold the store for a few writes; without a server, one process at a time.
+
+        Args:
+            connect_seconds: How long the first call after a failure may take, and how long another
+                process may hold a store without a server.
+            call_seconds: How long every other call may take.
 
         Yields:
             This store, connected.
 
         Raises:
-            TrackingError: If the store is away or refuses. Once a server was away, every later
-                session fails at once.
+            StoreAwayError: If the store does not answer; the next session connects anew.
+            TrackingError: If it refuses a call for good.
         """
-        if self._away is not None:
-            raise self._away
-        for name, value in _HTTP_LIMITS.items():
-            os.environ.setdefault(name, value)
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow.exceptions import MlflowException, RestException
+        for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"):
+            os.environ.setdefault(name, "true")
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with self._lock():
+            with self._lock(connect_seconds):
                 if self._connected is None:
+                    limit_requests(connect_seconds)
                     self._connected = self._connect()
+                limit_requests(call_seconds)
                 yield self
-        except (MlflowException, OSError) as error:
-            failure = TrackingError(
-                "the tracking store must take what is written to it",
-                redact(f"{self.uri}: {error}"),
-                "Start the server or set MLFLOW_TRACKING_URI; the same command again writes what "
-                "is missing.",
-            )
-            if self.served and not isinstance(error, RestException):
-                self._away = failure
-            raise failure from error
+        except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+            told = redact(f"{self.uri}: {error}")
+            if _refused(error):
+                raise TrackingError("the store must take what is written", told) from error
+            self._connected = None
+            raise StoreAwayError(
+                "the tracking store must answer",
+                told,
+                "Start the server or set MLFLOW_TRACKING_URI.",
+            ) from error
+
+    def find(self, kind: Kind, key: str) -> StoredRun | None:
+        """Return the run of (kind, key), the first if there are several."""
+        return (self._find(kind, key) or [None])[0]
 
     def ensure(
-        self, kind: Kind, key: str, name: str, tags: Mapping[str, str] | None = None
+        self,
+        kind: Kind,
+        key: str,
+        name: str,
+        tags: Mapping[str, str] | None = None,
+        *,
+        time_ms: int,
     ) -> StoredRun:
         """Find the run of (kind, key) or make it; of two made at once the first stays.
 
         Args:
             kind: What the run stands for.
-            key: Digest that identifies it.
+            key: Digest that identifies it; see ``require_key``.
             name: Its name in lists, if it is made.
             tags: Its further tags, if it is made.
-
-        Raises:
-            TrackingError: If the key has signs that a query cannot hold.
+            time_ms: When it began, if it is made.
         """
-        if not _KEY.match(key):
-            raise TrackingError("a run key must be letters, digits and . : _ -", key)
         found = self._find(kind, key)
         if found:
             return found[0]
         labels = {**(tags or {}), KEY_TAG: key, KIND_TAG: kind}
-        made = self._client.create_run(self.experiment_id, tags=labels, run_name=name)
+        made = self._client.create_run(self.experiment_id, time_ms, labels, name)
         first = self._find(kind, key)[0]
         if first.run_id != made.info.run_id:
             self._client.delete_run(made.info.run_id)
@@ -207,25 +192,30 @@ class Store:
             else:
                 self._client.log_artifact(run_id, str(path))
 
-    def set_status(self, run_id: str, status: Status) -> None:
-        """Open a run again or close it."""
+    def set_status(self, run_id: str, status: Status, time_ms: int) -> None:
+        """Open a run again, or close it at a time."""
         if status == "RUNNING":
             self._client.update_run(run_id, status=status)
         else:
-            self._client.set_terminated(run_id, status)
+            self._client.set_terminated(run_id, status, time_ms)
 
-    def register(self, run_id: str, directory: Path, alias: str, digest: str, backbone: str) -> str:
-        """Put a directory into the registry as it is and point an alias there.
+    def share_view(self, name: str, state: str) -> None:
+        """Keep the state of MLflow's page of runs under a name that a link can ask for."""
+        tag = f"{_SHARED_VIEW}{name}"
+        if self._client.get_experiment(self.experiment_id).tags.get(tag) != state:
+            self._client.set_experiment_tag(self.experiment_id, tag, state)
+
+    def register(
+        self, run_id: str, directory: Path, alias: str, digest: str, backbone: str
+    ) -> None:
+        """Put a directory into the registry and point an alias there.
 
         Args:
             run_id: Run that made it; the files are kept with that run.
             directory: What to register.
             alias: Letters, digits, ``_`` and ``-``.
-            digest: SHA-256 of the directory; an equal one of the same run keeps its version.
-            backbone: Kept as a tag of the version.
-
-        Returns:
-            The version in the registered model ``umim``.
+            digest: SHA-256 of the directory; an equal one of the run keeps its version.
+            backbone: A tag of the version.
         """
         client = self._client
         if not client.search_registered_models(f"name = '{REGISTERED_MODEL}'"):
@@ -239,27 +229,33 @@ class Store:
             folder = f"checkpoint/{alias}"
             client.log_artifacts(run_id, str(directory), folder)
             source = f"{client.get_run(run_id).info.artifact_uri}/{folder}"
-            made = client.create_model_version(REGISTERED_MODEL, source, run_id, tags)
+            made = client.create_model_version(
+                REGISTERED_MODEL, source, run_id, tags, await_creation_for=None
+            )
             version = str(made.version)
         client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
-        return version
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self, seconds: int) -> Iterator[None]:
         if self.served:
             yield
             return
         self.root.mkdir(parents=True, exist_ok=True)
-        path = self.root / "mlflow.lock"
+        file = self.uri.removeprefix(_SQLITE).partition("?")[0]
+        place = Path(file) if self.uri.startswith(_SQLITE) and file else self.root / "mlflow"
+        lock = FileLock(place.with_name(f"{place.name}.lock"))
         try:
-            with FileLock(path, timeout=_LOCK_SECONDS):
-                yield
+            lock.acquire(timeout=seconds)
         except Timeout as error:
-            raise TrackingError(
-                f"the tracking store must be free within {_LOCK_SECONDS:.0f} s",
-                str(path),
-                "End the process that holds the lock, or use a server (MLFLOW_TRACKING_URI).",
+            raise StoreAwayError(
+                f"the tracking store must be free within {seconds} s",
+                str(place),
+                "End the process that holds it, or use a server (MLFLOW_TRACKING_URI).",
             ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _connect(self) -> tuple[MlflowClient, str]:
         from mlflow import MlflowClient
@@ -278,7 +274,7 @@ class Store:
                     raise
                 found = client.get_experiment_by_name(self.experiment)
         if found is None or found.lifecycle_stage != "active":
-            raise TrackingError(
+            raise StoreAwayError(
                 "the MLflow experiment must not be deleted",
                 self.experiment,
                 "Restore it with `mlflow experiments restore`.",
@@ -292,3 +288,13 @@ class Store:
             for run in self._client.search_runs([self.experiment_id], query)
         ]
         return sorted(runs, key=lambda run: (run.start_time_ms, run.run_id))
+
+
+def _refused(error: Exception) -> bool:
+    """Return whether a store will never take a call, as opposed to not now."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, HTTPError) and error.response is not None:
+        return error.response.status_code in _REFUSING_STATUS
+    return isinstance(error, MlflowException) and error.error_code in _REFUSALS

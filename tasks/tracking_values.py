@@ -1,12 +1,19 @@
-"""Turn configurations and errors into what may be written to a tracking server."""
+"""What is written to a tracking store, and how configurations and errors are made fit for it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from umim_core.errors import TrackingError
 
 T = TypeVar("T")
+Curve = Sequence[tuple[int, float]]
+Kind = Literal["pipeline", "stage", "comparison"]
+Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
+_KEY: Final = re.compile(r"^[\w.:\-]+$")
 _SECRET_NAME: Final = re.compile(
     r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
 )
@@ -14,6 +21,43 @@ _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
 _MAX_VALUE_CHARS: Final = 500
 HIDDEN: Final = "***"
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """A data set that a run read.
+
+    Attributes:
+        name: What it is called, e.g. ``tokens``.
+        digest: SHA-256 of its content.
+        source: Where it lies or what it was made from.
+        context: What it was read for: training, validation or test.
+    """
+
+    name: str
+    digest: str
+    source: str
+    context: str = "training"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as the store knows it: its id, status and start time (milliseconds)."""
+
+    run_id: str
+    status: str
+    start_time_ms: int
+
+
+def require_key(key: str) -> str:
+    """Return the key of a run if a query can hold it.
+
+    Raises:
+        TrackingError: If it has other signs than letters, digits and ``. : _ -``.
+    """
+    if not _KEY.match(key):
+        raise TrackingError("a run key must be letters, digits and . : _ -", key)
+    return key
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from tiny_generation import tiny_generated_corpus
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -20,3 +23,17 @@ def corpus(
     """A corpus that a tiny model generates; files about other corpora define their own."""
     folder = tmp_path_factory.mktemp("corpus")
     return tiny_generated_corpus(folder, tiny_model("llama", 0), tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of MLflow without anything in it; making its tables takes seconds."""
+    path = tmp_path_factory.mktemp("empty-store") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> str:
+    """The address of an empty store of one's own."""
+    return f"sqlite:///{shutil.copy(empty_store, tmp_path / 'mlflow.db')}"

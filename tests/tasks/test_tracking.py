@@ -1,26 +1,18 @@
-"""Runs on a real sqlite store and a real server are found again, never lost, never doubled."""
+"""Runs on a real sqlite store are found again, never lost, never doubled."""
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from tasks.comparison import COMPARISON_PARAMS, Accuracy, ComparisonRow
+from tasks.spool import SPOOL
 from tasks.tracker import PREFECT_TAG, Tracker
-from tasks.tracking import RunInput
-from tasks.tracking_values import flatten, redact
+from tasks.tracking_values import RunInput, flatten, redact
 from umim_core.errors import TrackingError
-
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +36,14 @@ def checkpoint(tmp_path: Path) -> Path:
     return directory
 
 
-def _ids(client: MlflowClient) -> list[str]:
+def _runs(client: MlflowClient) -> dict[tuple[str, str], Run]:
+    """Every run by kind and key; a second one of a key fails."""
     found = client.get_experiment_by_name("umim")
     assert found is not None
-    return [run.info.run_id for run in client.search_runs([found.experiment_id])]
+    runs = client.search_runs([found.experiment_id])
+    keyed = {(run.data.tags["umim.kind"], run.data.tags["umim.key"]): run for run in runs}
+    assert len(keyed) == len(runs)
+    return keyed
 
 
 def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
@@ -55,10 +51,10 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
 ) -> None:
     note = tmp_path / "note.txt"
     note.write_text("hello")
-    parent = tracker.pipeline_run("p1", {"recipe": "tiny"})
+    tracker.pipeline_run("p1", {"recipe": "tiny"})
     curve = [(step, 1.0 / (step + 1)) for step in range(2500)]
-    run_id = tracker.stage_run(
-        parent,
+    tracker.stage_run(
+        "p1",
         "distill",
         "d1",
         {"steps": 3, "optimiser": {"lr": 0.002}},
@@ -67,7 +63,9 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
         [note],
         [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
     )
-    run = client.get_run(run_id)
+    runs = _runs(client)
+    run = runs["stage", "d1"]
+    run_id, parent = run.info.run_id, runs["pipeline", "p1"].info.run_id
     assert run.info.status == "FINISHED"
     assert run.data.params == {"steps": "3", "optimiser.lr": "0.002"}
     assert run.data.metrics["kl"] == 0.5
@@ -83,42 +81,55 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
 
 
 def test_the_same_calls_again_add_no_run(tracker: Tracker, client: MlflowClient) -> None:
-    def everything() -> list[str]:
-        parent = tracker.pipeline_run("again", {"a": 1})
-        stage = tracker.stage_run(parent, "filter", "f-again", {"tau": 5}, {"rules": 10.0})
-        row = tracker.comparison_run("c-again", {"backbone": "b", "tau": 5}, {"top1": 0.5})
-        tracker.finish(parent)
-        return [parent, stage, row]
+    def everything() -> None:
+        tracker.pipeline_run("again", {"a": 1})
+        tracker.stage_run("again", "filter", "f-again", {"tau": 5}, {"rules": 10.0})
+        row = {"backbone": "b", "tau": 5}
+        tracker.comparison_run("c-again", row, {"top1": 0.5}, pipeline="again")
+        tracker.finish("again")
 
-    first = everything()
-    before = _ids(client)
-    assert everything() == first
-    assert _ids(client) == before
+    everything()
+    before = {key: run.info.run_id for key, run in _runs(client).items()}
+    everything()
+    assert {key: run.info.run_id for key, run in _runs(client).items()} == before
+
+
+def test_metrics_that_are_zero_are_kept(tracker: Tracker, client: MlflowClient) -> None:
+    tracker.pipeline_run("zero", {})
+    tracker.points("zero", [("live/kl", 0, 0.0)])
+    tracker.stage_run("zero", "distill", "d-zero", {}, {"kl": 0.0}, {"loss": [(0, 0.0)]})
+    tracker.comparison_run("c-zero", {"tau": 0}, {"rules": 0.0, "top1": 0})
+    runs = _runs(client)
+    assert runs["pipeline", "zero"].data.metrics == {"live/kl": 0.0}
+    assert runs["stage", "d-zero"].data.metrics == {"kl": 0.0, "loss": 0.0}
+    assert runs["comparison", "c-zero"].data.metrics == {"rules": 0.0, "top1": 0.0}
+    assert runs["comparison", "c-zero"].data.params == {"tau": "0"}
 
 
 def test_a_stage_that_a_crash_left_open_is_completed_with_equal_points(
     tracker: Tracker, client: MlflowClient
 ) -> None:
-    parent = tracker.pipeline_run("crash", {})
+    tracker.pipeline_run("crash", {})
 
-    def record() -> str:
+    def record() -> Run:
         curves = {"seen": [(1, 1.0)]}
-        return tracker.stage_run(parent, "count", "c-crash", {"tau": 5}, {"n": 7.0}, curves)
+        tracker.stage_run("crash", "count", "c-crash", {"tau": 5}, {"n": 7.0}, curves)
+        return _runs(client)["stage", "c-crash"]
 
-    run_id = record()
+    run_id = record().info.run_id
     client.update_run(run_id, status="RUNNING")
-    assert record() == run_id
-    assert client.get_run(run_id).info.status == "FINISHED"
+    assert record().info.status == "FINISHED"
     assert len(client.get_metric_history(run_id, "seen")) == 1
 
 
 def test_a_failed_pipeline_is_opened_again_and_linked_to_the_new_flow_run(
     tracker: Tracker, client: MlflowClient
 ) -> None:
-    run_id = tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "first"})
-    tracker.finish(run_id, "FAILED")
-    assert tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "second"}) == run_id
-    run = client.get_run(run_id)
+    tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "first"})
+    tracker.finish("reopen", "FAILED")
+    assert _runs(client)["pipeline", "reopen"].info.status == "FAILED"
+    tracker.pipeline_run("reopen", {"a": 1}, {PREFECT_TAG: "second"})
+    run = _runs(client)["pipeline", "reopen"]
     assert run.info.status == "RUNNING"
     assert run.data.tags[PREFECT_TAG] == "second"
 
@@ -126,11 +137,13 @@ def test_a_failed_pipeline_is_opened_again_and_linked_to_the_new_flow_run(
 def test_pipelines_that_share_a_stage_both_name_its_run(
     tracker: Tracker, client: MlflowClient
 ) -> None:
-    parents = [tracker.pipeline_run(f"share-{i}", {}) for i in range(2)]
-    runs = {tracker.stage_run(parent, "corpus", "shared", {}, {}) for parent in parents}
-    assert len(runs) == 1
-    for parent in parents:
-        assert client.get_run(parent).data.tags["umim.stage.corpus.shared"] in runs
+    for parent in ("share-0", "share-1"):
+        tracker.pipeline_run(parent, {})
+        tracker.stage_run(parent, "corpus", "shared", {}, {})
+    runs = _runs(client)
+    for parent in ("share-0", "share-1"):
+        named = runs["pipeline", parent].data.tags["umim.stage.corpus.shared"]
+        assert named == runs["stage", "shared"].info.run_id
 
 
 def test_a_comparison_run_is_flat_and_has_the_names_others_query(
@@ -143,9 +156,11 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(
         metrics={"top1": 0.5, "ppl_umim_ood_stdlib": 40.0, "mrr": float("nan")},
         accuracies={"base": Accuracy(value=0.6), "WT": Accuracy(value=0.5)},
     )
-    parent = tracker.pipeline_run("flat", {})
-    run_id = tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline=parent)
-    data = client.get_run(run_id).data
+    tracker.pipeline_run("flat", {})
+    tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline="flat")
+    runs = _runs(client)
+    data = runs["comparison", "flat-1"].data
+    assert data.tags["umim.pipeline"] == runs["pipeline", "flat"].info.run_id
     assert set(data.params) == set(COMPARISON_PARAMS)
     assert data.params["tau"] == "5"
     assert data.metrics == {
@@ -161,11 +176,14 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(
 def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
     tracker: Tracker, client: MlflowClient, checkpoint: Path, tmp_path: Path
 ) -> None:
-    run_id = tracker.pipeline_run("register", {})
-    version = tracker.register_checkpoint("lab/model-1.5", checkpoint, run_id)
-    assert tracker.register_checkpoint("lab/model-1.5", checkpoint, run_id) == version
+    tracker.pipeline_run("register", {})
+    tracker.stage_run("register", "distill", "d-register", {}, {})
+    for _ in range(2):
+        tracker.register_checkpoint("lab/model-1.5", checkpoint, "d-register")
     found = client.get_model_version_by_alias("umim", "lab-model-1-5")
-    assert str(found.version) == version
+    run_id = _runs(client)["stage", "d-register"].info.run_id
+    assert found.run_id == run_id
+    assert len(client.search_model_versions(f"run_id = '{run_id}'")) == 1
     folder = tmp_path / "fetched"
     folder.mkdir()
     fetched = Path(client.download_artifacts(run_id, "checkpoint/lab-model-1-5", str(folder)))
@@ -178,103 +196,19 @@ def test_a_key_that_a_query_cannot_hold_is_refused(tracker: Tracker) -> None:
         tracker.pipeline_run("x' or 1=1", {})
 
 
-def test_a_missing_artifact_is_a_typed_error(tracker: Tracker, tmp_path: Path) -> None:
-    run_id = tracker.pipeline_run("missing", {})
-    with pytest.raises(TrackingError, match="must take what is written"):
-        tracker.attach(run_id, [tmp_path / "absent.txt"])
+def test_files_that_are_gone_are_set_aside_and_the_rest_is_written(
+    tracker: Tracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    tracker.pipeline_run("missing", {})
+    tracker.attach("missing", [tmp_path / "absent.txt"])
+    tracker.finish("missing")
+    assert _runs(client)["pipeline", "missing"].info.status == "FINISHED"
+    (refused,) = (tracker.root / SPOOL).glob("*.refused")
+    assert "absent.txt" in refused.read_text(encoding="utf-8")
+    refused.unlink()
 
 
 def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> None:
     flat = flatten({"hub": {"api_key": "s3cret", "token": "s3cret"}, "token_reduction": 0.4})
     assert flat == {"hub.api_key": "***", "hub.token": "***", "token_reduction": "0.4"}
     assert redact("http://me:pw@host:5000/x") == "http://***@host:5000/x"
-
-
-def test_processes_that_start_together_share_one_run_and_lose_nothing(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from tasks.tracker import Tracker\n"
-        "root = Path(sys.argv[1]); t = Tracker(f'sqlite:///{root}/m.db', root)\n"
-        "p = t.pipeline_run('together', {'a': 1})\n"
-        "points = [(i, float(i)) for i in range(50)]\n"
-        "t.stage_run(p, 'count', 'mine-' + sys.argv[2], {}, {}, {'m': points})\n"
-        "t.stage_run(p, 'corpus', 'common', {'b': 1}, {'n': 2.0})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
-    started = [
-        subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(i)], env=environment)
-        for i in range(3)
-    ]
-    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
-    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/m.db")
-    runs = [client.get_run(run_id) for run_id in _ids(client)]
-    keys = sorted(run.data.tags["umim.key"] for run in runs)
-    assert keys == ["common", "mine-0", "mine-1", "mine-2", "together"]
-    own = [run.info.run_id for run in runs if run.data.tags["umim.key"].startswith("mine-")]
-    assert [len(client.get_metric_history(run_id, "m")) for run_id in own] == [50, 50, 50]
-
-
-def test_a_server_that_never_answers_costs_less_than_ten_seconds_in_all(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
-        began = time.monotonic()
-        for key in ("a", "b", "c"):
-            with pytest.raises(TrackingError, match="Start the server or set MLFLOW_TRACKING_URI"):
-                tracker.pipeline_run(key, {})
-        assert time.monotonic() - began < 10
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'served.db'}"]
-    command += ["--artifacts-destination", str(tmp_path / "served")]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        cwd=tmp_path,
-    )
-    try:
-        _await(process, port)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=15)
-
-
-def _await(process: subprocess.Popen[bytes], port: int) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.5)
-    pytest.fail("mlflow server did not start")
-
-
-@pytest.mark.full  # the server takes half a minute to start
-def test_everything_works_over_a_server_and_two_clients_share_runs(
-    server: str, tmp_path: Path, checkpoint: Path
-) -> None:
-    tracker = Tracker(server, tmp_path)
-    run_id = tracker.pipeline_run("served", {"a": 1})
-    assert Tracker(server, tmp_path / "elsewhere").pipeline_run("served", {"a": 1}) == run_id
-    stage = tracker.stage_run(run_id, "distill", "d", {}, {"kl": 1.0}, artifacts=[checkpoint])
-    version = tracker.register_checkpoint("umim-docs-llama", checkpoint, stage)
-    client = MlflowClient(tracking_uri=server, registry_uri=server)
-    found = client.get_model_version_by_alias("umim", "umim-docs-llama")
-    assert (str(found.version), found.run_id) == (version, stage)
-    experiment = client.get_experiment_by_name("umim")
-    assert experiment is not None
-    page = f"{server}/#/experiments/{experiment.experiment_id}/runs/{run_id}"
-    assert tracker.run_url(run_id) == f"{page}?workflowType=machine_learning"

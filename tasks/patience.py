@@ -1,0 +1,70 @@
+"""How long a run waits, all in all, for a tracking store that does not answer."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+TOTAL_SECONDS: Final = 10.0
+CALL_SECONDS: Final = 5
+PROBE_SECONDS: Final = 2
+_FIRST_REST_SECONDS: Final = 5.0
+_LONGEST_REST_SECONDS: Final = 60.0
+_HURRY_SECONDS: Final = 2.0
+
+
+class Patience:
+    """The time that may still be lost, and when to try again.
+
+    A failed try costs what it took. After one, the store rests, each time twice as long, and the
+    next try begins with a short question. A store that refuses connections fails at once, so it is
+    tried to the end of the run; one that accepts them and never answers is tried four times.
+    """
+
+    def __init__(self) -> None:
+        self.left = TOTAL_SECONDS
+        self._rest = 0.0
+        self._rests_until = 0.0
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._rest > 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left, so that this process tries no more."""
+        return self.left < 1.0
+
+    def resting(self) -> bool:
+        """Return whether it is too early for another try."""
+        return time.monotonic() < self._rests_until
+
+    def limits(self) -> tuple[int, int]:
+        """Return how many seconds the first call of a session may take, and every other one."""
+        call = max(1, int(min(CALL_SECONDS, self.left)))
+        return (min(call, PROBE_SECONDS) if self.failing else call), call
+
+    def failed(self, seconds: float) -> None:
+        """Count a failed try of that many seconds."""
+        self.left -= seconds
+        self._rest = min(max(_FIRST_REST_SECONDS, 2 * self._rest), _LONGEST_REST_SECONDS)
+        self._rests_until = time.monotonic() + self._rest
+
+    def hurry(self) -> None:
+        """Wait two seconds more at most: the process is being stopped."""
+        self.left = min(self.left, _HURRY_SECONDS)
+
+    def succeeded(self) -> None:
+        """Forget earlier failures; the time they cost stays spent."""
+        self._rest = self._rests_until = 0.0
+
+
+def limit_requests(seconds: int) -> None:
+    """Let a request of this process fail after some seconds, with no repeats.
+
+    MLflow reads these at every request; its own defaults wait for minutes.
+    """
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(seconds)
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
