@@ -156,7 +156,7 @@ def _spec(
 ) -> StageSpec:
     return StageSpec(
         name,
-        3,
+        4,
         {
             "backbone": cell.backbone,
             "revision": cell.revision,

@@ -31,7 +31,7 @@ def distill_stage(
     """
     spec = StageSpec(
         "distill",
-        3,
+        4,
         {
             "backbone": cell.backbone,
             "revision": cell.revision,

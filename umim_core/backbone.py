@@ -8,7 +8,7 @@ and head ([.., d] -> [.., V]); at load a probe checks that the three give the mo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import torch
@@ -25,8 +25,10 @@ from umim_core.encoding import decode, encode
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.fingerprint import special_ids as special_ids
 from umim_core.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
+from umim_core.fingerprint import unpadded_fingerprint
 from umim_core.frozen_model import freeze, frozen_twin
 from umim_core.model_identity import ModelIdentity, model_identity
+from umim_core.weight_cache import cached_weight_lines, weight_files
 
 _TABLE_CHUNK: Final = 8192
 
@@ -43,8 +45,7 @@ class Backbone:
         identity: Architecture, configuration and weights in digests.
         tokenizer_fingerprint: SHA-256 of the vocabulary and the encoding pipeline ("" without one).
         embedding: Turns ids into what the trunk reads, scaled if the model scales it.
-        trunk: The blocks, final norm included.
-        projection: The head as a module.
+        trunk, projection: The blocks with the final norm, and the head as a module.
     """
 
     name: str
@@ -80,16 +81,13 @@ class Backbone:
     @property
     @torch.no_grad()
     def embedding_table(self) -> Tensor:
-        """What the trunk reads for every id [V, d]; made anew at each call.
-
-        Some models scale what they store: Gemma by the root of d.
-        """
+        """What the trunk reads for every id [V, d]: Gemma, for one, scales what it stores."""
         ids = torch.arange(self.vocab_size, device=self.device)
         return torch.cat([self.embed(part) for part in torch.split(ids, _TABLE_CHUNK)])
 
     @cached_property
     def embedding_std(self) -> float:
-        """Standard deviation of the embeddings that the trunk reads."""
+        """Standard deviation of that table."""
         return float(self.embedding_table.float().std())
 
     @property
@@ -118,6 +116,13 @@ class Backbone:
     def dtype(self) -> torch.dtype:
         """Data type of the weights."""
         return self.embedding_weight.dtype
+
+    @cached_property
+    def tokenizer_fingerprints(self) -> frozenset[str]:
+        """The tokenizer's, and what it would be without a padding token that was added to it."""
+        if self.tokenizer is None:
+            return frozenset({""})
+        return frozenset({self.tokenizer_fingerprint, unpadded_fingerprint(self.tokenizer)})
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -197,40 +202,38 @@ def load_backbone(
     Args:
         name: ``umim-docs-llama``, ``umim-docs-gpt2``, a directory or a hub repository.
         revision: Hub revision to pin.
-        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the weights
-            were published in.
+        dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
         device: A torch device; the CPU if neither it nor a ``device_map`` is given.
         device_map: As in transformers; all weights must come to one device.
-        attn_implementation: As in transformers, ``eager`` or ``sdpa``.
+        attn_implementation: ``eager`` or ``sdpa``.
         local_files_only: Whether the network must not be asked.
 
     Raises:
-        BackboneError: If it cannot be loaded, brings code of its own, or cannot do what the method
-            needs (``umim_core.capabilities``).
-        ConfigError: If the data type is unknown, this machine has no such device, or both a device
-            and a device map are given.
+        BackboneError: If it cannot be loaded or cannot do what ``umim_core.capabilities`` tries.
+        ConfigError: If the data type or the device is unknown, or a device map comes with a device.
     """
     if device is not None and device_map is not None:
         raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
     usable_device(device or "cpu")
 
-    def load(dtype: str) -> PreTrainedModel:
-        return load_model(
-            name,
-            revision=revision,
-            dtype=dtype,
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            local_files_only=local_files_only,
-        )
-
-    model = load(dtype)
+    load = partial(
+        load_model,
+        name,
+        revision=revision,
+        device_map=device_map,
+        attn_implementation=attn_implementation,
+        local_files_only=local_files_only,
+    )
+    model = load(dtype=dtype)
+    files = weight_files(resolve_backbone(name), revision)
     # float16 holds less of a published weight than the fingerprint hashes.
-    identity = model_identity(load(AUTO) if dtype == "float16" else model)
+    lines = cached_weight_lines(
+        files, model, lambda: load(dtype=AUTO) if dtype == "float16" else model
+    )
     if device_map is None:
         nn.Module.to(model, device or "cpu")  # in place; transformers' override has no usable type
     tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
-    return _wrap(freeze(model), tokenizer, name, revision, identity)
+    return _wrap(freeze(model), tokenizer, name, revision, model_identity(model, lines))
 
 
 def wrap_backbone(
@@ -242,9 +245,8 @@ def wrap_backbone(
 ) -> Backbone:
     """Make a backbone of a model that is already in memory.
 
-    The backbone has a frozen twin of the model, which shares its weights: the model itself keeps
-    its mode, its gradients and its configuration. Weights that change later change the backbone,
-    too, but not its fingerprint.
+    It has a frozen twin that shares the weights: the model keeps its mode, gradients and
+    configuration. Weights that change later change the backbone, but not its fingerprint.
 
     Args:
         model: A causal language model of transformers.

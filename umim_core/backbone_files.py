@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
 from umim_core.tokenizer_files import check_place, load_error, refuse_code
 from umim_core.tokenizer_files import load_tokenizer as load_tokenizer
 from umim_core.tokenizer_files import resolve_backbone as resolve_backbone
@@ -43,7 +43,7 @@ def load_model(
         local_files_only: Whether the network must not be asked.
 
     Raises:
-        BackboneError: If it cannot be loaded, or has code of its own.
+        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
         ConfigError: If the data type is unknown.
     """
     if dtype not in (*DTYPES, AUTO):
@@ -57,8 +57,9 @@ def load_model(
             where, revision=revision, local_files_only=local_files_only
         )
         refuse_code("backbone", name, config)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
+            output_loading_info=True,
             revision=revision,
             dtype=DTYPES.get(dtype, dtype),
             device_map=device_map,
@@ -69,4 +70,12 @@ def load_model(
         )
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise load_error("backbone", name, error) from error
+    model: PreTrainedModel
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise BackboneError(
+            "the weights of a backbone must be complete",
+            f"{name!r} lacks {', '.join(missing)}",
+            "transformers would draw them at random; take a causal language model's files.",
+        )
     return model

@@ -6,9 +6,10 @@ A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from umim_core.artifacts import (
     write_manifest,
 )
 from umim_core.backbone import Backbone
+from umim_core.backbone_record import BackboneRecord
 from umim_core.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.checkpoint_files import CheckpointConfig as CheckpointConfig
 from umim_core.checkpoint_files import resolve_checkpoint as resolve_checkpoint
@@ -30,6 +32,8 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
+
+_log: Final = logging.getLogger("umim")
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,35 @@ class Checkpoint:
             backbone_fingerprint=backbone.fingerprint,
             tokenizer_fingerprint=backbone.tokenizer_fingerprint,
             training=training or {},
+            backbone_model=BackboneRecord.of(backbone),
         )
         return cls(config, module, rules)
 
     def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
         """Return a checkpoint of the same origin with another module and other rules."""
         return Checkpoint(self.config.model_copy(update=_shape(module)), module, rules)
+
+    def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
+        """Return the checkpoint with a note that it is used with a backbone of another kind.
+
+        Args:
+            backbone: It must have the module's embedding size and the rules' tokenizer.
+            reason: Why it is good enough.
+
+        Raises:
+            BackboneMismatchError: If its embeddings have another size.
+            TokenizerMismatchError: If the tokenizer differs.
+        """
+        differences = self.backbone_differences(backbone)
+        if not reason.strip() or backbone.hidden_size != self.config.hidden_size:
+            self.check_backbone(backbone)
+        self.check_vocabulary(backbone)
+        if not differences:
+            return self
+        note = f"{reason} ({backbone.name}: {'; '.join(differences)})"
+        _log.warning("umim: not the checkpoint's own backbone: %s", note)
+        training = {**self.config.training, "backbone_mismatch": note}
+        return replace(self, config=self.config.model_copy(update={"training": training}))
 
     def check_backbone(self, backbone: Backbone) -> None:
         """Refuse a backbone or tokenizer other than the checkpoint's own.
@@ -80,23 +107,46 @@ class Checkpoint:
             TokenizerMismatchError: If the tokenizer differs.
             RuleSetError: If a rule holds a special token.
         """
-        if backbone.hidden_size != self.config.hidden_size or (
-            backbone.fingerprint != self.config.backbone_fingerprint
-        ):
+        if differences := self.backbone_differences(backbone):
             raise BackboneMismatchError(
                 f"this checkpoint belongs to {self.config.backbone} "
                 f"({self.config.backbone_fingerprint[:12]}, d {self.config.hidden_size})",
-                f"{backbone.name} ({backbone.fingerprint[:12]}, d {backbone.hidden_size})",
+                f"{backbone.name} ({backbone.fingerprint[:12]}, d {backbone.hidden_size}), which "
+                f"differs in: {'; '.join(differences)}",
                 "Load the backbone it was trained for, or distil a module for this one.",
             )
-        if self.config.tokenizer_fingerprint not in ("", backbone.tokenizer_fingerprint):
+        self.check_vocabulary(backbone)
+
+    def backbone_differences(self, backbone: Backbone) -> list[str]:
+        """Say in what a backbone is not the checkpoint's own: "field recorded -> found".
+
+        What changes nothing of a frozen model does not count (dropout, fields that nothing reads).
+        """
+        config, identity, known = self.config, backbone.identity, self.config.backbone_model
+        if backbone.hidden_size != config.hidden_size:
+            return [f"embedding size {config.hidden_size} -> {backbone.hidden_size}"]
+        if config.backbone_fingerprint in identity.fingerprints:
+            return []
+        if known is None:
+            return ["configuration or weights (this older checkpoint does not record which)"]
+        return identity.differences(known.model_type, known.config, known.weights)
+
+    def check_vocabulary(self, backbone: Backbone) -> None:
+        """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it.
+
+        Raises:
+            TokenizerMismatchError: If the tokenizer differs.
+            RuleSetError: If a rule holds a special token.
+        """
+        if self.config.tokenizer_fingerprint not in ("", *backbone.tokenizer_fingerprints):
             wanted = self.config.tokenizer_fingerprint[:12]
             raise TokenizerMismatchError(
                 f"{self.config.backbone} must have the tokenizer {wanted}",
                 backbone.tokenizer_fingerprint[:12],
                 "Load the tokenizer of the backbone it was trained for.",
             )
-        self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
+        if self.rules.tokenizer_fingerprint not in backbone.tokenizer_fingerprints:
+            self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
         check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
 
     def write(self, directory: Path) -> None:

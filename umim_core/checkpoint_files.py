@@ -9,10 +9,12 @@ from typing import Annotated, Final
 from pydantic import ConfigDict, Field, ValidationError
 
 from umim_core.artifacts import read_json
+from umim_core.backbone_record import BackboneRecord
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import CheckpointError, did_you_mean
 from umim_core.merging.policies import ModuleForm
 from umim_core.own_checkpoints import own_checkpoint, own_checkpoints
+from umim_core.stable_dump import LATER
 
 CHECKPOINT_SCHEMA: Final = 1
 _MAX_HIDDEN: Final = 1 << 16
@@ -32,6 +34,7 @@ class CheckpointConfig(ModuleForm):
         backbone_fingerprint: SHA-256 of its architecture and weights.
         tokenizer_fingerprint: SHA-256 of its tokenizer.
         training: How it was trained (steps, seed, final losses), free form.
+        backbone_model: What the fingerprint was made of; None in old checkpoints.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +46,7 @@ class CheckpointConfig(ModuleForm):
     backbone_fingerprint: str
     tokenizer_fingerprint: str
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
+    backbone_model: Annotated[BackboneRecord | None, LATER] = None
 
 
 def read_config(directory: Path) -> CheckpointConfig:

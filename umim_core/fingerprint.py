@@ -25,6 +25,19 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     It covers vocabulary, merges, normaliser, pre-tokenizer and added tokens; padding, truncation
     and the chat template are left out. Tokenizers of one size with different vocabularies differ.
     """
+    return _fingerprint(tokenizer, None)
+
+
+def unpadded_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the fingerprint of a tokenizer without its padding token, if that was added to it.
+
+    Many add one to train in batches; it decides about no text.
+    """
+    return _fingerprint(tokenizer, tokenizer.pad_token)
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase, without: object) -> str:
+    """Return the SHA-256 of a tokenizer, an added token left out."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         state: object = {
@@ -36,4 +49,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         pipeline: dict[str, object] = json.loads(backend.to_str())
         ignored = ("padding", "truncation", "post_processor")
         state = {name: part for name, part in pipeline.items() if name not in ignored}
+        added = pipeline.get("added_tokens")
+        if isinstance(added, list):
+            state["added_tokens"] = [token for token in added if token["content"] != without]
     return sha256_bytes(canonical_json(state).encode())

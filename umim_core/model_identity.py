@@ -80,13 +80,25 @@ class ModelIdentity:
 
     @property
     def fingerprints(self) -> frozenset[str]:
-        """That of the model as it is, and as it would be without its neutral settings."""
-        plain = dict(self.config)
-        for name, value in self.neutral.items():
-            del plain[name]
-            if value is not None:
-                plain[name] = value
-        return frozenset({self.fingerprint, self._digest(plain)})
+        """That of the model as it is, and as it would be with neutral settings at their defaults.
+
+        A checkpoint that records a fingerprint only may have been made with some of them set.
+        """
+        unread = {name for name, value in self.neutral.items() if value is None}
+        dropout = {name for name in self.neutral if "drop" in name}
+        groups: list[set[str]] = [set(), unread, dropout, unread | dropout, set(self.neutral)]
+        return frozenset(self._digest(self._plain(names)) for names in groups)
+
+    @property
+    def function(self) -> dict[str, object]:
+        """The configuration without neutral settings."""
+        return {name: value for name, value in self.config.items() if name not in self.neutral}
+
+    def _plain(self, names: set[str]) -> dict[str, object]:
+        """Return the configuration with neutral settings as if nobody had set them."""
+        plain = {name: value for name, value in self.config.items() if name not in names}
+        defaults = {name: self.neutral[name] for name in names}
+        return plain | {name: value for name, value in defaults.items() if value is not None}
 
     @property
     def weights_digest(self) -> str:
@@ -104,7 +116,7 @@ class ModelIdentity:
 
         Args:
             model_type: The recorded family.
-            config: What was recorded of its configuration.
+            config: Its ``function``.
             weights_digest: SHA-256 over its tensors.
 
         Returns:
@@ -112,11 +124,11 @@ class ModelIdentity:
         """
         if model_type != self.model_type:
             return [f"model_type {model_type!r} -> {self.model_type!r}"]
-        found = []
-        for name in sorted((set(config) | set(self.config)) - set(self.neutral)):
-            then, now = config.get(name, _DEFAULT), self.config.get(name, _DEFAULT)
-            if then != now and not (now is _DEFAULT and _FOR_TRAINING.fullmatch(name)):
-                found.append(f"{name} {then!r} -> {now!r}")
+        found, ours = [], self.function
+        for name in sorted(config.keys() | ours.keys()):
+            then, now = (canonical_json(c.get(name, _DEFAULT)) for c in (config, ours))
+            if then != now:
+                found.append(f"{name} {then} -> {now}")
         if weights_digest != self.weights_digest:
             found.append("the weights")
         return found

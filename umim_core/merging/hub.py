@@ -17,12 +17,15 @@ _FILES: Final = ["config.json", "model.safetensors", "manifest.json", "rules/**"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def fetch_checkpoint(name: str | Path, revision: str | None = None) -> str | Path:
+def fetch_checkpoint(
+    name: str | Path, revision: str | None = None, *, local_files_only: bool = False
+) -> str | Path:
     """Return a local name or directory unchanged; download what looks like a hub repository.
 
     Args:
         name: An embedded name, a directory or ``owner/name``.
         revision: Revision of the repository to pin.
+        local_files_only: Whether the network must not be asked.
 
     Returns:
         ``name``, or the directory of the downloaded files. They are checked on loading.
@@ -33,7 +36,12 @@ def fetch_checkpoint(name: str | Path, revision: str | None = None) -> str | Pat
     if own_checkpoint(str(name)) or Path(name).exists() or not _REPOSITORY.fullmatch(str(name)):
         return name
     try:
-        return snapshot_download(str(name), revision=revision, allow_patterns=_FILES)
+        return snapshot_download(
+            str(name),
+            revision=revision,
+            allow_patterns=_FILES,
+            local_files_only=local_files_only,
+        )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise _hub_error(str(name), error) from error
 

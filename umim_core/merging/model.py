@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umim_core.backbone import Backbone, load_backbone
+from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.errors import BackboneError
 from umim_core.merging.chat import Chat, PromptInput, TextPieces, encode_prompts
 from umim_core.merging.compression import Compression
 from umim_core.merging.engine import Engine, Steps, exhaust
 from umim_core.merging.generation_output import GenerationOutput
 from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
+from umim_core.merging.loading import LoadOptions, backbone_for, check_load_options
 from umim_core.merging.module import MergeModule
 from umim_core.merging.options import (
     GenerateOptions,
@@ -41,6 +41,7 @@ class UMIM:
     Args:
         backbone: The frozen model.
         checkpoint: Module and rules that belong to it.
+        allow_backbone_mismatch: Why another backbone is good enough; recorded in what is saved.
 
     Attributes:
         backbone: The frozen model and its tokenizer.
@@ -55,8 +56,17 @@ class UMIM:
         GenerationError: If the backbone's attention cannot be rolled back.
     """
 
-    def __init__(self, backbone: Backbone, checkpoint: Checkpoint) -> None:
-        checkpoint.check_backbone(backbone)
+    def __init__(
+        self,
+        backbone: Backbone,
+        checkpoint: Checkpoint,
+        *,
+        allow_backbone_mismatch: str | None = None,
+    ) -> None:
+        if allow_backbone_mismatch is None:
+            checkpoint.check_backbone(backbone)
+        else:
+            checkpoint = checkpoint.noting(backbone, allow_backbone_mismatch)
         self.backbone = backbone
         self.checkpoint = checkpoint
         # float64 keeps its precision; narrower backbones keep a float32 module.
@@ -74,50 +84,29 @@ class UMIM:
         )
 
     @classmethod
-    def from_pretrained(
-        cls,
-        name: str | Path,
-        *,
-        backbone: str | Backbone | None = None,
-        revision: str | None = None,
-        dtype: str | None = None,
-        device: str | None = None,
-    ) -> UMIM:
+    def from_pretrained(cls, name: str | Path, **options: Unpack[LoadOptions]) -> UMIM:
         """Load a merge checkpoint and the backbone it belongs to.
 
         Args:
-            name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory or a hub
-                repository (``owner/name``).
-            backbone: The backbone, or where to find it, if not under the checkpoint's own name;
-                its fingerprint must be the checkpoint's all the same.
-            revision: Revision of a hub repository to pin.
-            dtype: Data type of the backbone to load; float32 if None.
-            device: A torch device to load it on; the CPU if None.
+            name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory, a name that
+                `umim path` lists or a hub repository (``owner/name``).
+            **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``, ``revision``,
+                ``dtype``, ``device``, ``device_map``, ``attn_implementation``,
+                ``local_files_only``, ``allow_backbone_mismatch``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
             ArtifactError: If its files were altered.
-            BackboneError: If the backbone cannot be loaded.
+            BackboneError: If the backbone cannot be loaded, or options do not go together.
             BackboneMismatchError: If the backbone is not the checkpoint's.
             TokenizerMismatchError: If the tokenizer is not the rules'.
         """
-        checkpoint = Checkpoint.load(fetch_checkpoint(name, revision))
-        if isinstance(backbone, Backbone):
-            if (dtype, device) != (None, None):
-                raise BackboneError(
-                    "a backbone that is loaded already has its data type and device",
-                    {"dtype": dtype, "device": device},
-                    "Leave them out, or name the backbone.",
-                )
-        else:
-            config = checkpoint.config
-            backbone = load_backbone(
-                backbone or config.backbone,
-                revision=config.backbone_revision if backbone is None else None,
-                dtype=dtype or "float32",
-                device=device or "cpu",
-            )
-        return cls(backbone, checkpoint)
+        check_load_options(options)
+        local = options.get("local_files_only", False)
+        where = fetch_checkpoint(name, options.get("revision"), local_files_only=local)
+        checkpoint = Checkpoint.load(where)
+        reason = options.get("allow_backbone_mismatch")
+        return cls(backbone_for(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
 
     def generate(
         self, prompts: PromptInput, **options: Unpack[GenerateOptions]
