@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from tasks.ablation_data import AblationData
 from tasks.ablation_page import FIGURES, AblationFigure
-from tasks.comparison import ComparisonRow
+from tasks.comparison import ComparisonRow, shown_name
 from tasks.comparison_table import DASH, variant_columns
 from tasks.label_placement import place_labels
 from tasks.report_drawing import (
@@ -95,7 +95,7 @@ def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
         axes = drawn.add_subplot(
             lines, columns, number + 1, sharex=panels[0][0] if panels else None
         )
-        axes.set_title(backbone)
+        axes.set_title(shown_name(backbone))
         axes.set_xlabel("Token reduction on held-out text (%)")
         axes.set_ylabel(figure.axis)
         axes.margins(x=0.12, y=0.12)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tasks.ablation_data import AblationData
-from tasks.comparison import ComparisonRow
+from tasks.comparison import ComparisonRow, shown_name
 from tasks.comparison_table import (
     DASH,
     STATES,
@@ -75,7 +75,7 @@ def ablation_table(data: AblationData) -> Table:
     """Return the cells under what differs between them and what was measured."""
     rows = data.rows
     columns = (
-        Column("backbone", lambda row: row.backbone, left=True),
+        Column("backbone", lambda row: shown_name(row.backbone), left=True),
         TAU,
         *variant_columns(rows),
         *_METRICS,

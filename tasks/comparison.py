@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -77,6 +78,11 @@ def rule_words(
 def made_by(source: str, min_probability: float | None) -> str:
     """Return in words what made the rules."""
     return f"{source} {min_probability:g}" if min_probability else source
+
+
+def shown_name(name: str) -> str:
+    """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
+    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
 
 
 def limit_words(
@@ -159,7 +165,7 @@ class ComparisonRow(BaseModel):
         forms += deviations(self.positions, self.depth, self.kind, self.unit_positions)
         if self.source == "shipped":
             forms.append("shipped")
-        return f"{self.backbone}{tau}" + (f" ({', '.join(forms)})" if forms else "")
+        return f"{shown_name(self.backbone)}{tau}" + (f" ({', '.join(forms)})" if forms else "")
 
     def metric(self, name: str) -> float | None:
         """Return a metric, or None where it is missing, NaN or infinite."""

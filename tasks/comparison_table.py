@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from tasks.comparison import ComparisonRow, made_by
+from tasks.comparison import ComparisonRow, made_by, shown_name
 from tasks.tables import Table, escaped, table_markdown, table_text
 
 DASH: Final = "–"
@@ -59,20 +59,36 @@ def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
 
 def make_table(columns: Sequence[Column], rows: Sequence[ComparisonRow], note: str) -> Table:
     """Return the rows under some columns; one that no row has a value for is left out."""
-    columns = [c for c in columns if not rows or any(c.show(row) != DASH for row in rows)]
-    return Table(
-        "",
-        tuple(column.heading for column in columns),
-        tuple(tuple(column.show(row) for column in columns) for row in rows),
-        note,
-        tuple(index for index, column in enumerate(columns) if column.left),
+    return filled(
+        Table(
+            "",
+            tuple(column.heading for column in columns),
+            tuple(tuple(column.show(row) for column in columns) for row in rows),
+            note,
+            tuple(index for index, column in enumerate(columns) if column.left),
+        )
+    )
+
+
+def filled(table: Table) -> Table:
+    """Return a table without the columns that hold nothing but dashes."""
+    kept = [
+        index
+        for index in range(len(table.headings))
+        if not table.rows or any(row[index] != DASH for row in table.rows)
+    ]
+    return replace(
+        table,
+        headings=tuple(table.headings[index] for index in kept),
+        rows=tuple(tuple(row[index] for index in kept) for row in table.rows),
+        left=tuple(new for new, index in enumerate(kept) if index in table.left),
     )
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
     """Return the comparison as people read it, a dash where nothing was measured."""
     columns = (
-        Column("backbone", lambda r: r.backbone + (" *" if r.source == "shipped" else ""), True),
+        Column("backbone", lambda r: shown_name(r.backbone) + " *" * (r.source == "shipped"), True),
         TAU,
         *variant_columns(rows),
         Column("setting", lambda row: row.setting, left=True),

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 Points = NDArray[np.float64]
 _FONT: Final = 8.5  # points
 _SPACING: Final = 2.0  # of the samples of a line, in points
-_REACH: Final = (11.0, 15.0, 20.0, 26.0, 33.0)  # from the point to the label's near edge
+_LEADER: Final = 16.0  # a label that is farther away is tied to its point by a line
+_REACH: Final = (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 40.0)  # from the point to the label's near edge
 _ANGLES: Final = np.deg2rad(np.arange(0, 360, 15))
 _LABEL, _POINT, _LINE, _FAR = 40.0, 15.0, 1.0, 0.12  # what it costs to cover one, or to be far
 
@@ -52,20 +53,29 @@ def place_labels(
         costs = [_cost(box, far, frame, taken, anchors, samples) for box, far in boxes]
         box, far = boxes[int(np.argmin(costs))]
         taken.append(box)
-        middle = box.mean(axis=0)
+        left, right = box[:, 0] - at[0]
+        # Text is narrower than its estimate: it begins, or ends, at the edge next to the point.
+        side, edge = _nearest(left, right)
         axes.annotate(
             text,
             (x, y),
-            xytext=tuple(middle - at),
+            xytext=(edge, float(box[:, 1].mean() - at[1])),
             textcoords="offset points",
-            ha="center",
+            ha=side,
             va="center",
             fontsize=_FONT,
             color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6}
-            if far > _REACH[1]
+            if far > _LEADER
             else None,
         )
+
+
+def _nearest(left: float, right: float) -> tuple[str, float]:
+    """Return how text is aligned, and where, between edges left and right of its point."""
+    if left >= 0.0:
+        return "left", left
+    return ("right", right) if right <= 0.0 else ("center", (left + right) / 2)
 
 
 def _sampled(line: Points) -> Points:
@@ -83,7 +93,7 @@ def _candidates(at: Points, size: Points) -> list[tuple[Points, float]]:
     for far in _REACH:
         for angle in _ANGLES:
             way = np.array([np.cos(angle), np.sin(angle)])
-            middle = at + way * (far + np.abs(way) @ size / 2 - _FONT / 2)
+            middle = at + way * (far + size / 2)  # the nearest edge or corner is near, in any way
             found.append((np.stack([middle - size / 2, middle + size / 2]), far))
     return found
 

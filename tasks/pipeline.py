@@ -234,8 +234,9 @@ def _kind(model: type[RunRecipe]) -> str:
 
 
 def _prefect_url() -> str | None:
+    """Return the page of the flow run; None without pages, where Prefect says "None/flow-runs"."""
     url = flow_run.ui_url if FlowRunContext.get() is not None else None
-    return str(url) if url else None
+    return url if url and url.startswith(("http://", "https://")) else None
 
 
 def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:

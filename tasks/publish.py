@@ -10,12 +10,14 @@ import numpy as np
 
 from tasks.benchmark import throughput_rows
 from tasks.compare import CellResult, ShippedResult, cell_row, comparison_rows
+from tasks.comparison import shown_name
 from tasks.corpus import tokens
 from tasks.distill import read_curve
 from tasks.report import write_report
 from tasks.report_data import (
     AttentionExample,
     BreakEvenRow,
+    CheckpointPlace,
     LossCurve,
     Point,
     ReportData,
@@ -63,7 +65,7 @@ def report_stage(
         for name, artifact in _measurements(result)
     }
     spec = StageSpec(
-        "report", 2, {"recipe": recipe.model_dump(mode="json"), "measured": measured}, inputs
+        "report", 3, {"recipe": recipe.model_dump(mode="json"), "measured": measured}, inputs
     )
 
     def build(out: Path) -> Metrics:
@@ -94,6 +96,7 @@ def report_data(
         config=recipe.model_dump(mode="json"),
         host=host(),
         rows=tuple(rows),
+        checkpoints=_places(cells, shipped),
         curves=tuple(curve for result in cells for curve in _curves(result)),
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
@@ -106,12 +109,25 @@ def report_data(
     )
 
 
+def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[CheckpointPlace, ...]:
+    trained = [
+        CheckpointPlace(
+            label=f"{cell_row(result.cell).label}, {setting}",
+            path=str(artifact.path / "checkpoint"),
+        )
+        for result in cells
+        for setting, artifact in result.settings.items()
+    ]
+    found = [CheckpointPlace(label=f"{shown_name(s.name)}, shipped", path=s.name) for s in shipped]
+    return tuple(trained + found)
+
+
 class _Looks:
     """What the best trained checkpoint at hand makes of the start of the held-out text."""
 
     def __init__(self, cells: list[CellResult], shipped: list[ShippedResult]) -> None:
         source = shipped[0].name if shipped else str(cells[0].settings["WT"].path / "checkpoint")
-        self._label = f"{source} on held-out text" if shipped else "held-out text"
+        self._label = f"{shown_name(source)} on held-out text" if shipped else "held-out text"
         self._umim = UMIM.from_pretrained(source)
         self._ids = np.array(tokens(cells[0].tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
 
@@ -192,7 +208,7 @@ def _measured_speeds(
     if result.benchmark is None:
         return [], []
     cell = isinstance(result, CellResult)
-    name = cell_row(result.cell).label if cell else f"{result.name} (shipped)"
+    name = cell_row(result.cell).label if cell else f"{shown_name(result.name)} (shipped)"
     rows = throughput_rows(result.benchmark)
     speeds = [
         SpeedRow(

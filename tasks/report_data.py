@@ -154,6 +154,18 @@ class SimilarityRow(_Part):
     random: float
 
 
+class CheckpointPlace(_Part):
+    """Where a checkpoint lies.
+
+    Attributes:
+        label: Which cell and setting.
+        path: Directory, or the name that ``umim generate -c`` takes.
+    """
+
+    label: str
+    path: str
+
+
 class ReportData(_Part):
     """Everything the report shows.
 
@@ -162,6 +174,7 @@ class ReportData(_Part):
         config: The validated recipe.
         host: Facts of the machine, in the order to be shown.
         rows: The comparison, in the order to be shown; the first one leads the page.
+        checkpoints: What was trained and measured, in the same order.
         curves: Losses by cell.
         throughput: Speeds.
         break_even: From which prompt length on merging pays.
@@ -177,6 +190,7 @@ class ReportData(_Part):
     config: dict[str, object] = Field(default_factory=dict)
     host: dict[str, str] = Field(default_factory=dict)
     rows: tuple[ComparisonRow, ...] = ()
+    checkpoints: tuple[CheckpointPlace, ...] = ()
     curves: tuple[LossCurve, ...] = ()
     throughput: tuple[SpeedRow, ...] = ()
     break_even: tuple[BreakEvenRow, ...] = ()
@@ -186,6 +200,10 @@ class ReportData(_Part):
     similarity: tuple[SimilarityRow, ...] = ()
     chance: float | None = None
     links: dict[str, str] = Field(default_factory=dict)
+
+    def addresses(self) -> dict[str, str]:
+        """Return the links that a browser can open, by name."""
+        return {n: url for n, url in self.links.items() if url.startswith(("http://", "https://"))}
 
     def base_rows(self) -> list[ComparisonRow]:
         """Return the rows of checkpoints that were not adapted to the task."""

@@ -1,18 +1,20 @@
-"""The report's figures: accuracy, perplexity, alignment, losses, throughput."""
+"""The report's figures: accuracy, perplexity, alignment, losses, speed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from tasks.comparison import SETTINGS
+from tasks.comparison import SETTINGS, shown_name
 from tasks.label_placement import place_labels
 from tasks.report_attention import draw_attention, draw_similarity
 from tasks.report_data import LossCurve, ReportData, SpeedRow
 from tasks.report_drawing import (
+    INK,
     PALETTE,
     STYLE,
     ReportFigure,
@@ -23,13 +25,15 @@ from tasks.report_drawing import (
     split_points,
 )
 
+_FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
+
 
 def draw_figures(data: ReportData) -> list[ReportFigure]:
     """Draw every figure that the data has points for."""
     with matplotlib.rc_context(STYLE):
         drawn = [_accuracy(data), _perplexity(data)]
         alone = None not in drawn  # both pair up, so that the next one has a line of its own
-        drawn += [_alignment(data, wide=alone), _losses(data.curves), _throughput(data.throughput)]
+        drawn += [_alignment(data, wide=alone), _losses(data.curves), _speed(data.throughput)]
         drawn += [draw_attention(data.attention), draw_similarity(data.similarity)]
     return [figure for figure in drawn if figure is not None]
 
@@ -50,7 +54,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
         )
         for setting in order:
             result = row.accuracies[setting]
-            name = f"{row.backbone}, base" if setting == "base" else setting
+            name = f"{shown_name(row.backbone)}, base" if setting == "base" else setting
             if setting == "base":
                 if (row.backbone, result.value) in based:
                     continue
@@ -102,7 +106,9 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
             linestyle="none",
             markerfacecolor="none" if shipped else colour,
         )
-        labels.append((x, y, row.label.removeprefix(row.backbone).strip(", ") or "rules", colour))
+        labels.append(
+            (x, y, row.label.removeprefix(shown_name(row.backbone)).strip(", ") or "rules", colour)
+        )
     bases: list[float] = []
     for index, backbone in enumerate(backbones):
         base = next((r.metric("ppl_base") for r in rows if r.backbone == backbone), None)
@@ -112,7 +118,7 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
     axes.set_xlabel("Token reduction, in-domain test text (%)")
     axes.set_ylabel("Perplexity per raw token")
     axes.margins(x=0.18, y=0.15)
-    legend(figure, [(name, index) for index, name in enumerate(backbones)])
+    legend(figure, [(shown_name(name), index) for index, name in enumerate(backbones)])
     place_labels(axes, labels, [[(x, base) for x in axes.get_xlim()] for base in bases])
     caption = "Lower is better. Dashed: the base model without merging. Hollow: shipped checkpoint."
     return finish(figure, "perplexity", "Perplexity against token reduction", caption)
@@ -164,47 +170,43 @@ def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
         axes.set_ylabel(name + unit)
     legend(figure, [("training", 0), ("validation", 1)], lines=True)
     caption = "Losses while the merge module is trained; the backbone stays frozen."
+    if any(curve.quantity != "preference" for curve in shown):
+        caption += (
+            " A training point is one batch, before its step, of the text that the rules were "
+            "mined on: rules match more often there than in the validation text, more is merged, "
+            "and the loss of the same module is usually higher. Compare each curve with itself."
+        )
     return finish(figure, "losses", "Loss curves", caption, wide=columns > 1)
 
 
-def _throughput(rows: Sequence[SpeedRow]) -> ReportFigure | None:
+def _speed(rows: Sequence[SpeedRow]) -> ReportFigure | None:
+    """Draw UMIM's speed over the base model's against the prompt length; the table has the rest."""
     # A request is the sum of the other two; of several batch sizes the first one is drawn.
     rows = [row for row in rows if row.phase != "request" and row.batch_size == rows[0].batch_size]
-    panels = list(dict.fromkeys((row.label, row.phase) for row in rows))
-    if not panels:
+    rows = [row for row in rows if row.ratio is not None]
+    lengths = sorted({row.prompt_tokens for row in rows})
+    if len(lengths) < _FEWEST_LENGTHS:
         return None
-    columns = min(3, len(panels))
-    count = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(12.6 if columns > 1 else 6.4, 3.1 * count + 0.3))
-    for index, (label, phase) in enumerate(panels):
-        axes = figure.add_subplot(count, columns, index + 1)
-        own = sorted(
-            (r for r in rows if (r.label, r.phase) == (label, phase)), key=lambda r: r.prompt_tokens
-        )
-        x = [row.prompt_tokens for row in own]
-        axes.plot(x, [or_nan(r.base_tokens_per_s) for r in own], color=PALETTE[0], marker="o")
-        axes.plot(x, [or_nan(r.umim_tokens_per_s) for r in own], color=PALETTE[1], marker="s")
-        for row in own:
-            if row.ratio is not None:
-                top = max(row.base_tokens_per_s or 0.0, row.umim_tokens_per_s or 0.0)
-                axes.annotate(
-                    f"{row.ratio:.2f}×",
-                    (row.prompt_tokens, top),
-                    xytext=(0, 7),
-                    textcoords="offset points",
-                    ha="center",
-                    fontsize=8.5,
-                )
+    phases = list(dict.fromkeys(row.phase for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows))
+    figure = Figure(figsize=(6.4 * len(phases), 4.4))
+    for number, phase in enumerate(phases):
+        axes = figure.add_subplot(1, len(phases), number + 1)
+        for index, label in enumerate(labels):
+            own = [row for row in rows if (row.label, row.phase) == (label, phase)]
+            points = sorted((row.prompt_tokens, or_nan(row.ratio)) for row in own)
+            colour, marker = mark(index)
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=1.4)
+        axes.axhline(1.0, color=INK, linewidth=0.9, linestyle="--")
         axes.set_xscale("log", base=2)
-        axes.set_xticks(x, [f"{value:,}" for value in x])
+        axes.set_xticks(lengths, [f"{value:,}" for value in lengths])
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.12)
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.12)
-        axes.set_title(f"{label}: {phase}")
+        axes.set_title(phase)
         axes.set_xlabel("Prompt length (raw tokens)")
-        axes.set_ylabel("Raw tokens per second")
-    legend(figure, [("base model", 0), ("UMIM", 1)], lines=True)
-    caption = "Measured on this machine, matching and merging included; × is UMIM over base."
-    return finish(figure, "throughput", "Throughput", caption, wide=columns > 1)
+        axes.set_ylabel("Speed, UMIM / base")
+    legend(figure, [(label, index) for index, label in enumerate(labels)])
+    caption = (
+        "Measured on this machine, matching and merging included; above the dashed line UMIM is "
+        "faster. Tokens per second are in the table."
+    )
+    return finish(figure, "speed", "Speed against the base model", caption, wide=len(phases) > 1)

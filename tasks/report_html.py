@@ -9,9 +9,9 @@ from typing import Final
 
 from tasks.comparison import ComparisonRow
 from tasks.comparison_table import DASH, comparison, shown
-from tasks.report_data import ReportData, SpanExample
+from tasks.report_data import CheckpointPlace, ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
-from tasks.report_tables import tables
+from tasks.report_tables import commands, tables
 from tasks.tables import Table
 
 _STYLE: Final = """
@@ -36,7 +36,12 @@ a { color: var(--link); }
 .tile b { display: block; font-size: 25px; font-weight: 600; line-height: 1.25;
   font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 14px; }
-.scroll { overflow-x: auto; }
+code { overflow-wrap: anywhere; }
+.scroll, figure.wide { overflow-x: auto; background:
+  linear-gradient(90deg, var(--page) 40%, transparent) 0 0 / 40px 100% local no-repeat,
+  linear-gradient(270deg, var(--page) 40%, transparent) 100% 0 / 40px 100% local no-repeat,
+  linear-gradient(90deg, var(--line), transparent) 0 0 / 14px 100% scroll no-repeat,
+  linear-gradient(270deg, var(--line), transparent) 100% 0 / 14px 100% scroll no-repeat; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px;
   font-variant-numeric: tabular-nums; }
 th, td { padding: 7px 10px; text-align: right; white-space: nowrap; }
@@ -51,8 +56,8 @@ figure { margin: 0; }
 figure.wide { grid-column: 1 / -1; }
 figure h3 { font-size: 16px; margin: 0 0 6px; }
 figure svg { width: 100%; height: auto; display: block; }
-figure.wide { overflow-x: auto; }
-figure.wide svg { min-width: 760px; }
+figure.wide svg { min-width: 640px; }
+figure.wide figcaption, figure.wide h3 { position: sticky; left: 0; }
 figcaption { margin-top: 6px; }
 .spans { background: var(--card); border-radius: 8px; padding: 14px 16px; margin: 0 0 10px;
   font: 14px/1.95 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -63,12 +68,13 @@ figcaption { margin-top: 6px; }
 .key span { padding: 1px 8px; margin-right: 8px; color: var(--ink); }
 pre { background: var(--card); border-radius: 8px; padding: 14px 16px; overflow-x: auto;
   font-size: 13px; line-height: 1.5; }
-summary { cursor: pointer; }
+pre.command { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 10px; }
+summary { cursor: pointer; margin-bottom: 12px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; margin: 0;
   font-size: 14.5px; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 780px) { .figures { grid-template-columns: minmax(0, 1fr); }
-  main { padding: 24px 16px 48px; } }
+  main { padding: 24px 16px 48px; } table { font-size: 13px; } th, td { padding: 6px 5px; } }
 @media print { main { max-width: none; } figure, table, .spans { break-inside: avoid; } }
 """
 # The browser itself refuses whatever the page might try to fetch.
@@ -86,12 +92,13 @@ def render_html(data: ReportData, figures: Sequence[ReportFigure]) -> str:
     parts = [
         f'<header><h1>{title}</h1><p class="soft">Prompts and KV caches of frozen language models, '
         "compressed by merging frequent token sequences.</p>",
-        _links(data.links),
+        _links(data.addresses()),
         _tiles(data.rows[0]) if data.rows else "",
         "</header>",
     ]
     if data.rows:
         parts += ["<section><h2>Comparison</h2>", _table(comparison(data.rows)), "</section>"]
+    parts.append(_checkpoints(data.checkpoints))
     if figures:
         shown_figures = "".join(_figure(figure) for figure in figures)
         parts.append(
@@ -118,7 +125,6 @@ def _links(links: dict[str, str]) -> str:
     safe = [
         f'<a href="{html.escape(url, quote=True)}">{html.escape(name)}</a>'
         for name, url in links.items()
-        if url.startswith(("http://", "https://"))
     ]
     return f"<p>{' · '.join(safe)}</p>" if safe else ""
 
@@ -126,18 +132,35 @@ def _links(links: dict[str, str]) -> str:
 def _tiles(row: ComparisonRow) -> str:
     base, umim = row.metric("ppl_base"), row.metric("ppl_umim")
     accuracy = f"{shown(row.accuracy('base'), 1, scale=100)} → "
-    accuracy += shown(row.accuracy("Task-Adapted"), 1, scale=100)
+    accuracy += shown(row.accuracy(row.setting), 1, scale=100)
     tiles = [
         (shown(row.metric("token_reduction"), 1, scale=100) + " %", "token reduction"),
         (shown(row.metric("top1"), 3), "Top-1 agreement with the base model"),
         (f"{shown(base, 1)} → {shown(umim, 1)}", "perplexity, base → UMIM"),
-        (accuracy, "task accuracy in %, base → adapted"),
+        (accuracy, "task accuracy in %, base → UMIM"),
         (shown(row.metric("prefill_speedup"), 2) + "×", "prefill speed, UMIM / base"),
     ]
     known = [(value, name) for value, name in tiles if value.strip(f"{DASH}→ %×")]
     cells = "".join(f'<div class="tile"><b>{v}</b><span>{n}</span></div>' for v, n in known)
     label = html.escape(f"{row.label}, {row.setting}")
     return f'<div class="tiles">{cells}</div><p class="note">{label}</p>' if known else ""
+
+
+def _checkpoints(places: Sequence[CheckpointPlace]) -> str:
+    """Return where checkpoints lie and what to type; all but the first are folded away."""
+    blocks = [
+        f'<p class="note">{html.escape(place.label)}: <code>{html.escape(place.path)}</code></p>'
+        + "".join(f'<pre class="command">{html.escape(line)}</pre>' for line in commands(place))
+        for place in places
+    ]
+    if len(blocks) > 1:
+        others = "".join(blocks[1:])
+        fold = (
+            f"<details><summary>Other checkpoints ({len(blocks) - 1})</summary>{others}</details>"
+        )
+        blocks = [blocks[0], fold]
+    shown_blocks = "\n".join(blocks)
+    return f"<section><h2>Use the checkpoints</h2>{shown_blocks}</section>" if blocks else ""
 
 
 def _table(table: Table) -> str:

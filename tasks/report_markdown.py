@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tasks.comparison_table import comparison_markdown, shown
 from tasks.report_data import ReportData, SpanExample
 from tasks.report_drawing import ReportFigure
-from tasks.report_tables import tables
+from tasks.report_tables import commands, tables
 from tasks.tables import escaped, table_markdown
 
 
@@ -20,9 +20,20 @@ def render_markdown(data: ReportData, figures: Sequence[ReportFigure]) -> str:
         figures: Shown as ``figures/<name>.svg``.
     """
     parts = [f"# UMIM report: {data.recipe}", ""]
-    parts += [f"- [{name}]({url})" for name, url in data.links.items()]
+    parts += [f"- [{name}]({url})" for name, url in data.addresses().items()]
     if data.rows:
         parts += ["## Comparison", "", comparison_markdown(data.rows)]
+    if data.checkpoints:
+        parts += ["## Use the checkpoints", ""]
+        for place in data.checkpoints:
+            parts += [
+                f"{place.label}: `{place.path}`",
+                "",
+                "```console",
+                *commands(place),
+                "```",
+                "",
+            ]
     for figure in figures:
         parts += [f"## {figure.title}", "", f"![{figure.title}](figures/{figure.name}.svg)", ""]
         parts += [figure.caption, ""]

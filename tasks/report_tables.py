@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tasks.comparison import ComparisonRow
-from tasks.comparison_table import DASH, shown
-from tasks.report_data import ReportData, RuleCounts
+from tasks.comparison_table import DASH, STATES, filled, shown
+from tasks.report_data import CheckpointPlace, ReportData, RuleCounts
 from tasks.tables import Table
+from umim_core.next_steps import after_training
 
 ORDERS = (2, 3, 4)
 _MIB = 2**20
@@ -15,7 +16,12 @@ def tables(data: ReportData) -> list[Table]:
     """Return the tables that the data has rows for, in the order to be shown."""
     made = [_accuracy(data), _alignment(data), _perplexity(data)]
     made += [_throughput(data), _break_even(data), _rules(data)]
-    return [table for table in made if table.rows]
+    return [filled(table) for table in made if table.rows]
+
+
+def commands(place: CheckpointPlace) -> list[str]:
+    """Return the commands that use a checkpoint, to be copied."""
+    return [line.strip() for line in after_training(place.path)]
 
 
 def _accuracy(data: ReportData) -> Table:
@@ -41,7 +47,7 @@ def _accuracy(data: ReportData) -> Table:
 
 
 def _alignment(data: ReportData) -> Table:
-    names = ("top1", "top3", "top10", "topp", "mrr", "kl")
+    names = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", "kl_states")
     rows = tuple(
         (row.label, row.setting, *(shown(row.metric(name), 3) for name in names))
         for row in data.rows
@@ -49,10 +55,13 @@ def _alignment(data: ReportData) -> Table:
     )
     return Table(
         "Alignment with the base model",
-        ("rules", "setting", "Top-1", "Top-3", "Top-10", "Top-p", "MRR", "KL"),
+        (
+            *("rules", "setting", "Top-1", "Top-3", "Top-10", "Top-p", "MRR", "KL"),
+            *("Top-1 states", "KL states"),
+        ),
         rows,
         "On rows that predict what follows the same raw token. KL in nats, lower is better; the "
-        "others 0 to 1, higher is better. Top-p: p = 0.9.",
+        f"others 0 to 1, higher is better. Top-p: p = 0.9. Rows are unit ends, {STATES}",
         left=(0, 1),
     )
 
@@ -76,8 +85,8 @@ def _perplexity(data: ReportData) -> Table:
         "Perplexity",
         ("rules", "setting", *headings),
         rows,
-        "Per raw token, every token scored: tokens inside a merged span are scored from a raw "
-        "prefix of that span. Corpora other than in-domain had no part in rules or training.",
+        "Per raw token, every token scored after the state that decoding passes through before "
+        "it. Corpora other than in-domain had no part in rules or training.",
         left=(0, 1),
     )
 

@@ -140,6 +140,9 @@ def test_report_page_is_whole_and_offline(finished: tuple[Run, Path]) -> None:
     assert "Task-Adapted" in page
     assert 'src="http' not in page
     assert (report / "report.md").is_file()
+    places = json.loads((report / "report.json").read_text("utf-8"))["checkpoints"]
+    assert all((Path(place["path"]) / "manifest.json").is_file() for place in places)
+    assert len(places) == 5 and all(place["path"] in page for place in places)
 
 
 def test_comparison_runs_have_the_names_others_query(finished: tuple[Run, Path]) -> None:

@@ -26,7 +26,7 @@ from tasks.tables import Table, table_text
 from umim_core.config import Cell
 from umim_core.errors import ConfigError
 
-FIGURES = {"accuracy", "perplexity", "alignment", "losses", "throughput"}
+FIGURES = {"accuracy", "perplexity", "alignment", "losses", "speed"}
 
 
 def _rows() -> tuple[ComparisonRow, ...]:
@@ -66,10 +66,11 @@ def data() -> ReportData:
         host={"processor": "2 cores"},
         rows=_rows(),
         curves=(LossCurve(label="llama", train=((1, 3.0), (2, None)), validation=((2, 2.5),)),),
-        throughput=(
+        throughput=tuple(
             SpeedRow(
-                label="llama", prompt_tokens=512, base_tokens_per_s=1000, umim_tokens_per_s=1500
-            ),
+                label="llama", prompt_tokens=size, base_tokens_per_s=1000, umim_tokens_per_s=1500
+            )
+            for size in (256, 512, 1024)
         ),
         rule_counts=(RuleCounts(label="docs", raw={2: 12345}, rules={2: 7, 4: 1}),),
         examples=(SpanExample(label="llama", spans=(("a <b>", 3), (" & c", 1), (" d e", 2))),),
@@ -125,7 +126,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(tmp_path: Path, data: ReportD
     assert page.fetched == []
     assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
     assert "@import" not in text
-    assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#t"}
+    assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#s"}
     assert "javascript:" not in text
     assert "default-src 'none'" in text
 
