@@ -26,6 +26,7 @@ from umim_core.benchmarking.rows import ThroughputRow
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint import resolve_checkpoint
 from umim_core.config import BackboneDtype, Device
+from umim_core.machine_lock import measuring
 from umim_core.rules.matcher import Matcher
 
 _FILE = "throughput.json"
@@ -51,6 +52,7 @@ def benchmark_stage(
         2,
         {**config.model_dump(mode="json"), "machine": machine(device), **dtype_key(dtype)},
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+        machine=measuring,
     )
 
     def build(out: Path) -> Metrics:

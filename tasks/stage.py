@@ -14,7 +14,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -34,6 +34,7 @@ from umim_core.disk import flush, flush_tree, is_refusal
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.locking import directory_lock
+from umim_core.machine_lock import computing
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1
@@ -102,6 +103,7 @@ class StageSpec:
         config: Everything that decides the output, JSON types only.
         inputs: Digests of the inputs by name.
         resumable: Keep the partial directory of a killed build (training state).
+        machine: How the build holds the machine; a stage whose result is a timing measures.
     """
 
     name: str
@@ -109,6 +111,7 @@ class StageSpec:
     config: Mapping[str, object]
     inputs: Mapping[str, str]
     resumable: bool = False
+    machine: Callable[[], AbstractContextManager[None]] = computing
 
     @property
     def key(self) -> str:
@@ -173,7 +176,8 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
-        metrics = build(partial)
+        with spec.machine():
+            metrics = build(partial)
         if spec.resumable and (partial / "state").is_dir():
             (partial / "state").rename(kept)
         shutil.rmtree(partial / "state", ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from transformers import (
 from umim_core import UMIM
 from umim_core.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint import Checkpoint
+from umim_core.machine_lock import VARIABLE
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
@@ -74,6 +75,14 @@ def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<eos>", unk_token="<eos>", pad_token="<eos>"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests wait for no run outside of them that measures or computes."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(VARIABLE, str(tmp_path_factory.mktemp("machine") / "lock"))
+        yield
 
 
 @pytest.fixture

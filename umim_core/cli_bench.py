@@ -72,18 +72,21 @@ def bench(
     from umim_core import UMIM
     from umim_core.benchmarking.break_even import break_even
     from umim_core.benchmarking.throughput import measure_throughput
+    from umim_core.machine_lock import measuring
 
     place = device or default_device()
     quiet()
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
-    rows = measure_throughput(
-        umim.backbone,
-        umim.module,
-        umim.matcher,
-        _ids(umim, text, config),
-        config,
-        unit_positions=umim.checkpoint.config.unit_positions,
-    )
+    ids = _ids(umim, text, config)
+    with measuring():
+        rows = measure_throughput(
+            umim.backbone,
+            umim.module,
+            umim.matcher,
+            ids,
+            config,
+            unit_positions=umim.checkpoint.config.unit_positions,
+        )
     said = verdict(rows)
     if as_json:
         document: dict[str, object] = {

@@ -164,10 +164,12 @@ def mine(
             limits.check(prediction)
     if dry_run or out is None:
         return
+    from umim_core.machine_lock import computing
     from umim_core.rules.mining import mine_rules
 
     began = time.perf_counter()
-    report = mine_rules(source, out, tokenizer=tokenizer, options=options)
+    with computing():
+        report = mine_rules(source, out, tokenizer=tokenizer, options=options)
     taken = time.perf_counter() - began
     errors = {} if prediction is None else _errors(prediction, taken)
     lines = [*_lines(report, out, errors), *after_mining(out, tokenizer, sources)]

@@ -70,6 +70,7 @@ def train(
     from umim_core.config import DistillConfig
     from umim_core.devices import default_device, usable_device
     from umim_core.distill.own_training import OwnTraining, train_checkpoint
+    from umim_core.machine_lock import computing
     from umim_core.merging.policies import ModuleForm
     from umim_core.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
@@ -104,7 +105,8 @@ def train(
     _show_progress()
     began = time.perf_counter()
     try:
-        summary = train_checkpoint(training, place)
+        with computing():
+            summary = train_checkpoint(training, place)
     except KeyboardInterrupt:
         emit({}, ["", "Stopped; the same command goes on from the last state."], as_json=False)
         raise SystemExit(130) from None
