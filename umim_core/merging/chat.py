@@ -1,9 +1,10 @@
-"""Prompts as texts or chats, and generated text piece by piece."""
+"""Chats as raw ids, with or without their past, and generated text piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final
 
 import numpy as np
 from jinja2 import TemplateError
@@ -12,23 +13,23 @@ from transformers import TextStreamer
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
+from umim_core.merging.inputs import Chat, Item
 from umim_core.merging.state import GenerationState
 
-Chat = Sequence[Mapping[str, Any]]
-PromptInput = str | Chat | Sequence[str] | Sequence[Chat]
+_REPLY: Final = "\ue000{}\ue001"  # stands for a reply where the text around it is looked for
 
 
 def encode_prompts(
-    prompts: PromptInput,
+    items: Sequence[Item],
     backbone: Backbone,
     past: GenerationState | None,
     add_special_tokens: bool | None = None,
-) -> list[NDArray[np.int64]]:
-    """Return the raw ids of texts and chats.
+) -> list[NDArray[np.integer]]:
+    """Return the raw ids of prompts.
 
     Args:
-        prompts: One text or chat, or several. A text that continues ``past`` is only what is added;
-            a chat is the whole conversation, of which the past is left out here.
+        items: Texts, chats and ids. What continues ``past`` is only what is added; but a chat is
+            the whole conversation, of which the past is left out here.
         backbone: Its tokenizer encodes them; its chat template renders chats.
         past: The state they continue.
         add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
@@ -39,30 +40,25 @@ def encode_prompts(
         GenerationError: If a chat has no template or is malformed, or does not begin with the past.
     """
     known = None if past is None else past.raw_ids
-    items = _as_list(prompts)
     if known is not None and len(known) != len(items):
         known = None  # the engine says what is wrong
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
-    rows = [
-        backbone.encode(item, add_special_tokens)
-        if isinstance(item, str)
-        else backbone.encode(_render(item, backbone, known[b] if known else None))
-        for b, item in enumerate(items)
-    ]
-    return [np.array(ids, dtype=np.int64) for ids in rows]
+    rows: list[NDArray[np.integer]] = []
+    for b, item in enumerate(items):
+        if isinstance(item, np.ndarray):
+            rows.append(item)
+            continue
+        if isinstance(item, str):
+            ids = backbone.encode(item, add_special_tokens)
+        else:
+            text = _render(item, backbone)
+            ids = backbone.encode(_added(item, text, known[b], backbone) if known else text)
+        rows.append(np.array(ids, dtype=np.int64))
+    return rows
 
 
-def _as_list(prompts: PromptInput) -> list[str | Chat]:
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(prompts)
-    if items and isinstance(items[0], Mapping):
-        return [cast("Chat", items)]
-    return cast("list[str | Chat]", items)
-
-
-def _render(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> str:
+def _render(chat: Chat, backbone: Backbone) -> str:
     tokenizer = backbone.require_tokenizer()
     try:
         text = tokenizer.apply_chat_template(
@@ -75,18 +71,93 @@ def _render(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> str:
             "Pass a text, or messages as the template expects them.",
         ) from error
     assert isinstance(text, str)  # noqa: S101  tokenize=False
-    if past is None:
-        return text
-    said = tokenizer.decode(
-        list(past), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    if not isinstance(said, str) or not text.startswith(said):
+    return text
+
+
+def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
+    """Return what a conversation adds to its past.
+
+    Many templates trim the replies that they write; the past holds them as they were generated. So
+    white space at the edges of replies may differ, and nothing else::
+
+        past    user: Hi<end>assistant:  Sure.
+        text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:
+        added                                <end>user: And?<end>assistant:
+
+    Args:
+        chat: The whole conversation.
+        text: The same as its template writes it.
+        past: Raw ids of the past.
+        backbone: Its tokenizer reads them.
+    """
+    said = _decode(past, backbone)
+    if text.startswith(said):
+        return text[len(said) :]
+    # Some decoders put spaces behind special tokens: let both go through them.
+    whole = _decode(backbone.encode(text), backbone)
+    rest = _behind(said, whole, _solid_parts(chat, backbone))
+    if rest is None:
         raise GenerationError(
             "a continued chat must begin with what its state holds",
             f"{text[:60]!r} against {said[:60]!r}",
-            "Pass the whole conversation unchanged, or the added text as a string.",
+            "Pass the whole conversation unchanged (its template must write replies as they were "
+            "generated, but for white space around them), or the added text as a string.",
         )
-    return text[len(said) :]
+    return rest
+
+
+def _decode(ids: Sequence[int], backbone: Backbone) -> str:
+    text = backbone.require_tokenizer().decode(
+        list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text if isinstance(text, str) else "".join(text)
+
+
+def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
+    """Return a conversation as the template writes it, in parts; between them are replies' edges.
+
+    Parts are the template's text and the replies in turn, without white space at those edges.
+    """
+    replies = [
+        number
+        for number, message in enumerate(chat)
+        if message.get("role") == "assistant" and isinstance(message.get("content"), str)
+    ]
+    marked = [dict(message) for message in chat]
+    for number in replies:
+        marked[number]["content"] = _REPLY.format(number)
+    rest = _decode(backbone.encode(_render(marked, backbone)), backbone)
+    parts: list[str] = []
+    for number in replies:
+        before, _, rest = rest.partition(_REPLY.format(number))
+        parts += [before.strip() if parts else before.rstrip(), chat[number]["content"].strip()]
+    return [*parts, rest.lstrip() if parts else rest]
+
+
+def _behind(said: str, text: str, parts: Sequence[str]) -> str | None:
+    """Return what of a text stands behind what was said; None if it does not begin with that."""
+    at = place = 0  # in said, in text
+    for part in parts:
+        if not said[at:].strip():
+            break
+        if place:
+            at += _blank(said[at:])
+            place += _blank(text[place:])
+        left = said[at:].rstrip()
+        shared = left if part.startswith(left) else part
+        if not (text.startswith(part, place) and left.startswith(shared)):
+            return None
+        at, place = at + len(shared), place + len(shared)
+    if said[at:].strip():
+        return None
+    written = text[place : place + _blank(text[place:])]
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(said[at:], written, strict=False))
+    return text[place + len(list(both)) :]
+
+
+def _blank(text: str) -> int:
+    """Return how many characters of white space a text begins with."""
+    return len(text) - len(text.lstrip())
 
 
 class TextPieces(TextStreamer):

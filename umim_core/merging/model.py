@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
-from umim_core.merging.chat import Chat, PromptInput, TextPieces, encode_prompts
+from umim_core.merging.chat import TextPieces, encode_prompts
 from umim_core.merging.compression import Compression
 from umim_core.merging.engine import Engine, Steps, exhaust
 from umim_core.merging.generation_output import GenerationOutput
 from umim_core.merging.hub import fetch_checkpoint, upload_checkpoint
+from umim_core.merging.inputs import PromptInput, prompt_items
 from umim_core.merging.loading import LoadOptions, backbone_for, check_load_options
 from umim_core.merging.module import MergeModule
 from umim_core.merging.options import (
@@ -109,13 +110,14 @@ class UMIM:
         return cls(backbone_for(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
 
     def generate(
-        self, prompts: PromptInput, **options: Unpack[GenerateOptions]
+        self, prompts: PromptInput | None = None, **options: Unpack[GenerateOptions]
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
         Args:
-            prompts: One text or chat (messages of role and content), or several. With ``past`` a
-                text is only what is added; a chat is the whole conversation.
+            prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
+                tensor of ids; a tokenizer's output. With ``past`` only what is added; but a chat is
+                the whole conversation.
             **options: See ``GenerateOptions``.
 
         Returns:
@@ -128,12 +130,12 @@ class UMIM:
         return GenerationOutput.of(exhaust(self._steps(prompts, options)), self.backbone)
 
     def stream(
-        self, prompt: str | Chat, **options: Unpack[GenerateOptions]
+        self, prompt: PromptInput | None = None, **options: Unpack[GenerateOptions]
     ) -> Generator[str, None, GenerationOutput]:
         """Generate a continuation of one prompt and yield its text as it comes.
 
         Args:
-            prompt: One text or chat.
+            prompt: One text, chat or sequence of ids.
             **options: See ``GenerateOptions``.
 
         Yields:
@@ -156,12 +158,16 @@ class UMIM:
             yield from pieces.drain()
 
     def _steps(
-        self, prompts: PromptInput, options: GenerateOptions, streamer: TextPieces | None = None
+        self,
+        prompts: PromptInput | None,
+        options: GenerateOptions,
+        streamer: TextPieces | None = None,
     ) -> Steps:
         options = check_options(options)
         past = options.get("past")
+        items = prompt_items(prompts, options.get("input_ids"), options.get("attention_mask"))
         return self.engine.steps(
-            encode_prompts(prompts, self.backbone, past, options.get("add_special_tokens")),
+            encode_prompts(items, self.backbone, past, options.get("add_special_tokens")),
             generation_config(options, self.backbone),
             request(options, streamer),
             past,

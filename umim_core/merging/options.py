@@ -10,6 +10,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
+from umim_core.merging.inputs import Mask, PromptInput
 from umim_core.merging.outputs import Observer
 from umim_core.merging.request import Request
 from umim_core.merging.settings import with_defaults
@@ -37,6 +38,8 @@ class GenerateOptions(TypedDict, total=False):
     default, as in ``transformers.generate``; but ``max_new_tokens`` is 64.
 
     Attributes:
+        input_ids: transformers' name of the prompts: ``generate(**tokenizer(text))``.
+        attention_mask: 1 where the ids of prompts count, 0 at padding (all count).
         config: transformers' own settings, in place of those down to ``n``.
         generation_config: Another name of ``config``.
         max_new_tokens: Most tokens to generate per prompt (64).
@@ -69,6 +72,8 @@ class GenerateOptions(TypedDict, total=False):
         observer: Called after every forward (``outputs.Forward``).
     """
 
+    input_ids: PromptInput | None
+    attention_mask: Mask | None
     config: GenerationConfig | None
     generation_config: GenerationConfig | None
     max_new_tokens: int

@@ -1,0 +1,149 @@
+"""Chats that go on: templates that trim what they write, and those that change it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from umim_core import UMIM
+from umim_core.errors import GenerationError
+from umim_core.merging.generation_output import GenerationOutput
+
+# As published models write chats; the special tokens are plain text here, but for the end.
+END = "<|endoftext|>"
+TEMPLATES = {
+    "llama-3": (
+        "{{ '<|begin|>' }}{% for m in messages %}"
+        "{{ '<|start|>' + m['role'] + '<|sep|>\n\n' + m['content'] | trim + '<|endoftext|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|sep|>\n\n' }}{% endif %}"
+    ),
+    "gemma": (
+        "{{ '<bos>' }}{% for m in messages %}"
+        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' "
+        "+ m['content'] | trim + '<|endoftext|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
+        "+ '<|endoftext|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "mistral": (
+        "{{ '<s>' }}{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{{ '[INST] ' + m['content'] | trim + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m['content'] | trim + '<|endoftext|>' }}{% endif %}{% endfor %}"
+    ),
+    "zephyr": (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] | trim "
+        "+ '<|endoftext|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+    "plain": (
+        "{% for m in messages %}{{ m['role'] | upper + ': ' + m['content'] | trim + '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+}
+REPLIES = (" Sure, the sum.\n\n", "Sure,\n the sum", "  \n The array. " + END, END)
+
+
+class Says(LogitsProcessor):
+    """Make the model say a text, from its first call on."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = iter(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[0, next(self._ids)] = 0.0
+        return forced
+
+
+def say(
+    umim: UMIM, chat: list[dict[str, str]], reply: str, last: GenerationOutput | None
+) -> GenerationOutput:
+    """Let the model reply, and add what a caller would: the text that was returned."""
+    ids = umim.backbone.encode(reply)
+    output = umim.generate(
+        chat,
+        max_new_tokens=len(ids),
+        past=last.state if last else None,
+        logits_processor=LogitsProcessorList([Says(ids)]),
+    )
+    assert list(output.ids[0]) == ids
+    chat.append({"role": "assistant", "content": output.text[0]})
+    return output
+
+
+def solid(text: str) -> str:
+    """A text without white space."""
+    return "".join(text.split())
+
+
+def rendered(umim: UMIM, chat: list[dict[str, str]]) -> str:
+    text = umim.backbone.require_tokenizer().apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=False
+    )
+    return str(text)
+
+
+@pytest.fixture(scope="module")
+def umim() -> UMIM:
+    return UMIM.from_pretrained("umim-docs-gpt2")
+
+
+@pytest.fixture(params=TEMPLATES)
+def chatty(request: pytest.FixtureRequest, umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
+    tokenizer = umim.backbone.require_tokenizer()
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATES[request.param])
+    return umim
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_chat_goes_on_under_templates_that_trim(chatty: UMIM, reply: str) -> None:
+    if END in reply and END not in str(chatty.backbone.require_tokenizer().chat_template):
+        pytest.skip(
+            "the template writes no end behind a reply: what it writes extends no such past"
+        )
+    chat, last = [{"role": "user", "content": "Return  the sum."}], None
+    for turn in range(3):
+        last = say(chatty, chat, reply, last)
+        chat.append({"role": "user", "content": f"And now {turn}? "})
+    final = chatty.generate(chat, max_new_tokens=1, past=last.state)
+    held = chatty.backbone.require_tokenizer().decode(list(final.state.raw_ids[0][:-1]))
+    assert solid(held) == solid(rendered(chatty, chat))
+    assert solid(held).count("Return") == 1  # nothing was read twice
+
+
+def test_only_white_space_at_the_edges_of_replies_may_differ(chatty: UMIM) -> None:
+    for change in ({"content": "Return the sum."}, {"content": "Returnthe  sum."}):
+        chat = [{"role": "user", "content": "Return  the sum."}]
+        last = say(chatty, chat, " Sure.\n", None)
+        chat[0] |= change
+        chat.append({"role": "user", "content": "And?"})
+        with pytest.raises(GenerationError, match="must begin with what its state holds"):
+            chatty.generate(chat, max_new_tokens=1, past=last.state)
+
+
+@pytest.mark.parametrize("reply", ["Sure.", "Of", ""])
+def test_another_reply_than_the_generated_one_is_refused(chatty: UMIM, reply: str) -> None:
+    chat = [{"role": "user", "content": "Return the sum."}]
+    last = say(chatty, chat, " Of course.\n", None)
+    chat[1]["content"] = reply
+    chat.append({"role": "user", "content": "And?"})
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        chatty.generate(chat, max_new_tokens=1, past=last.state)
+
+
+def test_a_template_that_drops_part_of_replies_is_refused(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reasoning models' templates write a reply's answer only; the past holds its thoughts."""
+    template = TEMPLATES["chatml"].replace("m['content'] +", "m['content'].split('</think>')[-1] +")
+    assert template != TEMPLATES["chatml"]
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", template)
+    chat = [{"role": "user", "content": "Return the sum."}]
+    last = say(umim, chat, "So.</think> Sure.", None)
+    chat.append({"role": "user", "content": "And?"})
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        umim.generate(chat, max_new_tokens=1, past=last.state)
