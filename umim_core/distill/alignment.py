@@ -10,6 +10,9 @@ The paper's example, units x1 | x2 x3 | x4 | x5 x6::
 Rows before the first merge are excluded: both paths compute the same there. A sequence without
 merges contributes no row.
 
+Decoding passes through every student state here, but which states of a text are rows depends on
+what follows and on the rules; ``evaluation.alignment`` also measures all that it passes through.
+
 Source: paper, "Mask Construction and Sequence Alignment".
 """
 
