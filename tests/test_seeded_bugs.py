@@ -59,6 +59,7 @@ def test_a_report_keeps_what_was_not_seeded_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(7200)
 def test_the_suite_catches_seeded_bugs(tmp_path: Path) -> None:
     harness = Harness(tmp_path)
     findings = [harness.seed(bug) for bug in BUGS]

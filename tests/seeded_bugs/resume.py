@@ -100,7 +100,7 @@ RESUME = (
         "umim_core/distill/train_loop.py",
         "weight, num_bad, loss_sum, kl_sum = sums\n",
         "_, num_bad, loss_sum, kl_sum = sums\n    weight = loss.weight * world\n",
-        ("tests/tasks/test_train_loop.py", "tests/tasks/test_train_merges.py"),
+        ("tests/tasks/test_train_merges.py",),
         ("tests/tasks/test_train_ranks.py",),
     ),
 )

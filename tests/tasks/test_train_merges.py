@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank
 from training_processes import exit_codes, run_ranks, start_ranks
 
@@ -59,6 +60,18 @@ def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
         train(objective, strategy, run.config, seed=SEED, state_dir=run.folder, on_step=stop)
     result, objective = train_here(run)
     assert (objective.batches, result.progress.step) == (STEPS - CONFIG.checkpoint_every, STEPS)
+
+
+def test_predictions_count_the_same_whichever_rank_has_them(tmp_path: Path) -> None:
+    """The rows of a batch have 4 or 20 aligned predictions; their sum is what is divided by."""
+    once = CONFIG.model_copy(update={"max_steps": 1})
+    joint, pair = (Run(tmp_path / name, config=once, dtype=torch.float64) for name in "ab")
+    train_here(joint)
+    run_ranks(tmp_path, 2, train_rank, pair)
+    (step,), (expected,) = (
+        [row for row in run.curve() if "train_loss" in row] for run in (pair, joint)
+    )
+    assert step == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.full
