@@ -6,8 +6,19 @@ import pytest
 import torch
 
 from umim_core.backbone import load_backbone
-from umim_core.devices import default_device, has_device, release_memory, usable_device
+from umim_core.devices import (
+    default_device,
+    float64_device,
+    has_device,
+    release_memory,
+    usable_device,
+)
 from umim_core.errors import ConfigError
+
+
+@pytest.mark.parametrize(("name", "place"), [("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "cpu")])
+def test_a_device_without_float64_computes_it_on_the_cpu(name: str, place: str) -> None:
+    assert float64_device(torch.device(name)) == torch.device(place)
 
 
 def test_every_machine_has_its_processor() -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING, Final
 
 from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_WITHOUT_FLOAT64: Final = frozenset({"mps"})
 
 
 def has_device(name: str) -> bool:
@@ -50,6 +56,17 @@ def gpu_count() -> int:
 def default_device() -> str:
     """Return ``cuda`` where there is one, else ``cpu``."""
     return "cuda" if has_device("cuda") else "cpu"
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Return where numbers of a device can be computed in float64: there, or on the CPU.
+
+    Args:
+        device: Where the numbers are; Apple's GPUs (``mps``) have no float64.
+    """
+    import torch
+
+    return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
 def release_memory() -> None:

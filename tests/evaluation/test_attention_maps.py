@@ -82,7 +82,7 @@ def test_a_text_beyond_the_attention_window_is_refused() -> None:
         sliding_window=6,
     )
     backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
-    with pytest.raises(GenerationError, match=r"up to their window \(6\); got 7 units"):
+    with pytest.raises(GenerationError, match=r"attention window \(6\); got 7 units"):
         attention_maps(IDS, backbone, module_of("paper"), RULES)
 
 

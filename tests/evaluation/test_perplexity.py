@@ -11,10 +11,9 @@ import pytest
 import torch
 from engine_matrix import families, module_for, tiny_backbone
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPTNeoConfig
 
-from umim_core.backbone import Backbone, wrap_backbone
-from umim_core.errors import EvaluationError, GenerationError, NumericalError
+from umim_core.backbone import Backbone
+from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity, token_log_probs, windows
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
@@ -250,20 +249,6 @@ def test_bad_rows_are_refused() -> None:
         token_log_probs([np.array([1, 2])], backbone, None, random_rules())
     with pytest.raises(EvaluationError, match="batch_size"):
         perplexity([np.array([1, 2])], backbone, None, None, batch_size=0)
-
-
-def test_rows_beyond_a_local_window_are_refused() -> None:
-    config = GPTNeoConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        num_layers=1,
-        num_heads=2,
-        attention_types=[[["local"], 1]],
-        window_size=8,
-    )
-    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
-    with pytest.raises(GenerationError, match="up to their window"):
-        token_log_probs([np.ones(10, dtype=np.int64)], backbone, None, None)
 
 
 def test_weights_that_are_not_finite_are_reported() -> None:

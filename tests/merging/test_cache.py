@@ -200,7 +200,7 @@ def test_crop_and_reset_follow_the_public_cache_interface() -> None:
 def test_sliding_windows_are_refused_beyond_their_window() -> None:
     config = MistralConfig(sliding_window=16)
     check_attention_window(config, 16)
-    with pytest.raises(GenerationError, match=r"up to their window \(16\); got 17 units"):
+    with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
         check_attention_window(config, 17)
 
 

@@ -133,3 +133,39 @@ def test_rules_without_a_module_are_refused(backbone: Backbone) -> None:
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     with pytest.raises(EvaluationError, match="merge module"):
         score_continuations([ids(1, 2)], [[ids(3)]], backbone, None, matcher)
+
+
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+def test_one_continuation_per_row_makes_no_mask_of_columns(
+    backbone: Backbone, positions: UnitPositions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = Matcher(RuleSet.from_spans([(1, 2), (4, 5, 6)]))
+    module = MergeModule(16).double()
+    contexts, endings = (
+        [ids(1, 2, 3, 4, 5, 6, 7), ids(8), ids(9, 1, 2)],
+        [ids(3, 1), ids(2), ids(5, 6, 7, 8)],
+    )
+    arguments = (backbone, module, rules)
+    with torch.no_grad():
+        masked = score_continuations(
+            contexts, [[e, ids(1)] for e in endings], *arguments, unit_positions=positions
+        )
+        monkeypatch.delattr("umim_core.merging.continuations.block_mask")
+        alone = score_continuations(
+            contexts, [[e] for e in endings], *arguments, unit_positions=positions
+        )
+    for [score], [expected, _] in zip(alone, masked, strict=True):
+        assert torch.allclose(score.log_probs, expected.log_probs, rtol=0, atol=1e-6)
+        assert torch.equal(score.greedy, expected.greedy)
+
+
+def test_the_widest_row_of_single_continuations_holds_no_gap(backbone: Backbone) -> None:
+    widths: list[int] = []
+    hook = backbone.trunk.layers[0].register_forward_pre_hook(
+        lambda module, args: widths.append(args[0].shape[1])
+    )
+    score_continuations(
+        [ids(*range(9)), ids(1)], [[ids(1, 2)], [ids(*range(8))]], backbone, None, None
+    )
+    hook.remove()
+    assert widths == [10]

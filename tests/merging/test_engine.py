@@ -15,8 +15,6 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
 from umim_core.backbone import Backbone, wrap_backbone
@@ -188,18 +186,3 @@ def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> 
 def test_rules_without_a_module_are_refused(chain: Backbone) -> None:
     with pytest.raises(GenerationError, match="merge module"):
         Engine(chain, None, Matcher(RuleSet.from_spans([(1, 2)])))
-
-
-def test_generation_beyond_a_sliding_window_is_refused() -> None:
-    config = MistralConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=8,
-    )
-    backbone = wrap_backbone(MistralForCausalLM(config), None)
-    with pytest.raises(GenerationError, match="up to their window"):
-        Engine(backbone, None, None).generate([[1, 2, 3]], settings(7))

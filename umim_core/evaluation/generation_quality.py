@@ -126,7 +126,7 @@ def continuation_perplexity(
     for first in range(0, len(rows), batch_size):
         part = slice(first, first + batch_size)
         for scores in score_rows(rows[part], backbone, None, None, given[part]):
-            total += float(scores.log_probs.double().sum())
+            total += float(scores.log_probs.cpu().double().sum())
             targets += len(scores.log_probs)
     if not math.isfinite(total):
         raise NumericalError(

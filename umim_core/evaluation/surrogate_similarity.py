@@ -87,4 +87,4 @@ def surrogate_similarity(
 
 def _cosine(left: Tensor, right: Tensor) -> float:
     """Return the mean cosine of paired rows [M, d]."""
-    return float(cosine_similarity(left.double(), right.double(), dim=-1).mean())
+    return float(cosine_similarity(left.cpu().double(), right.cpu().double(), dim=-1).mean())

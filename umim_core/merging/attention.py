@@ -17,7 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from umim_core.errors import GenerationError
 from umim_core.merging.cache import RowCache
 
-_SHORTER: Final = "Use shorter prompts, fewer new tokens, or a backbone without such layers."
+_SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, or fewer new tokens."
 
 
 def attention_window(config: PreTrainedConfig) -> int | None:
@@ -50,8 +50,10 @@ def attention_window(config: PreTrainedConfig) -> int | None:
 def check_attention_window(config: PreTrainedConfig, length: int) -> None:
     """Refuse sequences that are longer than a layer's attention window.
 
-    Within its window a sliding-window layer is plain causal attention; beyond it, columns and
-    distances no longer agree for rows of different lengths.
+    Within its window a sliding-window layer is plain causal attention. Beyond it the backbone's own
+    masks are right where columns are units: for one row with compact positions, and for rows
+    without branches that are read at once. A mask of ours, for rows of different lengths or for
+    branches, would take the place of windows; who makes one asks here first.
 
     Args:
         config: The backbone's configuration.
@@ -63,7 +65,7 @@ def check_attention_window(config: PreTrainedConfig, length: int) -> None:
     window = attention_window(config)
     if window is not None and length > window:
         raise GenerationError(
-            f"sliding-window layers are supported up to their window ({window})",
+            f"rows together must not be longer than the backbone's attention window ({window})",
             f"{length} units",
             _SHORTER,
         )

@@ -78,11 +78,13 @@ class RowCache(Cache):
     def causal(self) -> bool:
         """Whether plain causal attention is right for the forward under way.
 
-        So it is when all rows have the same length, and either nothing is cached yet or each row
-        gets one unit: padding on the right is then behind every unit's sight.
+        So it is when all rows have the same length, and nothing is cached yet, each row gets one
+        unit, or there is one row: padding on the right is then behind every unit's sight.
         """
         plan = self._plan()
-        return plan.uniform_start == 0 or (plan.uniform_start is not None and plan.width == 1)
+        if plan.uniform_start is None:
+            return False
+        return plan.uniform_start == 0 or plan.width == 1 or len(self.lengths) == 1
 
     def _plan(self) -> WritePlan:
         plan = self._rows[0].plan

@@ -9,6 +9,9 @@ Layout of one row with S context units and the continuations y = y1 y2 y3 and z 
     predicts   ...  y1 z1| y2  y3  | z2        column S-1 predicts the first token of each
     sees       causal    | context, itself     y never sees z
 
+Where every row has one continuation, it stands right behind its context, and plain causal attention
+serves: no mask of L x L columns is made.
+
 Shapes: B rows, S context units, L columns, R predicted tokens, d embedding size, V vocabulary.
 """
 
@@ -21,7 +24,7 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from umim_core.backbone import Backbone
 from umim_core.errors import EvaluationError
@@ -58,11 +61,15 @@ def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Integer tables of one packed batch (L = widest context + longest list of continuations)."""
+    """Integer tables of one packed batch.
+
+    L is the widest context with the longest list of continuations; with one continuation per row it
+    is the longest row.
+    """
 
     groups: Tensor  # [B, L]
     positions: Tensor  # [B, L]
-    tail_ids: Tensor  # [B, L - S] continuation inputs, zero padded
+    tail_ids: Tensor  # [B, L] continuation inputs, zero elsewhere
     rows: Tensor  # [R] row of each predicted token
     columns: Tensor  # [R] column that predicts it
     targets: Tensor  # [R]
@@ -74,11 +81,12 @@ def _layout(
 ) -> _Layout:
     """Lay out continuations after contexts given as the positions of their units [S_b]."""
     width = max(map(len, contexts))
-    tail = max(sum(len(ending) - 1 for ending in row) for row in endings)
-    shape = (len(endings), width + tail)
+    tails = [sum(len(ending) - 1 for ending in row) for row in endings]
+    starts = [len(c) for c in contexts] if _alone(endings) else [width] * len(endings)
+    shape = (len(endings), max(s + n for s, n in zip(starts, tails, strict=True)))
     groups = np.full(shape, _PADDING, dtype=np.int64)
     positions = np.zeros(shape, dtype=np.int64)
-    tail_ids = np.zeros((len(endings), tail), dtype=np.int64)
+    tail_ids = np.zeros(shape, dtype=np.int64)
     rows: list[int] = []
     columns: list[int] = []
     targets: list[int] = []
@@ -86,12 +94,12 @@ def _layout(
         units, after = len(contexts[b]), contexts[b][-1] + 1
         groups[b, :units] = _CONTEXT
         positions[b, :units] = contexts[b]
-        column = width
+        column = starts[b]
         for k, ending in enumerate(row, start=1):
             inputs = len(ending) - 1
             groups[b, column : column + inputs] = k
             positions[b, column : column + inputs] = after + np.arange(inputs)
-            tail_ids[b, column - width : column - width + inputs] = ending[:-1]
+            tail_ids[b, column : column + inputs] = ending[:-1]
             rows += [b] * len(ending)
             columns += [units - 1, *range(column, column + inputs)]
             targets += [int(token) for token in ending]
@@ -105,6 +113,11 @@ def _layout(
         table(groups), table(positions), table(tail_ids), table(rows), table(columns),
         table(targets), sizes,
     )  # fmt: skip
+
+
+def _alone(endings: Sequence[Sequence[Ints]]) -> bool:
+    """Whether every row has one continuation, which then is the row's own end."""
+    return all(len(row) == 1 for row in endings)
 
 
 def score_continuations(
@@ -135,7 +148,8 @@ def score_continuations(
     Raises:
         EvaluationError: If a context or a continuation is empty, a matcher comes without a module,
             or a row exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
+        GenerationError: If a row exceeds the window of a sliding-window backbone and has several
+            continuations, or preserved positions.
     """
     if matcher is not None and module is None:
         raise EvaluationError(
@@ -152,11 +166,18 @@ def score_continuations(
     packed = pack_rows(raw, [segmentation(ids, matcher) for ids in raw], device=backbone.device)
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
-    _check_length(positions, endings, backbone)
+    causal = _alone(endings)
+    _check_length(positions, endings, backbone, windowed=causal and unit_positions == "compact")
     trunk = unit_embeddings(packed, backbone, module)
     layout = _layout(positions, endings, trunk.device)
-    inputs = torch.cat([trunk, backbone.embed(layout.tail_ids).to(trunk.dtype)], dim=1)
-    hidden = backbone.hidden(inputs, block_mask(layout.groups, trunk.dtype), layout.positions)
+    tail = backbone.embed(layout.tail_ids).to(trunk.dtype)
+    front = nn.functional.pad(trunk, (0, 0, 0, tail.shape[1] - trunk.shape[1]))
+    inputs = torch.where((layout.groups == _CONTEXT)[..., None], front, tail)
+    if causal:
+        jumps = None if unit_positions == "compact" else layout.positions
+        hidden = backbone.hidden(inputs, position_ids=jumps)
+    else:
+        hidden = backbone.hidden(inputs, block_mask(layout.groups, inputs.dtype), layout.positions)
     scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
     flat = split_scores(scores, layout.sizes)
     result, start = [], 0
@@ -167,8 +188,13 @@ def score_continuations(
 
 
 def _check_length(
-    contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], backbone: Backbone
+    contexts: Sequence[Ints],
+    endings: Sequence[Sequence[Ints]],
+    backbone: Backbone,
+    *,
+    windowed: bool,
 ) -> None:
+    """Refuse what does not fit; ``windowed`` if the backbone's own windows are in force."""
     inputs = [max(map(len, row)) - 1 for row in endings]
     needed = max(int(c[-1]) + 1 + n for c, n in zip(contexts, inputs, strict=True))
     units = max(len(c) + n for c, n in zip(contexts, inputs, strict=True))
@@ -179,4 +205,5 @@ def _check_length(
             f"{needed} positions for {units} units",
             "Cut the context on the left.",
         )
-    check_attention_window(backbone.model.config, units)
+    if not windowed:
+        check_attention_window(backbone.model.config, units)

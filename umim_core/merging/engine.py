@@ -33,6 +33,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
+from umim_core.merging.attention import check_attention_window
 from umim_core.merging.cache import RowCache
 from umim_core.merging.clock import LapClock
 from umim_core.merging.compress import SpanMerger
@@ -242,6 +243,9 @@ class Engine:
         limit = int(units.max()) + new - 1
         highest = int(raw.max()) + new - 1 if self.unit_positions == "preserved" else limit
         check_room(self.backbone, limit, highest, new)
+        rows = len(units) * samples_per_prompt(config)
+        if rows > 1 or self.unit_positions == "preserved":  # one row keeps the backbone's windows
+            check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
             layers = self.backbone.model.config.num_hidden_layers
             return RowCache(layers, len(units), limit, self.backbone.device)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.attention import check_attention_window
 from umim_core.merging.compress import PackedUnits, Segmentation, pack_rows, segmentation
 from umim_core.rules.matcher import Matcher
 
@@ -113,7 +112,7 @@ def check_room(backbone: Backbone, units: int, positions: int, new_tokens: int) 
         new_tokens: Tokens to generate, for the message.
 
     Raises:
-        GenerationError: If they exceed its positions or its attention window.
+        GenerationError: If they exceed its positions.
     """
     most = backbone.max_positions
     if most is not None and positions > most:
@@ -122,4 +121,3 @@ def check_room(backbone: Backbone, units: int, positions: int, new_tokens: int) 
             f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
             "Shorten the prompt or lower max_new_tokens.",
         )
-    check_attention_window(backbone.model.config, max(units, positions))

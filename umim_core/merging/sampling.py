@@ -35,6 +35,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from umim_core.devices import float64_device
 from umim_core.errors import GenerationError, NumericalError
 from umim_core.merging.history import History
 from umim_core.merging.stopping import eos_ids
@@ -163,6 +164,7 @@ class TokenChooser:
             scores = self._processed(scores, raw_ids)
         except ValueError as error:  # some of transformers' check their settings here
             raise GenerationError("a logits processor refused its input", str(error)) from error
+        scores = scores.to(float64_device(scores.device))
         best = scores.max(dim=-1)
         chosen = self._draw(scores) if self._sample else best.indices
         # One read for both: it waits for the device. Ids are exact in float64.
