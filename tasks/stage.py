@@ -9,18 +9,20 @@ stage is read whole and held against its manifest, within ``verifying_once`` at 
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from tasks.stopping import told
 from umim_core.artifacts import (
     MANIFEST,
     canonical_json,
@@ -176,7 +178,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
-        with spec.machine():
+        with _thrown_away(partial, spec), spec.machine():
             metrics = build(partial)
         if spec.resumable and (partial / "state").is_dir():
             (partial / "state").rename(kept)
@@ -204,6 +206,13 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
             shutil.rmtree(partial, ignore_errors=True)
     logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
     return Artifact(spec.name, spec.key, final, digest, executed=True)
+
+
+def _thrown_away(partial: Path, spec: StageSpec) -> AbstractContextManager[None]:
+    """Have a stop, which unwinds nothing, remove what nobody could go on with."""
+    if spec.resumable:
+        return nullcontext()
+    return told(functools.partial(shutil.rmtree, partial, ignore_errors=True))
 
 
 def _found(final: Path, spec: StageSpec) -> Artifact:

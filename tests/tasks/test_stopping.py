@@ -138,6 +138,21 @@ def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["told", "written"]
 
 
+@pytest.mark.parametrize("resumable", [False, True])
+def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool) -> None:
+    code = program(
+        "from tasks.stage import StageSpec, run_stage",
+        "def build(out):",
+        "    (out / 'half').touch()",
+        "    ready()",
+        "    time.sleep(600)",
+        f"run_stage(notes, StageSpec('tiny', 1, {{}}, {{}}, resumable={resumable}), build)",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert len(list(tmp_path.glob("tiny/*.partial/half"))) == resumable
+
+
 def test_a_library_that_takes_the_signals_over_delays_nothing(tmp_path: Path) -> None:
     code = program("signal.signal(signal.SIGTERM, lambda *_: None)", "ready()", BUSY["in Python"])
     with running(code, tmp_path) as (run, _, _):
