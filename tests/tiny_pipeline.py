@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ def tiny_recipe(backbone: Path) -> Recipe:
     )  # fmt: skip
 
 
+@contextmanager
+def counting_in_process() -> Iterator[None]:
+    """Count n-grams here and not on a cluster."""
+    before, tasks.mine.ClusterCounter = tasks.mine.ClusterCounter, InProcess
+    try:
+        yield
+    finally:
+        tasks.mine.ClusterCounter = before
+
+
 @dataclass(frozen=True)
 class Call:
     """A stage that was run: its function, its arguments behind the root, and its artifact."""
@@ -94,7 +105,8 @@ class Call:
 
     def run(self, root: Path) -> Artifact:
         """Run the stage again, below another root."""
-        return self.function(root, *self.args)
+        with counting_in_process():
+            return self.function(root, *self.args)
 
 
 @dataclass
@@ -139,11 +151,8 @@ class Walk:
 def walk(root: Path, recipe: Recipe) -> Walk:
     """Run a recipe below a root, all but the report; what is there is found."""
     run: Any = Walk(root, recipe)
-    before, tasks.mine.ClusterCounter = tasks.mine.ClusterCounter, InProcess
-    try:
+    with counting_in_process():
         run.results = parts.run_everything(run)
-    finally:
-        tasks.mine.ClusterCounter = before
     found: Walk = run
     return found
 

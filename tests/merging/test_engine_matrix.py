@@ -15,6 +15,7 @@ from engine_matrix import (
     random_rules,
     settings,
 )
+from pairwise import pairwise
 from torch import Tensor
 
 from umim_core.merging.engine import Engine
@@ -25,7 +26,7 @@ from umim_core.rules.ruleset import RuleSet
 # transformers computes some parts in float32 whatever the model: GPT-Neo's scores and the softmax
 # of Llama-like eager attention.
 MATRIX = [
-    pytest.param(name, dtype, attention, tolerance, id=f"{name}-{attention}-{str(dtype)[6:]}")
+    (name, attention, dtype, tolerance)
     for name in CONFIGS
     for attention in ("sdpa", "eager")
     if (attention == "sdpa" and name != "gpt-neo")
@@ -37,13 +38,12 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize(("name", "dtype", "attention", "tolerance"), MATRIX)
+@pairwise(case=MATRIX, rows=[1, 4], infix_free=[True, False])
 @torch.no_grad()
 def test_every_step_equals_a_forward_from_scratch(
-    name: str, dtype: torch.dtype, attention: str, tolerance: float, rows: int, infix_free: bool
+    case: tuple[str, str, torch.dtype, float], rows: int, infix_free: bool
 ) -> None:
+    name, attention, dtype, tolerance = case
     backbone = build(name, dtype, attention)
     module, matcher = module_for(backbone), random_rules(3, infix_free)
     prompts = random_prompts(5, rows)

@@ -16,6 +16,7 @@ from engine_matrix import (
     random_rules,
     settings,
 )
+from pairwise import pairwise
 
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
@@ -38,10 +39,7 @@ def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.Removabl
     return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
-@pytest.mark.parametrize("unit_positions", POLICIES)
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pairwise(name=list(CONFIGS), rows=[1, 4], unit_positions=POLICIES, infix_free=[True, False])
 @torch.no_grad()
 def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     name: str, rows: int, unit_positions: UnitPositions, infix_free: bool

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import gc
-import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import psutil
-import pyarrow.parquet as pq
 import pytest
+from faulty_disk import PAGE, Faults, leftovers, published, small_file_system
 from tiny_mining import TAU, InProcess, NoCluster, TinyCorpus
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +24,6 @@ from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text import TokenIds
 
-PAGE = 4096
 Run = Callable[[Path], str]
 
 
@@ -66,36 +61,10 @@ def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-def published(root: Path) -> list[Path]:
-    """Return the final names below a root."""
-    found = [path for path in root.glob("*/*") if re.fullmatch("[0-9a-f]{64}", path.name)]
-    return found + list(root.glob("rules"))
-
-
-def leftovers(root: Path) -> list[str]:
-    """Return what is there besides artifacts: locks, drafts, states."""
-    paths = {path.relative_to(root).as_posix() for path in root.rglob("*")}
-    return [name for name in paths if re.search(r"\.(lock|partial|state|tmp|torn)", name)]
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Give a function that makes a file system of a size in bytes, or resizes it."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={PAGE}", "tmpfs", str(place)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a tmpfs cannot be mounted here: {error}")
-
-    def resize(size: int) -> Path:
-        option = f"remount,size={size}"
-        subprocess.run(["mount", "-o", option, str(place)], check=True, capture_output=True)
-        return place
-
-    yield resize
-    subprocess.run(["umount", str(place)], check=True)
+    with small_file_system(tmp_path) as resize:
+        yield resize
 
 
 @pytest.mark.parametrize("name", ["tokenize", "count", "filter", "rules"])
@@ -123,55 +92,6 @@ def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
     else:
         pytest.fail("the disk was never large enough")
     assert len(refused) >= 3, refused
-
-
-class Faults:
-    """Let the k-th write, flush or rename of this process fail."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.calls: list[str] = []
-        self.fail_at = 0
-        for name in ("fsync", "rename", "replace", "pwrite"):
-            patch.setattr(os, name, self._counted(name, getattr(os, name)))
-        patch.setattr(pq, "write_table", self._counted("write", pq.write_table))
-        self._open = Path.open
-        patch.setattr(Path, "open", lambda path, *args, **rest: self._stream(path, *args, **rest))
-
-    def arm(self, fail_at: int) -> None:
-        """Fail at a call, counted from 1."""
-        self.calls, self.fail_at = [], fail_at
-
-    @property
-    def fired(self) -> str | None:
-        """What failed, if anything has."""
-        return self.calls[self.fail_at - 1] if 0 < self.fail_at <= len(self.calls) else None
-
-    def _counted(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*args: object, **rest: object) -> object:
-            self.calls.append(name)
-            if len(self.calls) == self.fail_at:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return call(*args, **rest)
-
-        return counted
-
-    def _stream(self, path: Path, mode: str = "r", *args: object, **rest: object) -> IO[bytes]:
-        stream = self._open(path, mode, *args, **rest)
-        return _Writer(stream, self._counted("write", stream.write)) if "w" in mode else stream
-
-
-class _Writer:
-    """A stream whose writes are counted."""
-
-    def __init__(self, stream: IO[bytes], write: Callable[..., object]) -> None:
-        self._stream, self.write = stream, write
-        self.flush, self.fileno = stream.flush, stream.fileno
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
 
 
 @pytest.mark.parametrize(
