@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -19,7 +20,7 @@ from transformers import (
 
 from umim_core.backbone import load_tokenizer
 from umim_core.fingerprint import special_ids, tokenizer_fingerprint
-from umim_core.model_identity import model_fingerprint
+from umim_core.model_identity import model_fingerprint, model_identity
 
 SMALL = {
     "vocab_size": 32,
@@ -69,6 +70,14 @@ def test_two_architectures_differ_in_their_fingerprint() -> None:
     assert set(llama.state_dict()) == set(mistral.state_dict())
     mistral.load_state_dict(llama.state_dict())
     assert model_fingerprint(llama) != model_fingerprint(mistral)
+
+
+def test_a_field_counts_where_the_code_that_may_read_it_is_not_known() -> None:
+    config = LlamaConfig(**SMALL, my_note="hello")
+    known = LlamaForCausalLM(config)
+    unknown = type("Mine", (LlamaForCausalLM,), {"__module__": "builtins"})(config)
+    assert "my_note" in model_identity(known).neutral
+    assert "my_note" not in model_identity(unknown).neutral
 
 
 WORDS = ["<eos>", "cat", "dog", "owl"]

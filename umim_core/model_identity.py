@@ -191,14 +191,24 @@ def _neutral(model: PreTrainedModel, kept: Mapping[str, object]) -> dict[str, ob
         for field in fields(type(model.config))
     }
     base = {field.name for field in fields(PreTrainedConfig)}
-    code = inspect.getsource(sys.modules[type(model).__module__])
+    code = _code(model)
     neutral: dict[str, object] = {}
     for name in kept.keys() - {"model_type"}:
         if name in defaults and _FOR_TRAINING.fullmatch(name):
             # What the base class has and is at its default is not recorded.
             neutral[name] = None if name in base else defaults[name]
-        elif name in defaults or name in _READ_OF_ALL:
+        elif name in defaults or name in _READ_OF_ALL or code is None:
             continue
         elif re.search(rf"\b{re.escape(name)}\b", code) is None:
             neutral[name] = None
     return neutral
+
+
+def _code(model: PreTrainedModel) -> str | None:
+    """Return the source that the model's classes stand in, or None where one has no file."""
+    names = [cls.__module__ for cls in type(model).__mro__]
+    own = names[: names.index(PreTrainedModel.__module__)]
+    try:
+        return "\n".join(inspect.getsource(sys.modules[name]) for name in dict.fromkeys(own))
+    except (OSError, TypeError):  # a class of a notebook, say
+        return None
