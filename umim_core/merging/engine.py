@@ -40,7 +40,7 @@ from umim_core.merging.compress import SpanMerger
 from umim_core.merging.generated import GeneratedUnits
 from umim_core.merging.outputs import EngineOutput, Observer, Timings
 from umim_core.merging.policies import UnitPositions
-from umim_core.merging.prompts import Prompts, check_room, read_prompts
+from umim_core.merging.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
 from umim_core.merging.request import Request
 from umim_core.merging.rows import choose_tokens, new_rows, record_forward
 from umim_core.merging.sampling import TokenChooser
@@ -177,6 +177,9 @@ class Engine:
             self.matcher if request.merge_prompt else None,
             across_turns=request.match_border,
         )
+        if request.overlong == "truncate" and past is None:
+            new = config.max_new_tokens or 0
+            given = cut_left(given, new, self.backbone, self.unit_positions)
         rows = new_rows(given, past, samples)
         chooser = TokenChooser(
             config,
@@ -191,7 +194,7 @@ class Engine:
         units = GeneratedUnits(self.matcher if request.merge_decode else None, len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
-        first_cache = self._room(given, past, config)
+        first_cache = self._room(given, past, config, request.overlong)
         streamer, complete = request.streamer, False
         try:
             if streamer is not None:
@@ -230,7 +233,11 @@ class Engine:
         )
 
     def _room(
-        self, given: Prompts, past: GenerationState | None, config: GenerationConfig
+        self,
+        given: Prompts,
+        past: GenerationState | None,
+        config: GenerationConfig,
+        overlong: Overlong,
     ) -> RowCache:
         """Return a cache with room for the request: a new one, or that of ``past``."""
         new = config.max_new_tokens or 0
@@ -242,7 +249,7 @@ class Engine:
         # The last token chosen is never fed.
         limit = int(units.max()) + new - 1
         highest = int(raw.max()) + new - 1 if self.unit_positions == "preserved" else limit
-        check_room(self.backbone, limit, highest, new)
+        check_room(self.backbone, highest, new, overlong)
         rows = len(units) * samples_per_prompt(config)
         if rows > 1 or self.unit_positions == "preserved":  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))

@@ -12,6 +12,7 @@ from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.inputs import Mask, PromptInput
 from umim_core.merging.outputs import Observer
+from umim_core.merging.prompts import Overlong
 from umim_core.merging.request import Request
 from umim_core.merging.settings import with_defaults
 from umim_core.merging.state import GenerationState
@@ -61,6 +62,9 @@ class GenerateOptions(TypedDict, total=False):
             generator, so that every call samples anew and ``torch.manual_seed`` repeats them all.
         merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
         match_border: Whether a rule may begin in the prompt and end in the output (False).
+        overlong: What becomes of a prompt that does not fit the context with its new tokens:
+            ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
+            continued) or ``extend`` (rotary positions go on, with a warning).
         logprobs: How many of the most probable ids to report per step, beside the log-probability
             of the chosen one; None reports neither.
         past: State of an earlier output; the prompts are what is added to it.
@@ -92,6 +96,7 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     merge: Merge
     match_border: bool
+    overlong: Overlong
     logprobs: int | None
     past: GenerationState | None
     add_special_tokens: bool | None
@@ -219,6 +224,7 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
         merge_prompt=merge != "none",
         merge_decode=merge == "all",
         match_border=options.get("match_border", False),
+        overlong=options.get("overlong", "refuse"),
         seed=options.get("seed"),
         logprobs=options.get("logprobs"),
         logits_processor=options.get("logits_processor"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,11 @@ from numpy.typing import NDArray
 from umim_core.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.compress import PackedUnits, Segmentation, pack_rows, segmentation
+from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
+Overlong = Literal["refuse", "truncate", "extend"]
+_log: Final = logging.getLogger(__name__)
 Ids = NDArray[np.int64]
 
 
@@ -102,22 +107,77 @@ def _checked(
     return wide
 
 
-def check_room(backbone: Backbone, units: int, positions: int, new_tokens: int) -> None:
+def cut_left(
+    given: Prompts, new_tokens: int, backbone: Backbone, unit_positions: UnitPositions
+) -> Prompts:
+    """Drop the leading units that a backbone has no positions for; a BOS in front stays.
+
+    Matching from a unit border on gives the same units as matching the whole.
+
+    Args:
+        given: Prompts of a first turn.
+        new_tokens: Tokens to generate.
+        backbone: The frozen model.
+        unit_positions: Whether positions count units or raw tokens.
+
+    Returns:
+        Prompts that fit, but for those that have no room for a single unit.
+    """
+    if backbone.max_positions is None:
+        return given
+    room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
+    bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
+    rows, cuts = [], []
+    for ids, (starts, lengths) in zip(given.ids, given.cuts, strict=True):
+        if unit_positions == "compact":
+            needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
+        else:
+            needed = len(ids) - starts
+        front = int(lengths[0] == 1 and int(ids[0]) == bos)
+        dropped = int((needed[front:] + front > room).sum()) if needed[0] > room else 0
+        first = front + dropped
+        if dropped and first < len(starts):
+            start = starts[first]
+            rows.append(np.concatenate([ids[:front], ids[start:]]))
+            moved = np.concatenate([starts[:front], starts[first:] - start + front])
+            cuts.append((moved, np.concatenate([lengths[:front], lengths[first:]])))
+        else:
+            rows.append(ids)
+            cuts.append((starts, lengths))
+    return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
+
+
+def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Overlong) -> None:
     """Refuse a request that the backbone has no room for.
 
     Args:
         backbone: The frozen model.
-        units: Units that the longest row may hold.
-        positions: Positions that a row may take; as many unless they are preserved.
+        positions: Positions that the longest row may take.
         new_tokens: Tokens to generate, for the message.
+        overlong: ``extend`` lets rotary positions go on, with a warning.
 
     Raises:
         GenerationError: If they exceed its positions.
     """
     most = backbone.max_positions
     if most is not None and positions > most:
-        raise GenerationError(
-            f"prompt units and new tokens must fit the backbone's {most} positions",
-            f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
-            "Shorten the prompt or lower max_new_tokens.",
-        )
+        rotary = bool(backbone.model.config.to_dict().get("rope_parameters"))
+        if overlong == "extend" and rotary:
+            _log.warning(
+                "%d positions exceed the %d that %s was made for: its text may degrade",
+                positions,
+                most,
+                backbone.name,
+            )
+        elif overlong == "extend":
+            raise GenerationError(
+                "only rotary positions go on beyond those that a backbone was made for",
+                f"{positions} positions, {backbone.name} has {most}",
+                "Shorten the prompt, or use overlong='truncate'.",
+            )
+        else:
+            raise GenerationError(
+                f"prompt units and new tokens must fit the backbone's {most} positions",
+                f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
+                "Shorten the prompt, lower max_new_tokens, or use overlong='truncate' or 'extend'.",
+            )

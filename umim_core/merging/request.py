@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.errors import GenerationError
 from umim_core.merging.outputs import Observer
+from umim_core.merging.prompts import Overlong
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class Request:
             rule reaches further into an earlier turn.
         seed: For sampling; None draws one from torch's global generator.
         streams: Number of each row's random stream; by default the row's own number.
+        overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
+            ``truncate`` (leading units are dropped; not of a turn that continues another) or
+            ``extend`` (rotary positions go on, with a warning).
         logprobs: How many of the most probable ids to report beside each chosen one's
             log-probability; None reports neither.
         logits_processor: Further processors; see ``TokenChooser``.
@@ -37,6 +42,7 @@ class Request:
     match_border: bool = False
     seed: int | None = None
     streams: Sequence[int] | None = None
+    overlong: Overlong = "refuse"
     logprobs: int | None = None
     logits_processor: LogitsProcessorList | None = None
     stopping_criteria: StoppingCriteriaList | None = None
@@ -62,6 +68,10 @@ class Request:
                 raise GenerationError(
                     f"{name} must be a list", type(given).__name__, "Put it into a list."
                 )
+        if self.overlong not in get_args(Overlong):
+            raise GenerationError(
+                f"overlong must be one of {get_args(Overlong)}", self.overlong, "Choose one."
+            )
         seed: object = self.seed
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise GenerationError("a seed must be an integer", seed, "Leave it out, or use 0.")
