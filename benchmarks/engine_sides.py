@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import timed
-from umim_core.backbone import DTYPES, Backbone, wrap_backbone
+from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone_files import DTYPES
 from umim_core.benchmarking.roofline import synchronize
 from umim_core.benchmarking.text import held_out_text
 from umim_core.merging.compress import SpanMerger, fill_units

@@ -21,7 +21,7 @@ from tasks.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.train_worker import check_room
 from tasks.typed_errors import as_data, from_data
 from umim_core.artifacts import canonical_json, sha256_bytes, sha256_file
-from umim_core.backbone import load_backbone, load_tokenizer, resolve_backbone
+from umim_core.backbone import load_backbone, load_tokenizer
 from umim_core.backbone_identity import backbone_identity
 from umim_core.corpus_config import GeneratedCorpus
 from umim_core.errors import ClusterError, UmimError
@@ -39,6 +39,7 @@ from umim_core.generation.shards import (
 from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
 from umim_core.progress import followed, leave_note
 from umim_core.text.digests import source_digests
+from umim_core.tokenizer_files import resolve_backbone
 
 logger = logging.getLogger("umim.generate")
 # They decide what becomes of the text, not the text.

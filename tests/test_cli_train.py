@@ -62,6 +62,8 @@ def test_a_module_is_trained_and_the_next_commands_are_printed(
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]
     assert [command[0] for command in commands] == ["umim", "lm_eval", "python"]
     assert commands[1][1:5] == ["--model", "umim", "--model_args", f"checkpoint={out}"]
+    assert commands[1][5:7] == ["--tasks", "umim_docstrings"]
+    assert (Path(commands[1][-1]) / "umim_docstrings.yaml").is_file()
     shown = umim(*commands[0][1:3], "-c", out, "--max-new-tokens", 2)
     assert shown.code == 0
     config = Checkpoint.load(out).config

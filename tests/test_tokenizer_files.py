@@ -57,3 +57,8 @@ def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(BackboneError, match="neither a directory nor downloaded before"):
         load_tokenizer("nosuch")
     assert len(asked) == 1
+
+
+def test_loading_a_backbone_shows_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    load_backbone("umim-docs-llama")
+    assert capfd.readouterr().err == ""

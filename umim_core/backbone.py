@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone_files import AUTO, load_model
-from umim_core.backbone_files import DTYPES as DTYPES
-from umim_core.backbone_files import load_tokenizer as load_tokenizer
-from umim_core.backbone_files import resolve_backbone as resolve_backbone
 from umim_core.capabilities import check_capabilities
 from umim_core.devices import usable_device
 from umim_core.encoding import decode, encode
@@ -28,9 +24,11 @@ from umim_core.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
 from umim_core.fingerprint import unpadded_fingerprint
 from umim_core.frozen_model import freeze, frozen_twin
 from umim_core.model_identity import ModelIdentity, model_identity
+from umim_core.tokenizer_files import load_tokenizer as load_tokenizer
+from umim_core.tokenizer_files import resolve_backbone
 from umim_core.weight_cache import cached_weight_lines, weight_files
 
-_TABLE_CHUNK: Final = 8192
+_TABLE_CHUNK = 8192  # rows
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,18 @@ class Backbone:
 
     name: str
     revision: str | None
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
+    model: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
     identity: ModelIdentity = field(repr=False)
     tokenizer_fingerprint: str
     embedding: nn.Module = field(repr=False)
     trunk: nn.Module = field(repr=False)
     projection: nn.Module = field(repr=False)
+
+    def __repr__(self) -> str:
+        """Return name, architecture, sizes, data type and device."""
+        sizes = f"d {self.hidden_size}, V {self.vocab_size}, {self.dtype} on {self.device}"
+        return f"Backbone({self.name!r}, {type(self.model).__name__}, {sizes})"
 
     @cached_property
     def fingerprint(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging as transformers_logging
 
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.tokenizer_files import check_place, load_error, refuse_code
@@ -21,6 +24,18 @@ DTYPES: Final = {
     "float64": torch.float64,
 }
 AUTO: Final = "auto"
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep the bars of loading weights off the terminal; they are set again as they were."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
 
 
 def load_model(
@@ -57,17 +72,18 @@ def load_model(
             where, revision=revision, local_files_only=local_files_only
         )
         refuse_code("backbone", name, config)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            where,
-            output_loading_info=True,
-            revision=revision,
-            dtype=DTYPES.get(dtype, dtype),
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            local_files_only=local_files_only,
-            use_safetensors=True,
-            trust_remote_code=False,  # None would ask the user, who might agree
-        )
+        with _without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                where,
+                output_loading_info=True,
+                revision=revision,
+                dtype=DTYPES.get(dtype, dtype),
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+                local_files_only=local_files_only,
+                use_safetensors=True,
+                trust_remote_code=False,  # None would ask the user, who might agree
+            )
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         raise load_error("backbone", name, error) from error
     model: PreTrainedModel

@@ -50,6 +50,10 @@ class Checkpoint:
     module: MergeModule = field(repr=False)
     rules: RuleSet = field(repr=False)
 
+    def __repr__(self) -> str:
+        """Return the backbone's name, the form of the module, and the rules."""
+        return f"Checkpoint({self.config.backbone!r}, {self.config.form()}, {self.rules!r})"
+
     @classmethod
     def of(
         cls,

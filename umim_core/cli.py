@@ -25,7 +25,7 @@ from umim_core.cli_input import (
     given_text,
 )
 from umim_core.cli_mine import mine
-from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.cli_output import JsonFlag, emit
 from umim_core.cli_path import path
 from umim_core.cli_rules import rules
 from umim_core.cli_train import train
@@ -125,7 +125,6 @@ def ppl(
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.text import TextFiles, iter_token_pieces
 
-    quiet()
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
     pieces, total = [], 0
     for piece, _ in iter_token_pieces(

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.cli_input import DEFAULT_CHECKPOINT, CheckpointOption
-from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.cli_output import JsonFlag, emit
 from umim_core.devices import default_device
 from umim_core.errors import ConfigError, CorpusError
 
@@ -75,7 +75,6 @@ def bench(
     from umim_core.machine_lock import measuring
 
     place = device or default_device()
-    quiet()
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
     ids = _ids(umim, text, config)
     with measuring():

@@ -16,7 +16,7 @@ from umim_core.cli_input import (
     DtypeOption,
     given_text,
 )
-from umim_core.cli_output import JsonFlag, emit, quiet, write
+from umim_core.cli_output import JsonFlag, emit, write
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ def generate(
     given = given_text(prompt)
     from umim_core import UMIM
 
-    quiet()
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
         "do_sample": do_sample,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.cli_output import JsonFlag, emit
 from umim_core.errors import ConfigError
 from umim_core.next_steps import after_mining
 
@@ -190,7 +190,6 @@ def _confident(
     from umim_core.backbone import load_backbone
     from umim_core.rules.mining import mine_confident_spans
 
-    quiet()
     model = load_backbone(backbone)
     return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
 

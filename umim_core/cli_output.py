@@ -27,10 +27,3 @@ def write(text: str, *, newline: bool = True) -> None:
     """Print a text at once, what the terminal's encoding lacks as escapes."""
     encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), nl=newline)
-
-
-def quiet() -> None:
-    """Keep the model library's progress bars off the terminal; ours are the output."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from umim_core.cli_output import JsonFlag, emit, quiet
+from umim_core.cli_output import JsonFlag, emit
 from umim_core.errors import ConfigError
 
 _VALIDATIONS = 8  # of a short run; a long one is validated every 50 steps
+_SAVED = 10  # steps at most between two states to go on from
 _ROW = 512  # tokens, where the rules do not say
 
 
@@ -86,7 +88,7 @@ def train(
             "learning_rate": learning_rate,
             "validate_every": every,
             "patience": _VALIDATIONS,
-            "checkpoint_every": every,
+            "checkpoint_every": min(every, _SAVED),
         },
         "the options",
     )
@@ -101,15 +103,17 @@ def train(
         seed=seed,
         use_gpu=where == "cuda",
     )
-    quiet()
     _show_progress()
     began = time.perf_counter()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
         with computing():
             summary = train_checkpoint(training, place)
     except KeyboardInterrupt:
         emit({}, ["", "Stopped; the same command goes on from the last state."], as_json=False)
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
     record_checkpoint(root, name, place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     emit(document, _lines(place, name, summary, time.perf_counter() - began), as_json)

@@ -65,8 +65,8 @@ class MiningConfig(Model):
 class Cell(CellRules, ModuleForm):
     """One compared configuration: a backbone, its rules and the form of its merge module."""
 
-    backbone: str
-    revision: str | None = None
+    backbone: str = Field(description="Embedded name, directory or hub repository.")
+    revision: str | None = Field(None, description="Hub revision of the backbone.")
     adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
 
 
@@ -82,9 +82,13 @@ class TrainConfig(Model):
     decay_vectors: ClassVar[bool] = True
 
     max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
-    max_epochs: Annotated[int, Field(ge=1, le=1000)] = 15
+    max_epochs: Annotated[
+        int, Field(ge=1, le=1000, description="Passes over the rows at most.")
+    ] = 15
     batch_size: Annotated[int, Field(ge=1, description="Rows of the global batch.")] = 8
-    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 8e-4
+    learning_rate: Annotated[
+        float, Field(gt=0.0, le=1.0, description="After the warm-up; then it falls to 0.")
+    ] = 8e-4
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
     warmup_fraction: Fraction = 0.1
     clip_norm: PositiveFloat = 1.0
@@ -164,7 +168,7 @@ class ClusterConfig(Model, StableDump):
     )
     cpus: Annotated[int, Field(ge=1)] | None = None
     workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
-    use_gpu: bool = False
+    use_gpu: bool = Field(default=False, description="Whether each worker has a GPU.")
     strategy: Literal["ddp", "deepspeed"] = "ddp"
     max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
     object_store_gib: Annotated[
@@ -210,7 +214,7 @@ class RunRecipe(Model):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     description: str = ""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of weights and data order.")] = 0
     cluster: ClusterConfig = ClusterConfig()
 
 
@@ -219,7 +223,9 @@ class Recipe(RunRecipe, StableDump):
 
     kind: Literal["pipeline"] = "pipeline"
     corpus: Annotated[Corpus, Field(discriminator="kind")]
-    segment_length: Annotated[int, Field(ge=8, le=1 << 20)] = 512
+    segment_length: Annotated[
+        int, Field(ge=8, le=1 << 20, description="Tokens of a row, in mining and in training.")
+    ] = 512
     mining: MiningConfig = MiningConfig()
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
     distill: DistillConfig

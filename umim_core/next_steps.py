@@ -8,8 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
-PROMPT = "Once upon a time"
+PROMPT: Final = "Once upon a time"
+_TASKS: Final = Path(__file__).parent / "evaluation" / "tasks"  # the task that the package brings
 
 
 def after_mining(out: Path, tokenizer: str | None, texts: Sequence[str]) -> list[str]:
@@ -35,10 +37,8 @@ def after_training(checkpoint: str | Path) -> list[str]:
     name = str(checkpoint)
     generate = ["umim", "generate", PROMPT, "-c", name, "--show"]
     evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={name}"]
-    return [
-        f"  {shlex.join(generate)}",
-        f"  {shlex.join([*evaluate, '--tasks', 'umim_docstrings', '--limit', '100'])}",
-    ]
+    task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(_TASKS)]
+    return [f"  {shlex.join(generate)}", f"  {shlex.join([*evaluate, *task])}"]
 
 
 def to_compare(recipe: Path) -> list[str]:

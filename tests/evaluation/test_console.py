@@ -30,6 +30,12 @@ def test_an_unknown_checkpoint_ends_the_command_with_one_line() -> None:
 
 
 @pytest.mark.usefixtures("command")
+def test_a_misspelt_argument_ends_the_command_with_the_right_name() -> None:
+    with pytest.raises(SystemExit, match=r"got checkpont\. Did you mean 'checkpoint'\?$"):
+        UmimLM.create_from_arg_string("checkpont=umim-docs-llama")
+
+
+@pytest.mark.usefixtures("command")
 def test_a_missing_task_folder_ends_the_command_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^umim: error: UMIM_TASK_DATA must name a folder .*$"):
         load_splits(str(tmp_path / "nothing"))

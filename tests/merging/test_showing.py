@@ -183,3 +183,18 @@ def test_a_space_that_belongs_to_a_unit_stays() -> None:
 
 def test_part_of_a_character_shows_the_replacement_character() -> None:
     assert unit_texts(list("aé".encode()), [2, 1], utf8) == ("a\ufffd", "\ufffd")
+
+
+def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:
+    file = io.StringIO()
+    generated().show(Console(file=file, width=200))
+    assert file.getvalue().splitlines()[0] == "a[bc]de[fgh]i"
+
+
+def test_merged_spans_stand_in_brackets_where_colours_are_unwanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = io.StringIO()
+    generated().show(Console(file=file, force_terminal=True, width=200))
+    assert "[bc]" in file.getvalue()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
-from umim_core.errors import UmimError
+from umim_core.errors import ConfigError, UmimError, did_you_mean
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _COMMANDS: Final = ("lm_eval", "lm-eval")
 
 
@@ -28,6 +32,29 @@ def one_line_errors() -> Iterator[None]:
         if not _is_lm_eval_command():
             raise
         raise SystemExit(f"umim: error: {error}") from error
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse names that a function does not have by a typed error: they come from ``--model_args``.
+
+    Raises:
+        ConfigError: At the call, with the closest known name.
+    """
+    known = list(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                names = ", ".join(known[1:])
+                raise ConfigError(
+                    f"an argument of the model must be one of {names}",
+                    name,
+                    did_you_mean(name, known) or "Leave it out.",
+                )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def _is_lm_eval_command() -> bool:

@@ -37,7 +37,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 from umim_core.backbone import Backbone
 from umim_core.checkpoint import Checkpoint
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.loading import choose_backbone, choose_checkpoint
 from umim_core.evaluation.scoring import Request as ScoreRequest
@@ -80,6 +80,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     """
 
     @one_line_errors()
+    @known_arguments
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,

@@ -84,6 +84,10 @@ class UMIM:
             unit_positions=checkpoint.config.unit_positions,
         )
 
+    def __repr__(self) -> str:
+        """Return backbone, form of the module and rules."""
+        return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
+
     @classmethod
     def from_pretrained(cls, name: str | Path, **options: Unpack[LoadOptions]) -> UMIM:
         """Load a merge checkpoint and the backbone it belongs to.

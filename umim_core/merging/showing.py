@@ -71,12 +71,18 @@ class View:
     def show(self, console: Console | None = None) -> None:
         """Print the text with merged spans coloured and the prompt dim, then the figures.
 
+        Where there are no colours, as in a pipe, merged spans stand in square brackets.
+
         Args:
             console: Where to print; the terminal if None.
         """
         out = console or Console()
+        plain = out.color_system is None or out.no_color
         text = Text()
         for piece, merged in self._numbered():
+            if plain:
+                text.append(f"[{piece.text}]" if piece.tokens > 1 else piece.text)
+                continue
             if piece.tokens > 1:
                 style = (_PROMPT_STYLES if piece.prompt else _STYLES)[merged % 2]
             else:

@@ -84,6 +84,12 @@ class RuleSet:
         for n in ORDERS:
             check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.tau)
 
+    def __repr__(self) -> str:
+        """Return how many rules there are of each order, and how they were made."""
+        orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
+        made = f"{self.source}, tau {self.tau}, {self.overlap}+{self.containment}"
+        return f"RuleSet({len(self):,} rules: {orders} tokens; {made})"
+
     @classmethod
     def from_counts(
         cls,
