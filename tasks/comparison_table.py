@@ -102,7 +102,8 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         Column("acc. adapted", lambda row: shown(row.accuracy(_adapted(row)), 1, scale=100)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )
-    return make_table(columns, rows, notes(rows))
+    table = make_table(columns, rows, "")
+    return replace(table, note=notes(rows, table.headings))
 
 
 def _plain_accuracy(row: ComparisonRow) -> float | None:
@@ -121,15 +122,19 @@ def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
     return f"{value * scale:,.{digits}f}"
 
 
-def notes(rows: Sequence[ComparisonRow]) -> str:
+def notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
     """Return the line below the table that explains its columns."""
-    states = any(row.metric("top1_states") is not None for row in rows)
-    text = (
-        "TR: tokens removed by merging, realised. Top-1: agreement with the base model at unit "
-        f"ends{f', {STATES}' if states else '.'} PPL: per raw token, in-domain. acc.: task "
-        "accuracy in %. prefill ×: base time / UMIM time."
+    unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
+    sentences = (
+        ("TR %", "TR: tokens removed by merging, realised."),
+        ("Top-1", f"Top-1: agreement with the base model at {unit_ends}"),
+        ("PPL", "PPL: per raw token, in-domain."),
+        ("acc.", "acc.: task accuracy in %."),
+        ("prefill", "prefill ×: base time / UMIM time."),
     )
-    return text + (" *: shipped checkpoint." if any(r.source == "shipped" for r in rows) else "")
+    said = [text for of, text in sentences if any(name.startswith(of) for name in headings)]
+    shipped = any(row.source == "shipped" for row in rows)
+    return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])
 
 
 def comparison_table(rows: Sequence[ComparisonRow], width: int | None = None) -> str:

@@ -79,8 +79,9 @@ def test_labels_show_the_last_part_of_a_path_and_whole_names_of_hubs(tmp_path: P
 
 
 def test_columns_that_nobody_measured_are_left_out() -> None:
-    headings = comparison([row(), row(tau=50)]).headings
-    assert headings == ("backbone", "τ", "setting", "TR %", "Top-1", "PPL base", "PPL UMIM")
+    table = comparison([row(), row(tau=50)])
+    assert table.headings == ("backbone", "τ", "setting", "TR %", "Top-1", "PPL base", "PPL UMIM")
+    assert "PPL:" in table.note and "acc." not in table.note and "prefill" not in table.note
     made = {table.title: table for table in tables(ReportData(recipe="r", rows=(row(),)))}
     assert made["Alignment with the base model"].headings == ("rules", "setting", "Top-1", "KL")
 
