@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -79,7 +80,9 @@ def run(
     if dry_run:
         from flows.forecasting import predict_training, training_lines, unpredictable
         from flows.planning import check_limits, plan, predict
+        from flows.processor_forecast import predict_on_processor
         from tasks.checks import check_machine
+        from umim_core.config import Recipe
         from umim_core.distill.prediction import check_fits
 
         steps = plan(loaded)
@@ -100,6 +103,10 @@ def run(
         if trained:
             document["distillation"] = [{"cell": name} | told.as_dict() for name, told in trained]
             lines += training_lines(trained)
+        if isinstance(loaded, Recipe) and (here := predict_on_processor(loaded, told)):
+            document["distillation_here"] = [{"cell": name} | asdict(one) for name, one in here]
+            lines += ["", "distillation on this machine, predicted:"]
+            lines += [f"  {name}: {one.line()}" for name, one in here]
         _emit(document, lines, as_json)
         check_limits(loaded, told.values())
         check_fits(trained)

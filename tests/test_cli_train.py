@@ -131,9 +131,10 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
         ({"--rules": "{folder}/strange"}, "belong"),
         ({"--rules": "{folder}/none"}, "must hold rules; got none"),
         ({"--segment-length": "4096"}, "at least one segment of 4096 tokens"),
+        ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
         ({"--learning-rate": "5"}, "learning_rate: Input should be less than or equal to 1"),
     ],
-    ids=["absent", "other tokenizer", "empty", "short", "rate"],
+    ids=["absent", "other tokenizer", "empty", "short", "positions", "rate"],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from flows.cli import _checkpoint_lines
 from tasks.checks import check_positions
 from tasks.recipes import find_recipe
 from umim_core.errors import ConfigError
+from umim_core.next_steps import after_training
+from umim_core.own_checkpoints import record_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,3 +113,43 @@ def test_documents_show_the_committed_results(script: str) -> None:
         check=False,
     )
     assert done.returncode == 0, f"run infra/scripts/{script}; {done.stderr}"
+
+
+def test_a_dry_run_predicts_the_time_of_training_on_this_processor() -> None:
+    done = _flows("run", "embedded", "--dry-run", "--json")
+    here = json.loads(done.stdout)["distillation_here"]
+    assert len(here) == 3
+    assert all(cell["steps"] == 24 and cell["step_seconds"] > 0 for cell in here)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_dry_run_refuses_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    recipe = {
+        "name": "own",
+        "corpus": {"kind": "docstrings"},
+        "cells": [{"backbone": "umim-docs-llama"}],
+        "distill": {"max_steps": 1},
+        "cluster": {"use_gpu": True},
+    }
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    done = _flows("run", str(path), "--dry-run")
+    assert done.returncode == 1
+    assert "cluster.use_gpu needs a CUDA device" in done.stderr
+    assert "distill" in done.stdout  # the plan is shown all the same
+
+
+def test_the_version_is_printed() -> None:
+    assert _flows("--version").stdout.startswith("umim ")
+
+
+def test_a_run_ends_with_its_checkpoints_and_how_to_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
+    record_checkpoint(tmp_path, "own/llama-tau-5/wt", tiny_checkpoint)
+    record_checkpoint(tmp_path, "owner/llama-tau-5/wt", tiny_checkpoint)
+    lines = _checkpoint_lines("own")
+    assert lines[2].split() == ["own/llama-tau-5/wt", str(tiny_checkpoint)]
+    assert lines[-2:] == after_training("own/llama-tau-5/wt")
+    assert _checkpoint_lines("another") == []

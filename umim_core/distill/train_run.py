@@ -22,6 +22,7 @@ from umim_core.distill.train_job import TrainJob, job_config, make_objective, st
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
 from umim_core.distill.train_state import Progress
+from umim_core.errors import ConfigError
 from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -46,6 +47,13 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     device: Device = "cuda" if job.use_gpu else "cpu"
     dtype = config.backbone_dtype(device)
     backbone = load_backbone(job.backbone, revision=job.revision, dtype=dtype, device=device)
+    most = backbone.max_positions
+    if most is not None and job.max_tokens > most:
+        raise ConfigError(
+            f"rows must have at most {most} tokens, the positions of {job.backbone}",
+            job.max_tokens,
+            "Lower the segment length, or max_tokens of an adaptation.",
+        )
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
     module, unit_positions = start_module(job, backbone)
