@@ -22,6 +22,7 @@ from umim_core.cli_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    SpecialTokensOption,
     given_text,
 )
 from umim_core.cli_mine import mine
@@ -78,13 +79,14 @@ def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
     checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
     given = given_text(text)
     from umim_core.merging.compression import compress_text
 
-    compression = compress_text(given, checkpoint)
+    compression = compress_text(given, checkpoint, special_tokens)
     if html is not None:
         from umim_core.disk import write_bytes
         from umim_core.merging.showing import html_page
@@ -111,6 +113,7 @@ def ppl(
     max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
+    special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure token-level perplexity of the base model and of UMIM on text files.
@@ -137,7 +140,8 @@ def ppl(
     ids = np.concatenate(pieces)
     if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
-    lead = leading_ids(umim.backbone.require_tokenizer())  # every window is a text of its own
+    # Every window is a text of its own.
+    lead = leading_ids(umim.backbone.require_tokenizer(), special_tokens)
     cut = windows(ids, min(segment_length - len(lead), len(ids)))
     rows = [np.array([*lead, *row], dtype=row.dtype) for row in islice(cut, max_segments)]
     base = perplexity(rows, umim.backbone, None, None)

@@ -14,6 +14,7 @@ from umim_core.cli_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    SpecialTokensOption,
     given_text,
 )
 from umim_core.cli_output import JsonFlag, emit, write
@@ -72,6 +73,7 @@ def generate(
     ] = None,
     dtype: DtypeOption = "float32",
     device: DeviceOption = "cpu",
+    special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Continue a prompt with merging in the prompt and while decoding.
@@ -91,6 +93,7 @@ def generate(
         "seed": seed,
         "merge": merge,
         "logprobs": logprobs,
+        "add_special_tokens": special_tokens,
     }
     if temperature is not None:
         options["temperature"] = temperature

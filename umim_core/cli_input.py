@@ -16,6 +16,13 @@ CheckpointOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")
 ]
+SpecialTokensOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--special-tokens/--no-special-tokens",
+        help="Add special tokens, a BOS say; by default as the tokenizer does.",
+    ),
+]
 DtypeOption = Annotated[str, typer.Option(help="Data type of the backbone.")]
 
 

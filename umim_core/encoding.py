@@ -26,11 +26,17 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def leading_ids(
+    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool | None = None
+) -> list[int]:
     """Return the special ids that a tokenizer puts before a text by default, a BOS say.
 
     A worked example: where "a" becomes ``<s> a </s>`` by default, ``[<s>]``.
+
+    Args:
+        tokenizer: The tokenizer.
+        add_special_tokens: As in ``encode``.
     """
-    bare, whole = encode(tokenizer, "a"), encode(tokenizer, "a", None)
+    bare, whole = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
     starts = [k for k in range(len(whole)) if whole[k : k + len(bare)] == bare]
     return whole[: starts[0]] if starts else []

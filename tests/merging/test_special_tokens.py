@@ -100,23 +100,65 @@ def test_leading_ids_are_what_a_tokenizer_puts_first(
     assert leading_ids(with_template(word_tokenizer(WORDS), template)) == leading
 
 
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> dict[str, object]:
+    """Run a command with --json in this process."""
+    monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    found: dict[str, object] = json.loads(printed.out.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(umim: UMIM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("special")
+    umim.backbone.model.save_pretrained(folder / "backbone")
+    umim.backbone.require_tokenizer().save_pretrained(folder / "backbone")
+    made = umim.checkpoint
+    config = made.config.model_copy(update={"backbone": str(folder / "backbone")})
+    Checkpoint(config, made.module, made.rules).save(folder / "checkpoint")
+    return folder / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("switch", "rows"),
+    [
+        ([], [[BOS, *range(k, k + 4)] for k in (1, 5)]),
+        (["--no-special-tokens"], [[1, 2, 3, 4, 5]]),
+    ],
+)
 def test_every_window_of_the_command_begins_with_the_bos(
     umim: UMIM,
+    checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    switch: list[str],
+    rows: list[list[int]],
 ) -> None:
-    umim.backbone.model.save_pretrained(tmp_path / "backbone")
-    umim.backbone.require_tokenizer().save_pretrained(tmp_path / "backbone")
-    made = umim.checkpoint
-    config = made.config.model_copy(update={"backbone": str(tmp_path / "backbone")})
-    Checkpoint(config, made.module, made.rules).save(tmp_path / "checkpoint")
     (tmp_path / "text.txt").write_text(f"{TEXT} w5 w6 w7 w8", encoding="utf-8")
-    arguments = ["ppl", tmp_path / "text.txt", "-c", tmp_path / "checkpoint", "--json"]
-    monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments), "--segment-length", "5"])
-    with pytest.raises(SystemExit):
-        main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    rows = [torch.tensor([BOS, *range(k, k + 4)]).numpy() for k in (1, 5)]
-    assert (found["windows"], found["targets"]) == (2, 8)
-    assert found["ppl_base"] == pytest.approx(umim.perplexity(rows, merge="none"), rel=1e-5)
+    options = ["-c", checkpoint, "--segment-length", 5, *switch]
+    found = run(monkeypatch, capsys, "ppl", tmp_path / "text.txt", *options)
+    assert (found["windows"], found["targets"]) == (len(rows), 4 * len(rows))
+    arrays = [torch.tensor(row).numpy() for row in rows]
+    assert found["ppl_base"] == pytest.approx(umim.perplexity(arrays, merge="none"), rel=1e-5)
+
+
+@pytest.mark.parametrize(("switch", "tokens"), [([], 5), (["--no-special-tokens"], 4)])
+def test_the_commands_have_the_switch(
+    umim: UMIM,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    switch: list[str],
+    tokens: int,
+) -> None:
+    found = run(monkeypatch, capsys, "compress", TEXT, "-c", checkpoint, *switch)
+    assert found["tokens"] == tokens
+    options = ["-c", checkpoint, "--max-new-tokens", 5, *switch]
+    expected = umim.generate(TEXT, max_new_tokens=5, add_special_tokens=not switch)
+    assert run(monkeypatch, capsys, "generate", TEXT, *options)["ids"] == list(expected.ids[0])

@@ -95,12 +95,15 @@ class Compression:
         return self.view.html()
 
 
-def compress_text(text: str, checkpoint: str) -> Compression:
+def compress_text(
+    text: str, checkpoint: str, add_special_tokens: bool | None = None
+) -> Compression:
     """Cut a text into units by a checkpoint's rules; neither weights nor torch are loaded.
 
     Args:
         text: Any text; it may be empty.
         checkpoint: Embedded name, one's own name, directory or hub repository.
+        add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
 
     Raises:
         CheckpointError: If there is no such checkpoint.
@@ -116,4 +119,5 @@ def compress_text(text: str, checkpoint: str) -> Compression:
         directory / "rules", tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
     )
     check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
-    return Compression.of(encode(tokenizer, text, None), Matcher(rules), partial(decode, tokenizer))
+    ids = encode(tokenizer, text, add_special_tokens)
+    return Compression.of(ids, Matcher(rules), partial(decode, tokenizer))
