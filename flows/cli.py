@@ -46,6 +46,8 @@ def main() -> None:
     """Run the command line."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if "PREFECT_API_URL" in os.environ:  # a server that died is asked again once at every call
+        os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", "1")
     try:
         with stoppable():
             app()
@@ -114,10 +116,15 @@ def run(
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()
-    from tasks.prefect_runs import start_temporary_server
+    from tasks.prefect_runs import prefect_must_answer, start_temporary_server
 
     start_temporary_server()
-    if isinstance(loaded, BackboneRecipe):
+    with prefect_must_answer():
+        _launch(recipe, isinstance(loaded, BackboneRecipe), flow, as_json)
+
+
+def _launch(recipe: str, of_backbone: bool, flow: str, as_json: bool) -> None:
+    if of_backbone:
         from flows.backbone import backbone
 
         model = backbone(recipe)

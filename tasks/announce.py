@@ -10,6 +10,7 @@ from tasks.ablation_page import ablation_page
 from tasks.comparison import ComparisonRow
 from tasks.comparison_table import comparison, comparison_markdown
 from tasks.pipeline import PipelineRun
+from tasks.prefect_runs import prefect_may_be_away
 from tasks.stage import Artifact
 
 
@@ -25,10 +26,15 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
         run.tracker.attach(run.key, [report.path])
     if FlowRunContext.get() is None:
         return
-    table = comparison(rows)
-    cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
-    create_table_artifact(cells, key="umim-comparison", description="Comparison of all cells.")
-    create_markdown_artifact(comparison_markdown(rows), key="umim-report")
+    with prefect_may_be_away():
+        table = comparison(rows)
+        cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
+        create_table_artifact(cells, key="umim-comparison", description="Comparison of all cells.")
+        create_markdown_artifact(comparison_markdown(rows), key="umim-report")
+        _link_mlflow(run)
+
+
+def _link_mlflow(run: PipelineRun) -> None:
     pages = run.tracker.pages(run.key)
     if pages is not None and pages.command is None:
         create_link_artifact(pages.compare, link_text="MLflow comparison", key="umim-mlflow")
@@ -47,4 +53,5 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
     if ablation.executed:
         run.tracker.attach(run.key, [ablation.path])
     if FlowRunContext.get() is not None:
-        create_markdown_artifact(ablation_page(read_ablation(ablation)), key="umim-ablation")
+        with prefect_may_be_away():
+            create_markdown_artifact(ablation_page(read_ablation(ablation)), key="umim-ablation")

@@ -12,7 +12,6 @@ from typing import Final
 VIEW: Final = "umim-comparison"
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
 _METRICS: Final = ("token_reduction", "top1", "kl", "accuracy_umim")
-_FURTHER: Final = ("rule_source", "ppl_base", "ppl_umim", "accuracy_base", "prefill_speedup")
 _SECTION: Final = "umim-comparison-section"
 
 
@@ -33,6 +32,8 @@ def view_state() -> str:
     section = {
         "uuid": _SECTION,
         "name": "Comparison",
+        "columns": 1,
+        "cardHeight": 480,
         "display": True,
         "isReordered": True,
         "deleted": False,

@@ -24,7 +24,7 @@ from tasks.checks import check_machine, check_positions
 from tasks.distill import read_curve
 from tasks.lease import ClusterLease
 from tasks.prefect_logs import logs_on_the_run_page
-from tasks.prefect_runs import stopping_of_this_run
+from tasks.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.recipes import find_recipe
 from tasks.stage import Artifact, verifying_once
 from tasks.stopping import told
@@ -171,6 +171,12 @@ def open_pipeline(
         ConfigError: If the recipe is missing, malformed or of another kind, or needs a GPU that
             this machine lacks.
     """
+    with in_the_checkout(), logs_on_the_run_page(), _opened(recipe_name, flow_name, kind) as run:
+        yield run
+
+
+@contextmanager
+def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[PipelineRun[R]]:
     recipe = find_recipe(recipe_name)
     if not isinstance(recipe, kind):
         raise ConfigError(
@@ -200,7 +206,6 @@ def open_pipeline(
         killed = tracker.another()  # its own connection: a stop must not wait for this thread
         with (
             told(partial(killed.finish, key, "KILLED")),
-            logs_on_the_run_page(),
             verifying_once(),
             ClusterLease(recipe.cluster, root / "ray-logs") as lease,
         ):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from functools import partial
 from uuid import UUID
 
+import httpx
 from prefect import get_client
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MODE
 from prefect.states import Cancelled
 
+from tasks.cluster import CHECKOUT
 from tasks.stopping import in_use, stoppable, told
+from umim_core.errors import ClusterError
+
+logger = logging.getLogger("umim.prefect")
 
 
 def start_temporary_server() -> None:
@@ -31,6 +37,46 @@ def start_temporary_server() -> None:
         SubprocessASGIServer().start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def prefect_may_be_away() -> Iterator[None]:
+    """Let the block, which only shows something on Prefect's pages, end with its server."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        logger.warning("Prefect is away, its pages lack what was found: %s", error)
+
+
+@contextmanager
+def prefect_must_answer() -> Iterator[None]:
+    """Say in one line that a flow run could not be begun or ended because its server is away.
+
+    Raises:
+        ClusterError: If so. The stages of a flow need no server, so they are finished.
+    """
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise ClusterError(
+            "Prefect's server must answer when a flow run begins and ends",
+            f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}",
+            "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
+            "and ends at once.",
+        ) from error
+
+
+@contextmanager
+def in_the_checkout() -> Iterator[None]:
+    """Make relative paths of a deployed flow run those of the checkout.
+
+    A worker starts it in an empty folder of its own. Any other run stays where it was started.
+    """
+    context = FlowRunContext.get()
+    run = None if context is None else context.flow_run
+    deployed = run is not None and run.deployment_id is not None
+    with chdir(CHECKOUT) if deployed else nullcontext():
+        yield
 
 
 @contextmanager

@@ -25,6 +25,13 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
         ConfigError: If there is none of that name, or it breaks a rule.
     """
     if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise ConfigError(
+                "a recipe file must exist",
+                f"{name}, that is {Path(name).resolve()}",
+                "`python -m flows recipes` lists the recipes. Relative paths start at the working "
+                "directory, those of a deployment at the checkout of its worker.",
+            )
         return load_any_recipe(Path(name))
     if name not in recipe_names():
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from tracked_runs import held, record_end, record_pipeline, record_stage
 from typer.testing import CliRunner
 
 from flows.cli import app
+from tasks.comparison import COMPARISON_METRICS
 from tasks.patience import Patience
 from tasks.spool import SPOOL, Spool
 from tasks.tracker import REPLAY_COMMAND, Tracker
@@ -251,3 +254,19 @@ def test_a_stage_recorded_while_the_store_is_back_is_written_at_the_end_at_lates
     record_end(back, "p", tmp_path / "files")
     assert not Spool(tmp_path).waiting()
     assert held(back.uri) == undisturbed
+
+
+def test_the_comparison_is_shown_without_a_click(tmp_path: Path, store: str) -> None:
+    tracker = Tracker(store, tmp_path)
+    record_pipeline(tracker, "p", tmp_path / "files")
+    pages = tracker.pages("p")
+    assert pages is not None
+    name = pages.compare.partition("viewStateShareKey=")[2]
+    experiment = MlflowClient(store).get_experiment_by_name("umim")
+    assert experiment is not None
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
+    (chart,) = state["compareRunCharts"]
+    assert chart["selectedParams"] == ["model", "tau", "setting"]
+    assert chart["selectedMetrics"] == ["token_reduction", "top1", "kl", "accuracy_umim"]
+    assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
+    assert state["searchFilter"] == "tags.`umim.kind` = 'comparison'"
