@@ -14,12 +14,16 @@ import time
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from tasks.stopping import stoppable
 from umim_core.errors import UmimError
+
+if TYPE_CHECKING:
+    from umim_core.backbone_config import BackboneRecipe
+    from umim_core.config import Recipe
 
 app = typer.Typer(
     name="python -m flows",
@@ -76,7 +80,6 @@ def run(
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
     from tasks.recipes import find_recipe
-    from umim_core.backbone_config import BackboneRecipe
 
     loaded = find_recipe(recipe)
     if dry_run:
@@ -120,11 +123,13 @@ def run(
 
     start_temporary_server()
     with prefect_must_answer():
-        _launch(recipe, isinstance(loaded, BackboneRecipe), flow, as_json)
+        _launch(recipe, loaded, flow, as_json)
 
 
-def _launch(recipe: str, of_backbone: bool, flow: str, as_json: bool) -> None:
-    if of_backbone:
+def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bool) -> None:
+    from umim_core.backbone_config import BackboneRecipe
+
+    if isinstance(loaded, BackboneRecipe):
         from flows.backbone import backbone
 
         model = backbone(recipe)
