@@ -13,6 +13,9 @@ INSTALLED := $(VENV)/.umim-installed
 LOCKS := requirements/torch.txt requirements/build.txt requirements/lock.txt
 LOCK_VENV := .venv-lock
 PYTEST_ARGS ?=
+# Files of tests are spread over two processes; each has its own services. 0 runs all in one.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # The one place for process settings. Spinning OpenMP threads can make a tiny forward 30 times
 # slower on a shared machine; the others keep services from calling home (Prefect's telemetry also
@@ -38,13 +41,13 @@ env: $(INSTALLED) ## Make .venv from the lock; does nothing when it is up to dat
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
 
-test: export HF_HUB_OFFLINE := 1
+test test-full: export HF_HUB_OFFLINE := 1
+test test-full: export OMP_NUM_THREADS := 1
 test: env lint types ## Lint, check types and run the quick tests, offline
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
-test-full: export HF_HUB_OFFLINE := 1
 test-full: env lint types ## Run every test: kills, fuzzing at scale, the wheel in a clean environment
-	$(BIN)/python -m pytest -m "full or not full" $(PYTEST_ARGS)
+	$(PYTEST) -m "full or not full" $(PYTEST_ARGS)
 
 lint: env ## Check style and format
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from umim_core.artifacts import (
     MANIFEST,
     canonical_json,
     digest_of,
+    payload_files,
     read_manifest,
     safe_join,
     sha256_bytes,
@@ -160,11 +161,15 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
     except OSError as error:
         if not is_refusal(error):
             raise
-        raise ArtifactError(
-            f"{error.filename or final} must be writable",
-            error.strerror or str(error),
-            "Free space or set UMIM_ROOT to another place, then run the same command again.",
-        ) from error
+        raise _refused(error, final, written=0) from error
+
+
+def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
+    return ArtifactError(
+        f"{error.filename or final} ({written} bytes of the stage written) must be writable",
+        error.strerror or str(error),
+        "Free space or set UMIM_ROOT to another place, then run the same command again.",
+    )
 
 
 def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
@@ -201,6 +206,11 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         partial.rename(final)
         flush(final.parent)
         shutil.rmtree(kept, ignore_errors=True)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        written = sum(path.stat().st_size for path in payload_files(partial).values())
+        raise _refused(error, final, written) from error
     finally:
         if not spec.resumable:  # gone by now if all went well
             shutil.rmtree(partial, ignore_errors=True)

@@ -46,7 +46,7 @@ def small_file_system(folder: Path) -> Iterator[Callable[[int], Path]]:
         return place
 
     yield resize
-    subprocess.run(["umount", str(place)], check=True)
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 class Faults:

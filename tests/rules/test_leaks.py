@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +19,11 @@ from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
+from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import JsonLines
 
 TOKEN = "16C7e42F292c6912E7"
 SECRETS = {
@@ -188,3 +193,37 @@ def test_the_embedded_rules_leak_nothing() -> None:
     rules = RuleSet.load(directory / "rules")
     assert len(rules) > 100_000
     assert scan_rules(rules, load_tokenizer("umim-docs-llama")) == []
+
+
+SECRET = "Write to jane.doe@acme-corp.com about it. "
+COMMON = "Return the sum of the array elements over the given axis. "
+
+
+@pytest.fixture
+def one_leaky_document(tmp_path: Path) -> JsonLines:
+    """Forty documents that say the same, and one that says something private sixty times."""
+    path = tmp_path / "corpus.jsonl"
+    texts = [COMMON * 3] * 40 + [SECRET * 60]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return JsonLines(paths=(str(path),))
+
+
+@pytest.mark.parametrize(("least", "leaky"), [(1, True), (2, False)])
+def test_what_one_document_repeats_is_mined_only_where_one_document_is_enough(
+    one_leaky_document: JsonLines, tmp_path: Path, least: int, leaky: bool
+) -> None:
+    mine_rules(
+        one_leaky_document,
+        tmp_path / "rules",
+        tokenizer="umim-docs-llama",
+        options=MiningOptions(tau=5, segment_length=16, min_documents=least, overlap="none"),
+    )
+    rules, tokenizer = RuleSet.load(tmp_path / "rules"), load_tokenizer("umim-docs-llama")
+    texts = tokenizer.batch_decode([span for n in ORDERS for span in rules.ids_by_order[n]])
+    assert any("array" in text for text in texts), "what all documents share is a rule"
+    assert any("acme" in text or "jane" in text for text in texts) == leaky
+    if leaky:
+        with pytest.raises(LeakError, match="e-mail address"):
+            check_export(rules, tokenizer)
+    else:
+        assert check_export(rules, tokenizer) == []
