@@ -14,7 +14,9 @@ import typer
 from umim_core.cli_output import JsonFlag, emit
 from umim_core.errors import ConfigError
 
-_VALIDATIONS = 8  # of a short run; a long one is validated every 50 steps
+_VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
+_VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
+_PATIENCE = 8  # validations without improvement
 _SAVED = 10  # steps at most between two states to go on from
 _ROW = 512  # tokens, where the rules do not say
 
@@ -87,7 +89,8 @@ def train(
             "batch_size": batch_size,
             "learning_rate": learning_rate,
             "validate_every": every,
-            "patience": _VALIDATIONS,
+            "validation_rows": _VALIDATION_ROWS,
+            "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
         },
         "the options",

@@ -38,7 +38,12 @@ def after_training(checkpoint: str | Path) -> list[str]:
     generate = ["umim", "generate", PROMPT, "-c", name, "--show"]
     evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={name}"]
     task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(_TASKS)]
-    return [f"  {shlex.join(generate)}", f"  {shlex.join([*evaluate, *task])}"]
+    return [
+        f"  {shlex.join(generate)}",
+        f"  {shlex.join([*evaluate, *task])}",
+        "(Any task of lm-eval will do. This one is offline; its questions are made from the "
+        "installed packages the first time, which takes some minutes.)",
+    ]
 
 
 def to_compare(recipe: Path) -> list[str]:
