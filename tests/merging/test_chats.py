@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+)
 
 from umim_core import UMIM
+from umim_core.backbone import wrap_backbone
+from umim_core.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.merging.generation_output import GenerationOutput
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
 
 # As published models write chats; the special tokens are plain text here, but for the end.
 END = "<|endoftext|>"
@@ -147,3 +158,49 @@ def test_a_template_that_drops_part_of_replies_is_refused(
     chat.append({"role": "user", "content": "And?"})
     with pytest.raises(GenerationError, match="must begin with what its state holds"):
         umim.generate(chat, max_new_tokens=1, past=last.state)
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Characters with byte fallback; a space stands before every piece of text, as in Llama 2."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "\u2581"]
+    vocabulary = {word: i for i, word in enumerate([*words, *map(chr, range(33, 127))])}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.mark.parametrize("reply", [" Sure. \n", "Sure.", " The array.</s>"])
+def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(reply: str) -> None:
+    tokenizer = sentencepiece_like()
+    tokenizer.chat_template = TEMPLATES["mistral"].replace(END, "</s>")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    backbone = wrap_backbone(LlamaForCausalLM(config), tokenizer)
+    module = MergeModule(backbone.hidden_size)
+    umim = UMIM(backbone, Checkpoint.of(module, RuleSet.from_spans([]), backbone))
+    chat, last = [{"role": "user", "content": "Return  the sum."}], None
+    for turn in range(3):
+        last = say(umim, chat, reply, last)
+        chat.append({"role": "user", "content": f"And now {turn}?"})
+    final = umim.generate(chat, max_new_tokens=1, past=last.state)
+    held = str(tokenizer.decode(list(final.state.raw_ids[0][:-1])))
+    assert solid(held) == solid(rendered(umim, chat))

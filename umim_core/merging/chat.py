@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
@@ -78,7 +79,7 @@ def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> st
     """Return what a conversation adds to its past.
 
     Many templates trim the replies that they write; the past holds them as they were generated. So
-    white space at the edges of replies may differ, and nothing else::
+    white space at the edges of replies (and beside special tokens) may differ, and nothing else::
 
         past    user: Hi<end>assistant:  Sure.
         text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:
@@ -114,9 +115,9 @@ def _decode(ids: Sequence[int], backbone: Backbone) -> str:
 
 
 def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
-    """Return a conversation as the template writes it, in parts; between them are replies' edges.
+    """Return a conversation as the template writes it, in parts without white space at their edges.
 
-    Parts are the template's text and the replies in turn, without white space at those edges.
+    Parts end at the edges of replies and at special tokens, where some tokenizers add spaces.
     """
     replies = [
         number
@@ -130,8 +131,11 @@ def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
     parts: list[str] = []
     for number in replies:
         before, _, rest = rest.partition(_REPLY.format(number))
-        parts += [before.strip() if parts else before.rstrip(), chat[number]["content"].strip()]
-    return [*parts, rest.lstrip() if parts else rest]
+        parts += [before, chat[number]["content"]]
+    special = backbone.require_tokenizer().all_special_tokens
+    cut = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None
+    pieces = [piece for part in [*parts, rest] for piece in (cut.split(part) if cut else [part])]
+    return [piece.strip() for piece in pieces if piece.strip()]
 
 
 def _behind(said: str, text: str, parts: Sequence[str]) -> str | None:
@@ -140,9 +144,8 @@ def _behind(said: str, text: str, parts: Sequence[str]) -> str | None:
     for part in parts:
         if not said[at:].strip():
             break
-        if place:
-            at += _blank(said[at:])
-            place += _blank(text[place:])
+        at += _blank(said[at:])
+        place += _blank(text[place:])
         left = said[at:].rstrip()
         shared = left if part.startswith(left) else part
         if not (text.startswith(part, place) and left.startswith(shared)):
