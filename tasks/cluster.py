@@ -188,6 +188,7 @@ def _private_environment() -> Iterator[None]:
         "RAY_DEDUP_LOGS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
+        "SPT_NOENV": "1",  # titles leave the environment, by which the guard finds processes
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -60,7 +60,7 @@ def _watch(pid: int) -> None:
 
 def _clear(pid: int, token: str, prefixes: list[str]) -> None:
     marked = [process for process in psutil.process_iter() if _carries(process, token)]
-    # Workers of Ray give themselves a title, which overwrites the environment that others can read.
+    # A title may overwrite a process's environment (Ray is told not to), so children count too.
     family = {child for process in marked for child in _children(process)} | set(marked)
     kill([process for process in family if process.pid not in (pid, os.getpid())])
     for prefix in prefixes:
