@@ -179,7 +179,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones(umim: UMIM) -> None:
 
 def test_an_output_shows_prompt_and_text_of_every_row(umim: UMIM) -> None:
     output = umim.generate([PROMPT, "Return the"], max_new_tokens=12)
-    console = Console(record=True, width=200, file=io.StringIO())
+    console = Console(record=True, width=200, file=io.StringIO(), force_terminal=True)
     output.show(console)
     shown = console.export_text()
     for row, prompt in enumerate((PROMPT, "Return the")):
