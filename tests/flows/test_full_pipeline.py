@@ -71,6 +71,8 @@ STAGES = {
     "report",
 }
 
+pytestmark = pytest.mark.timeout(900)  # a whole run is in the fixture
+
 
 class Run:
     """One finished pipeline, and where it left things."""

@@ -70,6 +70,7 @@ def texts(folder: Path, tokenizer: PreTrainedTokenizerBase, words: int, files: i
     return Texts(folder, sha256_file(folder / "rules" / "rules.parquet"), documents)
 
 
+@pytest.mark.full
 def test_three_workers_give_the_table_of_one_process(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
 ) -> None:
