@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from mlflow import MlflowClient
@@ -34,6 +38,8 @@ RECIPE = {
     "evaluate": {"alignment_rows": 2, "perplexity_rows": 2, "task_questions": 4, "batch_size": 2},
     "cluster": {"workers": 1},
 }
+
+SECONDS = 5.0
 
 pytestmark = pytest.mark.full
 
@@ -144,3 +150,71 @@ def test_two_launches_of_one_deployment_share_every_stage(
     assert kinds.count("pipeline") == 1
     assert kinds.count("stage") == len(artifacts)
     assert kinds.count("comparison") == 1
+
+
+def _digest(base: Path) -> str:
+    (manifest,) = base.glob("root/distill/*/manifest.json")
+    return str(json.loads(manifest.read_text(encoding="utf-8"))["digest"])
+
+
+def _wait_for_step(base: Path, step: int) -> None:
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        done = base.glob("root/distill/*.partial/state/step-*/manifest.json")
+        if any(int(path.parent.name[5:]) >= step for path in done):
+            return
+        time.sleep(0.05)
+    raise AssertionError(_worker_log(base))
+
+
+def _worker_log(base: Path) -> str:
+    return (base / "worker.log").read_text(encoding="utf-8", errors="replace")[-4000:]
+
+
+def _belongs(process: psutil.Process, flow_run: str) -> bool:
+    try:
+        return process.environ().get("PREFECT__FLOW_RUN_ID") == flow_run
+    except psutil.Error:
+        return False
+
+
+def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
+    served: tuple[Path, dict[str, str]],
+) -> None:
+    base, environment = served
+    shutil.rmtree(base / "root" / "distill", ignore_errors=True)
+    recipe = {
+        **RECIPE,
+        "name": "cancelled",
+        "distill": {"max_steps": 40, "batch_size": 2, "validation_rows": 2, "checkpoint_every": 2},
+        "cluster": {"workers": 2},
+    }
+    (base / "cancelled.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    run = [str(PREFECT), "deployment", "run", "umim/full-pipeline"]
+    run += ["--param", f"recipe={base / 'cancelled.yaml'}"]
+
+    def call(command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, check=True, timeout=900, capture_output=True
+        )
+        return done.stdout.decode()
+
+    (number,) = re.findall(r"UUID: ([0-9a-f-]{36})", call(run))
+    _wait_for_step(base, 4)
+    started = [process for process in psutil.process_iter() if _belongs(process, number)]
+    started += [child for process in started for child in process.children(recursive=True)]
+    assert any("RayTrainWorker" in process.name() for process in started)
+    call([str(PREFECT), "flow-run", "cancel", number])
+    left = psutil.wait_procs(started, timeout=SECONDS)[1]
+    assert left == [], _worker_log(base)
+    client = MlflowClient(environment["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], "run_name = 'umim cancelled'")
+    assert [run.info.status for run in found] == ["KILLED"]
+    assert "Cancelled" in call([str(PREFECT), "flow-run", "inspect", number])
+    call([*run, "--watch"])
+    resumed = _digest(base)
+    shutil.rmtree(base / "root" / "distill")
+    call([sys.executable, "-m", "flows", "run", str(base / "cancelled.yaml"), "--flow", "distill"])
+    assert _digest(base) == resumed
