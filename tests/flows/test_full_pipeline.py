@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import prefect
 import pytest
 import yaml
 from mlflow import MlflowClient
@@ -16,10 +15,11 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
 from prefect.testing.utilities import prefect_test_harness
+from traces import CANARIES, Descendants, traces
 
 from flows.full_pipeline import full_pipeline
 from tasks.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
-from tasks.sockets import listening_addresses, require_loopback
+from tasks.sockets import require_loopback
 from tasks.spool import Spool
 from tasks.tracker import Tracker
 from umim_core.artifacts import read_manifest
@@ -82,26 +82,17 @@ class Run:
         self.uri = f"sqlite:///{base / 'mlflow.db'}"
         environment.setenv("UMIM_ROOT", str(self.root))
         environment.setenv("MLFLOW_TRACKING_URI", self.uri)
+        for name, secret in CANARIES.items():
+            environment.setenv(name, secret)
         self.recipe = base / "tiny.yaml"
         self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-        self.sockets: set[tuple[str, str, int]] = set()
+        self.prefect = Path()  # the database of the flow run
+        self.started = Descendants("RAY_AUTH_TOKEN")
 
     def launch(self) -> Path:
-        """Run the pipeline, watching every socket that it and its children open."""
-        done = threading.Event()
-
-        def watch() -> None:
-            while not done.is_set():
-                self.sockets |= set(listening_addresses())
-                time.sleep(0.5)
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        try:
+        """Run the pipeline, watching what it and its children open."""
+        with self.started:
             return Path(full_pipeline(str(self.recipe)))
-        finally:
-            done.set()
-            watcher.join()
 
     def artifacts(self) -> dict[str, str]:
         """Return every finished artifact's digest by "stage/key"."""
@@ -125,7 +116,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Pa
         pytest.MonkeyPatch.context() as environment,
         prefect_test_harness(server_startup_timeout=180),
     ):
+        database = prefect.settings.PREFECT_SERVER_DATABASE_CONNECTION_URL.value()
         run = Run(tmp_path_factory.mktemp("pipeline"), environment)
+        run.prefect = Path(str(database).removeprefix("sqlite+aiosqlite:///"))
         yield run, run.launch()
 
 
@@ -202,8 +195,25 @@ def test_the_prefect_run_is_named_by_its_recipe_and_shows_our_lines(
 
 def test_everything_started_listens_on_loopback_only(finished: tuple[Run, Path]) -> None:
     run, _ = finished
-    assert run.sockets, "nothing was seen listening: the watch did not work"
-    require_loopback(run.sockets)
+    require_loopback(run.started.sockets)
+    names = {name for name, _, _ in run.started.sockets}
+    assert {"gcs_server", "raylet"} <= names, "the cluster of the counting stage"
+    assert any(name.startswith("ray::") for name in names), "its workers"
+    assert any(name.startswith("python") for name in names), "the server of the flow run"
+
+
+def test_secrets_of_the_environment_reach_no_result_and_no_log(
+    finished: tuple[Run, Path],
+) -> None:
+    run, _ = finished
+    APILogWorker.drain_all(timeout=30)
+    [token] = run.started.values
+    secrets = {**CANARIES, "RAY_AUTH_TOKEN": token}
+    logs = sorted(run.prefect.parent.glob("*.db*"))
+    assert any(b"corpus: built in" in path.read_bytes() for path in logs), "the run's lines"
+    assert traces([run.recipe.parent, *logs], secrets) == []
+    lines = run.started.command_lines
+    assert not [line for line in lines if any(value in line for value in secrets.values())]
 
 
 def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(

@@ -20,6 +20,9 @@ import psutil
 import pytest
 import yaml
 from mlflow import MlflowClient
+from traces import Descendants
+
+from tasks.sockets import require_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")
@@ -127,6 +130,7 @@ def test_two_launches_of_one_deployment_share_every_stage(
     base, environment = served
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     command += ["--param", f"recipe={base / 'served.yaml'}"]
+    watch = Descendants()
     runs = [
         subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -134,9 +138,14 @@ def test_two_launches_of_one_deployment_share_every_stage(
         for _ in range(2)
     ]
     for process in runs:
-        output, _ = process.communicate(timeout=900)
+        with watch:
+            output, _ = process.communicate(timeout=900)
         log = (base / "worker.log").read_text(encoding="utf-8", errors="replace")[-4000:]
         assert process.returncode == 0, output.decode() + log
+    require_loopback(watch.sockets)
+    names = {name for name, _, _ in watch.sockets}
+    assert {"gcs_server", "raylet"} <= names, "the clusters of the runs"
+    assert any(name.startswith(("python", "prefect", "uvicorn")) for name in names), "the server"
     artifacts = [p.parent for p in base.glob("root/*/*/manifest.json")]
     stages = [p.parent.name for p in artifacts]
     assert {"corpus", "count", "distill", "evaluate", "report"} <= set(stages)
