@@ -192,7 +192,7 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
         raise CorpusError(
             f"at most {allowed} rows may be bad, first {merged.bad.first[0]}",
             f"{merged.bad.count} bad rows",
-            "Mend the rows, or allow more with max_bad.",
+            "Correct the rows, or allow more with max_bad.",
         )
     if merged.bad.count:
         first = merged.bad.first[0]

@@ -114,7 +114,7 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     stopped = train(umim, folder, *TINY, "--out", tmp_path / "trained")
     logger.removeHandler(handler)
     assert stopped.code == 130
-    assert "the same command goes on" in stopped.out
+    assert "the same command goes on" in stopped.err
     other = train(umim, folder, *TINY, "--out", tmp_path / "trained", "--seed", 1)
     assert "must be of the same training to be continued" in other.err
     resumed = train(umim, folder, *TINY, "--out", tmp_path / "trained")

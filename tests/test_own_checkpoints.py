@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,12 @@ def test_a_root_that_is_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_is_fit_for_the_command_line() -> None:
     name = own_name("novels", "llama tau 5 greedy+drop, learned positions", "WT + FT")
     assert name == "novels/llama-tau-5-greedy-drop-learned-positions/wt-ft"
+
+
+def test_a_name_in_another_script_is_no_empty_one() -> None:
+    russian, chinese = own_name("trained", "правила"), own_name("trained", "规则")
+    assert re.fullmatch("trained/[0-9a-f]{8}", russian) and russian != chinese
+    assert own_name("_mine_") == "mine"
 
 
 def test_a_recorded_checkpoint_is_found_by_its_name(root: Path, stage: Path, umim: Umim) -> None:

@@ -45,7 +45,7 @@ def bench(
     batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per row.")] = 32,
     reductions: Annotated[
-        str, typer.Option(help="Token reductions of fixed pairs, measured beside the rules.")
+        str, typer.Option(help="Token reductions of fixed pairs, measured as well as the rules.")
     ] = "0.5",
     pairs: Annotated[int, typer.Option(help="Alternating pairs of base and UMIM.")] = 5,
     warmup: Annotated[int, typer.Option(help="Untimed runs of each side.")] = 1,
@@ -120,7 +120,7 @@ def _config(values: dict[str, object]) -> BenchmarkConfig:
         first = error.errors(include_url=False)[0]
         option = str(first["loc"][0]).removeprefix("prompt_").removeprefix("token_")
         raise ConfigError(
-            f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Mend the option."
+            f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Correct it."
         ) from error
 
 
@@ -135,7 +135,9 @@ def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.i
     try:
         text = held_out_text() if path is None else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError("--text must be a file of UTF-8 text", str(error), "Mend it.") from error
+        raise CorpusError(
+            "--text must be a file of UTF-8 text", str(error), "Name another."
+        ) from error
     ids = umim.backbone.encode(text[: _CHARACTERS * needed])
     return np.array(ids[:needed], dtype=np.int64)
 

@@ -11,7 +11,10 @@ from umim_core.errors import ConfigError, CorpusError
 
 DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", "-c", help="Embedded name, directory or hub repository.")
+    str,
+    typer.Option(
+        "--checkpoint", "-c", help="A name that umim path lists, a directory or a hub repository."
+    ),
 ]
 DeviceOption = Annotated[
     str, typer.Option(help="cpu, or cuda (cuda:1 and so on) where there is a GPU.")

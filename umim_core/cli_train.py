@@ -113,7 +113,7 @@ def train(
         with computing():
             summary = train_checkpoint(training, place)
     except KeyboardInterrupt:
-        emit({}, ["", "Stopped; the same command goes on from the last state."], as_json=False)
+        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

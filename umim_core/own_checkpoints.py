@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from umim_core.artifacts import sha256_bytes
 from umim_core.disk import write_bytes
 from umim_core.errors import ConfigError
 
@@ -42,9 +43,11 @@ def own_name(*parts: str) -> str:
     """Return a name for the command line: letters, digits, dots and hyphens between slashes.
 
     ``own_name("novels", "llama tau 5 greedy+drop", "WT")`` is
-    ``novels/llama-tau-5-greedy-drop/wt``.
+    ``novels/llama-tau-5-greedy-drop/wt``. A part without any of them becomes digits of its SHA-256.
     """
-    return "/".join(re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-.") for part in parts)
+    fit = (re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-._") for part in parts)
+    pairs = zip(fit, parts, strict=True)
+    return "/".join(name or sha256_bytes(part.encode())[:8] for name, part in pairs)
 
 
 def record_checkpoint(root: Path, name: str, directory: Path) -> None:

@@ -27,7 +27,7 @@ def read_recipe_file(path: Path) -> object:
             "a recipe file must exist", str(path), "`python -m flows recipes` lists the recipes."
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} must be YAML", str(error), "Mend the file.") from error
+        raise ConfigError(f"{path} must be YAML", str(error), "Correct the file.") from error
 
 
 def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
@@ -46,7 +46,7 @@ def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the recipe"
-        remedy = "Mend the field."
+        remedy = "Correct the field."
         if first["type"] == "extra_forbidden":
             known = _fields(model, first["loc"][:-1])
             guess = did_you_mean(str(first["loc"][-1]), known)

@@ -75,7 +75,7 @@ def test_too_few_questions_are_refused(
     tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config = corpus(tmp_path, ["w1", "w2", *(f"w{i} w1 w1 w1 w1" for i in range(3, 9))])
-    with pytest.raises(CorpusError, match="at most 4 tokens; got 2, beside 6 too long"):
+    with pytest.raises(CorpusError, match="at most 4 tokens; got 2, and 6 too long"):
         select_questions(config, Prompter(tiny_tokenizer, config))
 
 

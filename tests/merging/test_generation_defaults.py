@@ -101,6 +101,11 @@ def test_sampling_takes_transformers_top_k_unless_another_is_given(umim: UMIM) -
     assert settings(umim, do_sample=True, top_k=3).top_k == 3
 
 
+def test_a_model_that_switches_top_k_off_samples_from_the_whole_vocabulary(umim: UMIM) -> None:
+    umim.backbone.model.generation_config = GenerationConfig(do_sample=True, top_k=0)
+    assert settings(umim).top_k == 0
+
+
 def test_settings_of_a_models_file_that_change_no_token_are_left_out(umim: UMIM) -> None:
     umim.backbone.model.generation_config = GenerationConfig(
         cache_implementation="hybrid", output_attentions=False, early_stopping=True, eos_token_id=0

@@ -168,7 +168,7 @@ def test_transformers_own_settings_are_taken(umim: UMIM) -> None:
 
 
 def test_settings_in_two_places_are_refused(umim: UMIM) -> None:
-    with pytest.raises(GenerationError, match="settings must stand in config or beside it"):
+    with pytest.raises(GenerationError, match="settings must be given in config or as options"):
         umim.generate(PROMPT, config=GenerationConfig(max_new_tokens=9), max_new_tokens=3)
 
 

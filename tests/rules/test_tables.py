@@ -107,7 +107,7 @@ def test_tables_of_other_rules_are_refused(saved: Path, tmp_path: Path) -> None:
     RuleSet.from_spans([*SPANS[1:], (1, 3)]).save(tmp_path / "other")
     (tmp_path / "other" / "matcher" / "tables.npy").rename(saved / "matcher" / "tables.npy")
     sign(saved)
-    with pytest.raises(ArtifactError, match="made of the rules beside it; got other rules"):
+    with pytest.raises(ArtifactError, match="made of the rules in its folder; got other rules"):
         RuleSet.load(saved)
 
 
@@ -137,7 +137,7 @@ def _clear_one(words: Words) -> None:
         (_put(2, 1), "must hold 5 rules"),  # infix-free, though (1, 2) continues to (1, 2, 3)
         (_put(2, 7), "must hold 5 rules"),
         (_put(3, 1), "must hold 5 rules"),
-        (_put(5, 0), "made of the rules beside it"),
+        (_put(5, 0), "made of the rules in its folder"),
         (_fill, "must hold 5 rules and a free slot; got 5 rules, 1. of 1. slots"),
         (_clear_one, "must hold 5 rules and a free slot; got 4 rules"),
         (lambda words: words[: HEADER + int(words[1])], "must hold 5 rules"),

@@ -118,9 +118,11 @@ def _parse(line: str, where: str) -> Question:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise CorpusError(f"{where} must be one JSON object", str(error), "Mend it.") from error
+        raise CorpusError(
+            f"{where} must be one JSON object", str(error), "Correct the line."
+        ) from error
     if not isinstance(row, dict):
-        raise CorpusError(f"{where} must be one JSON object", row, "Mend it.")
+        raise CorpusError(f"{where} must be one JSON object", row, "Correct the line.")
     context, choices, gold = row.get("context"), row.get("choices"), row.get("gold")
     if (
         not isinstance(context, str)
@@ -132,7 +134,7 @@ def _parse(line: str, where: str) -> Question:
         raise CorpusError(
             f"{where} must hold context (string), choices (list of strings) and gold (integer)",
             row,
-            "Mend the line.",
+            "Correct the line.",
         )
     try:
         return Question(context, tuple(choices), gold)

@@ -91,7 +91,7 @@ def read_gen_kwargs(
         settings: The kwargs as lm-eval normalises them, without ``until``; they are used up.
         until: Texts to stop at, the end of a text among them.
         backbone: The model.
-        end: The tokenizer's end of a text as id and text; it counts beside the model's own.
+        end: The tokenizer's end of a text as id and text; it counts with the model's own.
         warn: Gets the warnings.
 
     Raises:
@@ -119,6 +119,10 @@ def read_gen_kwargs(
         given = GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
         config = with_defaults(given, backbone)
     except ValueError as error:
-        raise GenerationError("a generation kwarg is out of range", str(error)) from error
+        raise GenerationError(
+            "a generation kwarg is out of range",
+            str(error),
+            "Correct it in the task's generation_kwargs or in --gen_kwargs.",
+        ) from error
     config.eos_token_id = sorted({*eos_ids(config.eos_token_id), end[0]})
     return Wanted(config, until, new_tokens, max_length)

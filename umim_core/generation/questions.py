@@ -111,7 +111,7 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
         raise CorpusError(
             f"a generated corpus needs at least {len(SPLITS)} different questions of at most "
             f"{corpus.max_question_tokens} tokens",
-            f"{len(found.texts)}, beside {found.too_long} too long",
+            f"{len(found.texts)}, and {found.too_long} too long",
             "Name more questions, or raise max_question_tokens.",
         )
     return found

@@ -65,7 +65,7 @@ class GenerateOptions(TypedDict, total=False):
         overlong: What becomes of a prompt that does not fit the context with its new tokens:
             ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
             continued) or ``extend`` (rotary positions go on, with a warning).
-        logprobs: How many of the most probable ids to report per step, beside the log-probability
+        logprobs: How many of the most probable ids to report per step, with the log-probability
             of the chosen one; None reports neither.
         past: State of an earlier output; the prompts are what is added to it.
         add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does by
@@ -140,19 +140,23 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
     """Return transformers' settings for the options, with what was not given filled in.
 
     Raises:
-        GenerationError: If an option is out of range, or settings stand beside a ``config``.
+        GenerationError: If an option is out of range, or settings come with a ``config``.
     """
     given = options.get("config")
     if given is not None:
         twice = [name for name in _SETTINGS if name in options]
         if twice:
             raise GenerationError(
-                "settings must stand in config or beside it", twice, "Put them into config."
+                "settings must be given in config or as options, not both",
+                twice,
+                "Put them into config.",
             )
     try:
         config = with_defaults(_given(options, backbone) if given is None else given, backbone)
     except ValueError as error:
-        raise GenerationError("a generation option is out of range", str(error)) from error
+        raise GenerationError(
+            "a generation option is out of range", str(error), "Correct it, or leave it out."
+        ) from error
     if config.max_new_tokens is None:
         config.max_new_tokens = _NEW_TOKENS
     return config
@@ -209,7 +213,7 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
 
     Args:
         options: The options.
-        streamer: What ``UMIM.stream`` reads; no other may be given beside it.
+        streamer: What ``UMIM.stream`` reads; no other may be given with it.
 
     Raises:
         GenerationError: If ``merge`` is none of its values.

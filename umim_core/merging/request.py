@@ -29,7 +29,7 @@ class Request:
         overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
             ``truncate`` (leading units are dropped; not of a turn that continues another) or
             ``extend`` (rotary positions go on, with a warning).
-        logprobs: How many of the most probable ids to report beside each chosen one's
+        logprobs: How many of the most probable ids to report with each chosen one's
             log-probability; None reports neither.
         logits_processor: Further processors; see ``TokenChooser``.
         stopping_criteria: Further criteria; see ``Stopper``.

@@ -77,7 +77,7 @@ class TokenChooser:
     """Choose one token per row from its logits.
 
     Each row samples from a stream of its own, made from the seed and the stream's number: what a
-    row draws does not depend on the rows beside it or on when they finish.
+    row draws does not depend on the other rows or on when they finish.
 
     Args:
         config: What ``check_generation_config`` lets pass.
@@ -120,7 +120,9 @@ class TokenChooser:
             plain = _from_table(PLAIN, config)
             warpers = _from_table(WARPERS, config) if self._sample else []
         except ValueError as error:
-            raise GenerationError("a sampling setting is out of range", str(error)) from error
+            raise GenerationError(
+                "a sampling setting is out of range", str(error), "Correct it, or leave it out."
+            ) from error
         behind = [*plain, *(processors or ())]
         alike = not processors and not on_ids and not any(least)
         # Rows have their own ids and lengths, and padding would be penalised: one call a row.
@@ -163,7 +165,9 @@ class TokenChooser:
         try:
             scores = self._processed(scores, raw_ids)
         except ValueError as error:  # some of transformers' check their settings here
-            raise GenerationError("a logits processor refused its input", str(error)) from error
+            raise GenerationError(
+                "a logits processor refused its input", str(error), "Correct its settings."
+            ) from error
         scores = scores.to(float64_device(scores.device))
         best = scores.max(dim=-1)
         chosen = self._draw(scores) if self._sample else best.indices

@@ -130,7 +130,8 @@ def with_defaults(given: GenerationConfig, backbone: Backbone) -> GenerationConf
     values = vars(config)
     for name, value in backbone.model.generation_config.to_dict().items():
         inherited = name not in IGNORED and name != "max_length" and _NEUTRAL.get(name) != value
-        if inherited and value not in (None, False) and values.get(name, False) is None:
+        said = value is not None and value is not False  # 0 is said: a top_k of 0 keeps all
+        if inherited and said and values.get(name, False) is None:
             values[name] = value
     if config.eos_token_id is None:
         config.eos_token_id = end_ids(backbone) or None

@@ -129,7 +129,7 @@ class MatcherTables:
             )
         if not np.array_equal(words[_DIGEST], _digest_words(digest)):
             raise ArtifactError(
-                f"{path} must be made of the rules beside it", "other rules", "Mine them again."
+                f"{path} must be made of the rules in its folder", "other rules", "Mine them again."
             )
         slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
         used, rules, continued = survey(slots)

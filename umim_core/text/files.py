@@ -139,7 +139,7 @@ def typed_errors(file: CorpusFile) -> Iterator[None]:
         raise CorpusError(
             f"{file}: the file must be readable and whole",
             f"{type(error).__name__}: {_scrubbed(str(error), file.location)}",
-            "Mend the file or leave it out.",
+            "Correct the file or leave it out.",
         ) from (None if is_address(file.location) else error)  # the cause may show credentials
 
 

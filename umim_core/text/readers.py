@@ -31,7 +31,7 @@ from umim_core.text.sources import (
 _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
-_REMEDY_ROW: Final = "Mend the row, or allow bad rows with max_bad."
+_REMEDY_ROW: Final = "Correct the row, or allow bad rows with max_bad."
 
 
 @dataclass

@@ -113,7 +113,7 @@ def source_of(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{where}: {first['msg']}", first["input"], "Mend the option.") from error
+        raise ConfigError(f"{where}: {first['msg']}", first["input"], "Correct it.") from error
 
 
 def _source(
