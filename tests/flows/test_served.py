@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -48,7 +49,9 @@ pytestmark = pytest.mark.full
 
 
 @contextmanager
-def _service(arguments: list[str], environment: dict[str, str], log: Path) -> Iterator[None]:
+def _service(
+    arguments: list[str], environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Prefect service; TERM at the end, a bounded wait, then KILL."""
     with log.open("wb") as stream:
         process = subprocess.Popen(
@@ -60,9 +63,10 @@ def _service(arguments: list[str], environment: dict[str, str], log: Path) -> It
             start_new_session=True,
         )
         try:
-            yield
+            yield process
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):  # a test may have killed it
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
@@ -89,8 +93,17 @@ def _wait_for(url: str) -> None:
             time.sleep(1)
 
 
+@dataclass
+class Served:
+    """A Prefect server with a worker: their folder, their environment, the server's process."""
+
+    base: Path
+    environment: dict[str, str]
+    server: subprocess.Popen[bytes]
+
+
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     base = tmp_path_factory.mktemp("served")
     port = _free_port()
     (base / "served.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
@@ -115,19 +128,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
 
     with ExitStack() as stack:
         start = ["server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        stack.enter_context(_service(start, environment, base / "server.log"))
+        server = stack.enter_context(_service(start, environment, base / "server.log"))
         _wait_for(f"http://127.0.0.1:{port}/api/health")
         prefect("work-pool", "create", "umim-pool", "--type", "process")
         prefect("deploy", "--all")
         worker = ["worker", "start", "--pool", "umim-pool", "--type", "process"]
         stack.enter_context(_service(worker, environment, base / "worker.log"))
-        yield base, environment
+        yield Served(base, environment, server)
 
 
-def test_two_launches_of_one_deployment_share_every_stage(
-    served: tuple[Path, dict[str, str]],
-) -> None:
-    base, environment = served
+def test_two_launches_of_one_deployment_share_every_stage(served: Served) -> None:
+    base, environment = served.base, served.environment
     command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
     command += ["--param", f"recipe={base / 'served.yaml'}"]
     watch = Descendants()
@@ -188,9 +199,9 @@ def _belongs(process: psutil.Process, flow_run: str) -> bool:
 
 
 def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
-    served: tuple[Path, dict[str, str]],
+    served: Served,
 ) -> None:
-    base, environment = served
+    base, environment = served.base, served.environment
     shutil.rmtree(base / "root" / "distill", ignore_errors=True)
     recipe = {
         **RECIPE,
@@ -227,3 +238,42 @@ def test_a_cancelled_flow_run_is_gone_in_seconds_and_its_deployment_resumes(
     shutil.rmtree(base / "root" / "distill")
     call([sys.executable, "-m", "flows", "run", str(base / "cancelled.yaml"), "--flow", "distill"])
     assert _digest(base) == resumed
+
+
+def test_watching_a_failed_run_shows_why(served: Served) -> None:
+    command = [str(PREFECT), "deployment", "run", "umim/full-pipeline", "--watch"]
+    # Relative, so that the message also shows that it was found from the worker's folder.
+    command += ["--param", "recipe=infra/recipes/backbone-llama.yaml"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=served.environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 1
+    told = " ".join(done.stdout.split())
+    assert "flow umim needs a recipe of kind pipeline; got infra/recipes/backbone-llama" in told
+
+
+def test_a_run_outlives_its_prefect_server(served: Served) -> None:
+    root, uri = served.base / "outlives", f"sqlite:///{served.base / 'outlives.db'}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows", "run", str(served.base / "served.yaml"), "--flow", "mine"],
+        cwd=ROOT,
+        env={**served.environment, "UMIM_ROOT": str(root), "MLFLOW_TRACKING_URI": uri},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "corpus: building" in line:
+            break
+    os.killpg(served.server.pid, signal.SIGKILL)
+    _, told = process.communicate(timeout=280)
+    assert process.returncode == 1
+    assert "Prefect's server must answer when a flow run begins and ends" in told
+    finished = {path.parent.parent.name for path in root.glob("*/*/manifest.json")}
+    assert finished == {"corpus", "task", "tokenize", "count", "filter"}
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    query = "tags.`umim.kind` = 'pipeline'"
+    (run,) = client.search_runs([experiment.experiment_id], query)
+    assert run.info.status == "FINISHED"
