@@ -16,6 +16,7 @@ from umim_core.artifacts import directory_digest
 from umim_core.backbone import tokenizer_fingerprint
 from umim_core.backbone_config import load_any_recipe
 from umim_core.checkpoint import Checkpoint
+from umim_core.distill import own_training
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
@@ -122,6 +123,26 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     train(umim, folder, *TINY, "--out", tmp_path / "whole")
     digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}
     assert len(digests) == 1
+
+
+def test_a_training_killed_on_the_way_to_its_name_trains_nothing_again(
+    umim: Umim,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_training, "flush_tree", killed)
+        assert train(umim, folder, *TINY, "--out", tmp_path / "trained").code == 130
+    assert not (tmp_path / "trained").exists()
+    assert "resuming at step 6" in train(umim, folder, *TINY, "--out", tmp_path / "trained").err
+    assert train(umim, folder, *TINY, "--out", tmp_path / "other").code == 0
+    digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "other")}
+    assert len(digests) == 1
+    assert not [*tmp_path.glob("*.state"), *tmp_path.glob("*.partial")]
 
 
 @pytest.mark.parametrize(

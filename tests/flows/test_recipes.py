@@ -130,10 +130,10 @@ def test_a_dry_run_prints_memory_and_time_for_programs() -> None:
     assert told["seconds"] == pytest.approx(told["steps"] * told["step_seconds"])
 
 
-def test_a_recipe_without_hardware_prints_what_it_did_before() -> None:
+def test_a_recipe_without_hardware_predicts_training_on_this_processor_alone() -> None:
     done = dry_run("embedded", "--json")
     assert done.exit_code == 0, done.output
-    assert set(json.loads(done.output)) == {"recipe", "stages", "mining"}
+    assert set(json.loads(done.output)) == {"recipe", "stages", "mining", "distillation_here"}
 
 
 def test_a_training_that_does_not_fit_is_told_and_refused(tmp_path: Path) -> None:

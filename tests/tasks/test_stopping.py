@@ -95,6 +95,10 @@ def test_ctrl_c_ends_a_run_likewise(tmp_path: Path) -> None:
 
 def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
     with running(program("ready()", NEVER), tmp_path) as (run, _, _):
+        process = psutil.Process(run.pid)
+        begun = process.cpu_times().user
+        while process.cpu_times().user < begun + 0.2:  # until it is in the call for certain
+            time.sleep(0.02)
         status, said = stop(run, signal.SIGTERM)
     assert (status, said) == (-signal.SIGKILL, "stopped; the same command continues\n")
 

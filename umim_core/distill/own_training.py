@@ -113,8 +113,12 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
     with directory_lock(out, wait_seconds=0.0):
         rules = RuleSet.load(training.rules)
         key = _key(training, rules)
+        # The state of a call that is killed on the way to the final name.
+        kept = out.with_name(f"{out.name}.{key[:16]}.state")
         if out.exists():
-            return _finished(out, key)
+            found = _finished(out, key)
+            shutil.rmtree(kept, ignore_errors=True)
+            return found
         tokenizer = load_tokenizer(training.model)
         rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
         check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
@@ -132,17 +136,20 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
                 )
         rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
         state = partial / "state"
+        if kept.is_dir():
+            kept.rename(state)
         if (newest := newest_state(state, 1)) is not None:
             logger.info("resuming at step %d", step_of(newest))
         job = place_rows(_job(training, partial), rows)
         with followed(state):
             run_job(job, AdamWStrategy)
-        shutil.rmtree(state)
+        state.rename(kept)  # it is no part of the result, and needed until that has its name
         _write_recipe(partial, out, training)
         write_manifest(partial, kind=KIND, schema=SCHEMA, body={"key": key})
         flush_tree(partial)
         partial.rename(out)
         flush(out.parent)
+        shutil.rmtree(kept, ignore_errors=True)
         return _summary(out)
 
 
