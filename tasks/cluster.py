@@ -234,7 +234,7 @@ def _check_reachable(target: str) -> None:
     error = _refusal(host, int(port))
     if error is not None:
         raise ClusterError(
-            "the Ray cluster must answer", f"{target} ({error})", "Start it or mend the address."
+            "the Ray cluster must answer", f"{target} ({error})", "Start it or correct the address."
         ) from error
 
 

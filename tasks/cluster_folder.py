@@ -37,7 +37,7 @@ def cluster_folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def keep_logs(logs: Path, place: Path) -> Path:
+def keep_logs(logs: Path, place: Path) -> Path | None:
     """Copy Ray's logs, which go with their folder, to a place that stays.
 
     Args:
@@ -45,9 +45,9 @@ def keep_logs(logs: Path, place: Path) -> Path:
         place: Receives a folder that is named by time and process.
 
     Returns:
-        That folder.
+        That folder, or None if nothing could be copied.
     """
     kept = place / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
-    with contextlib.suppress(shutil.Error):  # files that went meanwhile; the others are copied
+    with contextlib.suppress(OSError):  # files that went meanwhile, a full disk: what can be copied
         shutil.copytree(logs, kept, ignore_dangling_symlinks=True, dirs_exist_ok=True)
-    return kept
+    return kept if kept.is_dir() else None

@@ -14,6 +14,7 @@ It imports the standard library and psutil only, so it is there in a tenth of a 
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import select
@@ -44,8 +45,9 @@ def _watch(pid: int) -> None:
     deadline: float | None = None
     while os.getppid() == pid:
         if deadline is not None and time.monotonic() > deadline:
-            os.write(2, b"stopped; the same command continues\n")
             os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # nobody may be reading any more
+                os.write(2, b"stopped; the same command continues\n")
             return
         ready, _, _ = select.select([0], [], [], _LOOK_SECONDS)
         if not ready:

@@ -204,15 +204,15 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             description=note.strip(),
         )
         killed = tracker.another()  # its own connection: a stop must not wait for this thread
-        with (
-            told(partial(killed.finish, key, "KILLED")),
-            verifying_once(),
-            ClusterLease(recipe.cluster, root / "ray-logs") as lease,
-        ):
-            run = PipelineRun(recipe, root, lease, tracker, key)
+        with told(partial(killed.finish, key, "KILLED")):
             status: Status = "KILLED"
             try:
-                yield run
+                with (
+                    verifying_once(),
+                    ClusterLease(recipe.cluster, root / "ray-logs") as lease,
+                ):
+                    run = PipelineRun(recipe, root, lease, tracker, key)
+                    yield run
                 status = "FINISHED"
             except Exception:
                 status = "FAILED"
@@ -245,6 +245,6 @@ def _prefect_url() -> str | None:
 
 
 def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:
-    """Retry what may pass (a lost node, a server away), not what a person must mend."""
+    """Retry what may pass (a lost node, a server away), not what a person must correct."""
     error = state.data
     return isinstance(error, ClusterError | TrackingError) or not isinstance(error, UmimError)

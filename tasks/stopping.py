@@ -82,6 +82,12 @@ class _Stopper:
         if not self._once.acquire(blocking=False):
             return
         self.stopping = True
+        try:
+            self._clear_up()
+        finally:
+            os._exit(128 + number)
+
+    def _clear_up(self) -> None:
         logging.disable(logging.CRITICAL)  # what dies now would only complain
         threading.excepthook = lambda _: None
         self._kill_children(sparing=_temporary_server())
@@ -92,9 +98,9 @@ class _Stopper:
             self._guard.wait(_GUARD_SECONDS)
         step = self.step()
         at = "" if step is None else f" at step {step}"
-        clear = _CLEAR_LINE if sys.stderr.isatty() else ""
-        os.write(2, f"{clear}stopped; the same command continues{at}\n".encode())
-        os._exit(128 + number)
+        clear = _CLEAR_LINE if os.isatty(2) else ""
+        with suppress(OSError):  # nobody may be reading any more: `... 2>&1 | tee` dies first
+            os.write(2, f"{clear}stopped; the same command continues{at}\n".encode())
 
     def _kill_children(self, sparing: Collection[int] = ()) -> None:
         spared = {self._guard.pid, *sparing}
@@ -138,11 +144,12 @@ def stoppable() -> Iterator[None]:
             stopper.park()
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: set by C code, which Python cannot set again
+                signal.signal(number, handler)
 
 
 def in_use() -> bool:
-    """Tell whether this process is in a `stoppable` block."""
+    """Tell whether this process is, or has been, in a `stoppable` block."""
     return _stopper is not None
 
 

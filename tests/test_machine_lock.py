@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.stage import Metrics, StageSpec, run_stage
+from umim_core.errors import LockError
 from umim_core.machine_lock import VARIABLE, computing, lock_file, measuring
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,7 +86,7 @@ def test_each_user_has_a_lock_that_only_the_user_opens(lock: Path) -> None:
 
 def test_a_link_in_place_of_the_lock_is_not_followed(lock: Path, tmp_path: Path) -> None:
     lock.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"), computing():
+    with pytest.raises(LockError, match="symbolic links"), computing():
         pytest.fail("a link was followed")
 
 
@@ -106,3 +107,11 @@ def another_may_compute() -> bool:
     program += "fcntl.flock(open(sys.argv[1]), fcntl.LOCK_SH | fcntl.LOCK_NB)"
     command = [sys.executable, "-c", program, str(lock_file())]
     return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_a_lock_file_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent" / "lock"))
+    with pytest.raises(LockError, match=r"absent/lock.*Set UMIM_MACHINE_LOCK"), computing():
+        pass

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from umim_core.errors import LockError
+
 logger = logging.getLogger("umim.lock")
 VARIABLE: Final = "UMIM_MACHINE_LOCK"
 _POLL_SECONDS: Final = 0.2
@@ -47,7 +49,15 @@ def lock_file() -> Path:
 
 @contextmanager
 def _held(kind: int, waiting: str) -> Iterator[None]:
-    handle = os.open(lock_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    path = lock_file()
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise LockError(
+            "the file of the machine's lock must be writable",
+            f"{path}: {error.strerror}",
+            f"Set {VARIABLE} to a file of yours.",
+        ) from error
     try:
         told = False
         while not _acquired(handle, kind):

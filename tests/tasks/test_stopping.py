@@ -93,6 +93,14 @@ def test_ctrl_c_ends_a_run_likewise(tmp_path: Path) -> None:
         assert stop(run, signal.SIGINT)[0] == 130
 
 
+def test_a_stop_that_nobody_reads_ends_the_run_all_the_same(tmp_path: Path) -> None:
+    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, _, _):
+        assert run.stderr is not None
+        run.stderr.close()  # as of a run piped into a program that Ctrl-C ended first
+        run.send_signal(signal.SIGINT)
+        assert run.wait(SECONDS) == 130
+
+
 def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
     with running(program("ready()", NEVER), tmp_path) as (run, _, _):
         process = psutil.Process(run.pid)
