@@ -183,14 +183,18 @@ def replay(as_json: JsonFlag = False) -> None:
     from tasks.tracker import Tracker
     from umim_core.errors import TrackingError
 
-    waiting, reason = Tracker(root=artifact_root()).replay()
+    tracker = Tracker(root=artifact_root())
+    waiting, reason = tracker.replay()
     if waiting:
         raise TrackingError(
             "MLflow must take what waits",
             f"{len(waiting)} records in {waiting[0].parent}, {reason}",
             "Start the server or set MLFLOW_TRACKING_URI, then run the same command again.",
         )
-    _emit({"waiting": 0}, ["MLflow has everything"], as_json)
+    line = "MLflow has everything"
+    if refused := tracker.refused():
+        line = f"{len(refused)} records were refused, see {refused[0].parent}"
+    _emit({"waiting": 0, "refused": len(refused)}, [line], as_json)
 
 
 _SHOWN: Final = {

@@ -19,7 +19,8 @@ class Patience:
 
     A failed try costs what it took. After one, the store rests, each time twice as long, and the
     next try begins with a short question. A store that refuses connections fails at once, so it is
-    tried to the end of the run; one that accepts them and never answers is tried four times.
+    tried to the end of the run; one that accepts them and never answers is tried three or four
+    times.
     """
 
     def __init__(self) -> None:

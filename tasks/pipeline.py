@@ -29,7 +29,7 @@ from tasks.recipes import find_recipe
 from tasks.stage import Artifact, verifying_once
 from tasks.stopping import told
 from tasks.tracker import PREFECT_TAG, LiveMetrics, Tracker
-from tasks.tracking_values import RunInput, Status
+from tasks.tracking_values import RunInput, Status, redact
 from umim_core.artifacts import canonical_json, sha256_bytes
 from umim_core.config import Recipe, RunRecipe
 from umim_core.devices import release_memory
@@ -239,9 +239,9 @@ def _kind(model: type[RunRecipe]) -> str:
 
 
 def _prefect_url() -> str | None:
-    """Return the page of the flow run; None without pages, where Prefect says "None/flow-runs"."""
+    """Return the flow run's page, no password in it; None where Prefect says "None/flow-runs"."""
     url = flow_run.ui_url if FlowRunContext.get() is not None else None
-    return url if url and url.startswith(("http://", "https://")) else None
+    return redact(url) if url and url.startswith(("http://", "https://")) else None
 
 
 def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:

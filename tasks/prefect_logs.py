@@ -14,6 +14,7 @@ from prefect.events import emit_event
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogHandler
 
+from tasks.tracking_values import redact
 from umim_core.errors import UmimError
 
 _TOLD_SECONDS: Final = 2.0
@@ -55,7 +56,7 @@ def _tell_why(run_id: UUID, error: UmimError) -> None:
     ``prefect deployment run --watch`` shows names of events and, unless the server streams them,
     no logs; it ends with the event of the failed state, which comes next.
     """
-    name = f"{type(error).__name__}: {error}"
+    name = redact(f"{type(error).__name__}: {error}")
     place = {"prefect.resource.id": f"prefect.flow-run.{run_id}", "prefect.resource.name": name}
     if emit_event("umim.failed", place) is not None:
         waiting = threading.Thread(target=EventsWorker.instance().wait_until_empty, daemon=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from functools import partial
+from typing import Final
 from uuid import UUID
 
 import httpx
@@ -17,9 +19,11 @@ from prefect.states import Cancelled
 
 from tasks.cluster import CHECKOUT
 from tasks.stopping import in_use, stoppable, told
-from umim_core.errors import ClusterError
+from tasks.tracking_values import redact
+from umim_core.errors import ClusterError, UmimError
 
 logger = logging.getLogger("umim.prefect")
+_CONNECTION_LIBRARIES: Final = ("anyio", "asyncio", "httpcore", "httpx", "prefect")
 
 
 def start_temporary_server() -> None:
@@ -45,7 +49,7 @@ def prefect_may_be_away() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        logger.warning("Prefect is away, its pages lack what was found: %s", error)
+        logger.warning("Prefect is away, its pages lack what was found: %s", redact(str(error)))
 
 
 @contextmanager
@@ -54,16 +58,44 @@ def prefect_must_answer() -> Iterator[None]:
 
     Raises:
         ClusterError: If so. The stages of a flow need no server, so they are finished.
+        UmimError: What ended the flow, if it failed before the server was missed.
     """
     try:
         yield
+        return
     except httpx.HTTPError as error:
-        raise ClusterError(
+        failed = _failed_before(error)
+        after = f", after {type(failed).__name__}: {failed}" if failed else ""
+        away = ClusterError(
             "Prefect's server must answer when a flow run begins and ends",
-            f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}",
+            redact(f"{PREFECT_API_URL.value() or 'the temporary server'}: {error}{after}"),
             "Start it, or unset PREFECT_API_URL; the same command again finds every finished stage "
             "and ends at once.",
-        ) from error
+        )
+        if not isinstance(failed, UmimError):
+            raise away from error
+    failed.add_note(f"Prefect's server is away too: {away.value}")
+    raise failed
+
+
+def _failed_before(error: BaseException) -> BaseException | None:
+    """Return what was being handled when a request failed: our own error, else the newest other.
+
+    The errors of the connection itself are left out.
+    """
+    chain = [error]
+    for link in chain:  # it grows meanwhile
+        chain += [at for at in (link.__cause__, link.__context__) if at and at not in chain]
+    others = [link for link in chain if not _of_a_connection(link)]
+    ours = [link for link in others if isinstance(link, UmimError)]
+    return next(iter(ours + others), None)
+
+
+def _of_a_connection(error: BaseException) -> bool:
+    unnamed = type(error) is OSError and error.errno is None  # "All connection attempts failed"
+    kinds = (ConnectionError, TimeoutError, socket.gaierror, BaseExceptionGroup)
+    library = type(error).__module__.partition(".")[0]
+    return unnamed or isinstance(error, kinds) or library in _CONNECTION_LIBRARIES
 
 
 @contextmanager

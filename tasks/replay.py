@@ -28,13 +28,17 @@ def replay(store: Store, record: Record) -> None:
         record: What ``Tracker`` kept: ``kind``, ``pipeline`` (its key), ``time_ms`` and the rest.
 
     Raises:
-        TrackingError: If the store refuses it, a file that it names is gone, or its kind is
-            unknown.
+        TrackingError: If the store refuses it, a file that it names is gone, its kind is unknown,
+            or it lacks a field.
     """
     kind = record.get("kind")
-    if kind not in _WRITERS:
+    if not isinstance(kind, str) or kind not in _WRITERS:
         raise TrackingError(f"a record must be one of {', '.join(_WRITERS)}", kind)
-    _WRITERS[kind](store, record)
+    write, fields = _WRITERS[kind]
+    missing = [name for name in ("pipeline", "time_ms", *fields.split()) if name not in record]
+    if missing:
+        raise TrackingError(f"a record of kind {kind} must have {', '.join(missing)}", record)
+    write(store, record)
 
 
 def _pipeline(store: Store, record: Record) -> StoredRun:
@@ -93,6 +97,8 @@ def _files(store: Store, record: Record) -> None:
 
 
 def _status(store: Store, record: Record) -> None:
+    if record["status"] not in list(STATUSES):
+        raise TrackingError(f"a status must be one of {', '.join(STATUSES)}", record["status"])
     run = _pipeline(store, record)
     store.set_status(run.run_id, STATUSES[record["status"]], record["time_ms"])
 
@@ -112,12 +118,13 @@ def _present(files: list[str]) -> list[Path]:
     return [Path(name) for name in files]
 
 
-_WRITERS: Final[Mapping[str, Callable[[Store, Record], None]]] = {
-    "open": _open,
-    "points": _points,
-    "stage": _stage,
-    "comparison": _comparison,
-    "files": _files,
-    "status": _status,
-    "checkpoint": _checkpoint,
+# How a record of a kind is written, and the fields that it must have.
+_WRITERS: Final[Mapping[str, tuple[Callable[[Store, Record], None], str]]] = {
+    "open": (_open, "params tags"),
+    "points": (_points, "points"),
+    "stage": (_stage, "stage key params points files inputs tags"),
+    "comparison": (_comparison, "key name params points tags"),
+    "files": (_files, "files"),
+    "status": (_status, "status"),
+    "checkpoint": (_checkpoint, "key directory alias digest backbone"),
 }

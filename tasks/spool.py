@@ -60,9 +60,12 @@ class Spool:
     def read(self, path: Path) -> Record | None:
         """Return a record; None, and it is set aside, if the file is damaged."""
         try:
-            record: Record = json.loads(path.read_bytes())
+            record = json.loads(path.read_bytes())
         except ValueError as error:
             self.refuse(path, str(error))
+            return None
+        if not isinstance(record, dict):
+            self.refuse(path, f"a record must be a JSON object; got {type(record).__name__}")
             return None
         return record
 

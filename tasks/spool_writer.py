@@ -70,6 +70,24 @@ class SpoolWriter:
         """Return the files of the records that still wait, and why they do."""
         return self._spool.waiting(), self._reason or "another process is writing"
 
+    def refused(self) -> list[Path]:
+        """Return the files of the records that were set aside."""
+        return self._spool.refused()
+
+    def warn(self, command: str) -> None:
+        """Say what waits, that ``command`` writes it, and what was refused."""
+        waiting, reason = self.waiting()
+        if waiting:
+            logger.warning(
+                "%d records for MLflow wait in %s (%s). The next run writes them, or: %s",
+                len(waiting),
+                self._spool.folder,
+                reason,
+                command,
+            )
+        if refused := self.refused():
+            logger.warning("%d records were refused, see %s", len(refused), self._spool.folder)
+
     def ask(self, question: Callable[[Store], T]) -> T | None:
         """Return what the store answers; None if it does not now."""
         with undisturbed(), self._busy:

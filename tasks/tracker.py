@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -214,19 +215,11 @@ class Tracker:
         )
 
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
-        """Close a pipeline, try the store a last time, and say what waits."""
+        """Close a pipeline, try the store a last time, and say what waits or was refused."""
         if status == "KILLED":
             self._writer.hurry()
         self._record("status", pipeline, last=True, status=status)
-        waiting, reason = self._writer.waiting()
-        if waiting:
-            logger.warning(
-                "%d records for MLflow wait in %s (%s). The next run writes them, or: %s",
-                len(waiting),
-                waiting[0].parent,
-                reason,
-                REPLAY_COMMAND,
-            )
+        self._writer.warn(REPLAY_COMMAND)
 
     def replay(self) -> tuple[list[Path], str]:
         """Write what waits, of every run of this root, if the store answers.
@@ -236,6 +229,10 @@ class Tracker:
         """
         self._writer.write(last=True)
         return self._writer.waiting()
+
+    def refused(self) -> list[Path]:
+        """Return the files of the records that were refused, of every run of this root."""
+        return self._writer.refused()
 
     def pages(self, pipeline: str) -> Pages | None:
         """Return where a pipeline and the comparison are shown; None if that is not known now."""
@@ -250,7 +247,7 @@ class Tracker:
         experiment, run_id = found
         ui = self.uri if self._store.served else _LOCAL_UI
         place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
-        start = f"mlflow ui --backend-store-uri {redact(self.uri)}"
+        start = f"mlflow ui --backend-store-uri {shlex.quote(redact(self.uri))}"
         return Pages(
             # Without the type of work MLflow's pages are those of prompts and traces.
             run=f"{place}/{run_id}?{_WORK}",

@@ -30,8 +30,7 @@ KIND_TAG: Final = "umim.kind"
 _SHARED_VIEW: Final = "mlflow.sharedViewState."
 _SQLITE: Final = "sqlite:///"
 # What a store says when it will never take a call as it is; everything else may pass.
-_REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "INVALID_STATE", "MALFORMED_REQUEST")
-_REFUSING_STATUS: Final = (400, 405, 411, 413, 415, 422)
+_REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST")
 
 
 class StoreAwayError(TrackingError):
@@ -296,5 +295,6 @@ def _refused(error: Exception) -> bool:
     from requests import HTTPError
 
     if isinstance(error, HTTPError) and error.response is not None:
-        return error.response.status_code in _REFUSING_STATUS
-    return isinstance(error, MlflowException) and error.error_code in _REFUSALS
+        return error.response.status_code in (400, 405, 411, 413, 415, 422)
+    refused = isinstance(error, MlflowException) and error.error_code in _REFUSALS
+    return refused and "must be in the 'active' state" not in str(error)  # a deletion is undone

@@ -17,7 +17,7 @@ _KEY: Final = re.compile(r"^[\w.:\-]+$")
 _SECRET_NAME: Final = re.compile(
     r"(^|[._-])(token|auth|password|passwd|secret|api_?key|credentials?)$", re.IGNORECASE
 )
-_CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
+_CREDENTIALS: Final = re.compile(r"//[^/\s]+@")
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. /:]")
 _MAX_VALUE_CHARS: Final = 500
 HIDDEN: Final = "***"

@@ -212,3 +212,4 @@ def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> Non
     flat = flatten({"hub": {"api_key": "s3cret", "token": "s3cret"}, "token_reduction": 0.4})
     assert flat == {"hub.api_key": "***", "hub.token": "***", "token_reduction": "0.4"}
     assert redact("http://me:pw@host:5000/x") == "http://***@host:5000/x"
+    assert redact("http://me:p@ss@host:5000/x") == "http://***@host:5000/x"

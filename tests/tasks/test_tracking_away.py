@@ -232,11 +232,12 @@ def test_a_server_that_is_away_has_no_pages(tmp_path: Path, closed: str) -> None
 def test_a_store_without_a_server_names_the_command_that_shows_it(
     tmp_path: Path, store: str
 ) -> None:
-    tracker = Tracker(store, tmp_path)
+    uri = f"sqlite:///{shutil.copy(store.removeprefix('sqlite:///'), tmp_path / 'my store.db')}"
+    tracker = Tracker(uri, tmp_path)
     tracker.pipeline_run("p", {})
     pages = tracker.pages("p")
     assert pages is not None
-    assert pages.command == f"mlflow ui --backend-store-uri {tracker.uri}"
+    assert pages.command == f"mlflow ui --backend-store-uri '{uri}'"
     assert pages.links() == {}
     assert pages.told().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
 
