@@ -7,6 +7,7 @@ cluster lease, the MLflow run of the stage.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         )
         killed = tracker.another()  # its own connection: a stop must not wait for this thread
         with told(partial(killed.finish, key, "KILLED")):
-            status: Status = "KILLED"
+            finished = False
             try:
                 with (
                     verifying_once(),
@@ -213,12 +214,11 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
                 ):
                     run = PipelineRun(recipe, root, lease, tracker, key)
                     yield run
-                status = "FINISHED"
-            except Exception:
-                status = "FAILED"
-                raise
+                finished = True
             finally:
-                if status != "FINISHED":
+                if not finished:
+                    failed = isinstance(sys.exception(), Exception)  # others end a process
+                    status: Status = "FAILED" if failed else "KILLED"
                     with suppress(ArtifactError):  # the first error is the one to show
                         tracker.finish(key, status)
         tracker.finish(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -75,7 +76,7 @@ def test_a_killed_holder_frees_the_machine() -> None:
         process.kill()
         process.wait()
         with measuring():
-            pass
+            assert process.returncode == -signal.SIGKILL
 
 
 def test_each_user_has_a_lock_that_only_the_user_opens(lock: Path) -> None:

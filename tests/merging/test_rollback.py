@@ -166,7 +166,9 @@ def test_rows_that_roll_back_different_numbers_of_units_in_one_step_stay_apart(n
         Case(rules, (0, 0, 10), (0, 0, 1, 2, 0, 0), (3, 4, 5, 6, 6, 7)),
         Case(rules, (0, 0, 0, 10), (0, 0, 0, 0, 0, 0), (4, 5, 6, 7, 8, 9)),
     ]
-    compared(rows, name, torch.float64, 1e-10)
+    output = compared(rows, name, torch.float64, 1e-10)
+    fourth = [row.cache_lengths[4] - row.cache_lengths[3] for row in output.rows]
+    assert fourth == [-2, -1, 0, 1]
 
 
 @torch.no_grad()
@@ -208,4 +210,5 @@ def test_any_rules_and_any_tokens(
 
     lengths = tuple(units(prompt) + units(chosen[:fed]) for fed in range(len(chosen)))
     case = Case(tuple(rules), tuple(prompt), tuple(chosen), lengths)
-    compared([case], "llama", torch.float64, 1e-10)
+    [row] = compared([case], "llama", torch.float64, 1e-10).rows
+    assert row.cache_lengths == lengths

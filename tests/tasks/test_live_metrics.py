@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tracked_runs import held
 
 from tasks.tracker import LiveMetrics, Tracker
@@ -24,6 +25,9 @@ def test_numbers_of_a_stage_under_way_are_points_of_its_pipeline(
     }
 
 
-def test_a_full_disk_costs_live_numbers_and_not_the_stage(tmp_path: Path, store: str) -> None:
+def test_a_full_disk_costs_live_numbers_and_not_the_stage(
+    tmp_path: Path, store: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "root").write_text("no folder")
     LiveMetrics(Tracker(store, tmp_path / "root"), "p", "distill")({"train_loss": (1, 1.0)})
+    assert "live numbers are lost" in caplog.text

@@ -112,9 +112,11 @@ def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
-    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, _, _):
+    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, child, folder):
         run.kill()
-        run.wait()
+        assert run.wait() == -signal.SIGKILL
+    assert not child.is_running()
+    assert not folder.exists()
 
 
 def test_whoever_must_hear_of_a_stop_hears_and_one_that_hangs_is_not_waited_for(

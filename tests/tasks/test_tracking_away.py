@@ -176,6 +176,7 @@ def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
     for thread in threads:
         thread.join()
     Tracker(store, tmp_path).replay()  # those that gave up the lock on a busy machine
+    assert not [*Spool(tmp_path).waiting(), *Spool(tmp_path).refused()]
     require_pipelines(held(store), names, undisturbed)
 
 
