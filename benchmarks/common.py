@@ -1,4 +1,4 @@
-"""What the benchmarks share: gates, alternating runs, fresh processes, facts and results."""
+"""Shared parts of the benchmarks: gates, alternating runs, fresh processes, facts and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of the benchmarks are made of: tables, spreads, gates and the machine."""
+"""Parts of the benchmarks' pages: tables, spreads, gates and the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What distillation would take on a recipe's hardware, and why mining cannot be predicted."""
+"""Forecast of distillation on a recipe's hardware, and why mining cannot be predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe would run and what mining would cost: the flow's parts, without running a stage."""
+"""Plan of a recipe: its stages and the cost of mining, without running a stage."""
 
 from __future__ import annotations
 

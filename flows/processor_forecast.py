@@ -1,4 +1,4 @@
-"""How long distillation would take on this machine's processor, from shapes and a measured rate."""
+"""Forecast of distillation time on this machine's processor, from shapes and a measured rate."""
 
 from __future__ import annotations
 

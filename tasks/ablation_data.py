@@ -1,4 +1,4 @@
-"""What an ablation found, as data that explains itself; ``ablation.py`` turns it into pages."""
+"""Results of an ablation, as data that explains itself; ``ablation.py`` turns it into pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be refused before anything runs: a recipe against its backbones and this machine."""
+"""Checks before anything runs: a recipe against its backbones and this machine."""
 
 from __future__ import annotations
 

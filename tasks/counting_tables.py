@@ -1,4 +1,4 @@
-"""What the counting plans on Ray Data share: the corpus, rows of packed arrays, the settings."""
+"""Shared parts of the counting plans on Ray Data: corpus, rows of packed arrays, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes the tasks of a cluster have read so far, shown on the driver."""
+"""Counter of the bytes that a cluster's tasks have read so far, shown on the driver."""
 
 from __future__ import annotations
 

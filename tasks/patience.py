@@ -1,4 +1,4 @@
-"""How long a run waits, all in all, for a tracking store that does not answer."""
+"""Time budget of a run for a tracking store that does not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline logs, and why it failed, is shown on the page of its Prefect run."""
+"""Logs of a pipeline, and the reason of a failure, on the page of its Prefect run."""
 
 from __future__ import annotations
 

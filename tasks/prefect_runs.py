@@ -1,4 +1,4 @@
-"""How a stop ends a Prefect flow run; the temporary server hears of it before it goes."""
+"""Prefect flow runs under a stop; the temporary server hears of it before it goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the workers of one training run find each other.
+"""Rendezvous of the workers of one training run.
 
 PyTorch's usual meeting point is a TCP store, and rank 0 of it listens on every interface. On a
 cluster that ``cluster.py`` started, all workers share one machine, so they meet in a file instead

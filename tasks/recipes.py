@@ -1,4 +1,4 @@
-"""Where recipes and artifacts lie; light, so that the command line answers at once."""
+"""Recipes and artifacts by name; light, so that the command line answers at once."""
 
 from __future__ import annotations
 

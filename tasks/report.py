@@ -1,4 +1,4 @@
-"""What a pipeline run leaves to be looked at: one offline HTML page, the same as markdown, JSON.
+"""Report of a pipeline run: one offline HTML page, the same as markdown, JSON.
 
 ``ReportData`` in, files out: nothing is measured, fetched or timed here, so equal data makes equal
 bytes. ``report_figures.py`` draws, ``report_html.py`` and ``report_markdown.py`` write.

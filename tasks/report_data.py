@@ -1,4 +1,4 @@
-"""What the report shows, as data; ``report.py`` turns it into pages."""
+"""Data of the report; ``report.py`` turns it into pages."""
 
 from __future__ import annotations
 

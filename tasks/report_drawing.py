@@ -1,4 +1,4 @@
-"""What the report's figures share: colours, labels that keep apart, SVG that suits the page.
+"""Drawing kit of the report: colours, labels that keep apart, SVG that suits the page.
 
 Text and axes are drawn in marker colours that are replaced by ``currentColor`` and a CSS variable,
 so that one drawing serves light and dark pages. The same data gives the same bytes.

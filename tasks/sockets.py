@@ -1,4 +1,4 @@
-"""Which sockets this process and its descendants listen on, and whether others can reach them."""
+"""Listening sockets of this process and its descendants, and whether others can reach them."""
 
 from __future__ import annotations
 

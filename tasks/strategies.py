@@ -1,4 +1,4 @@
-"""How several ranks exchange gradients: DDP, and DeepSpeed ZeRO-2."""
+"""Gradient exchange between ranks: DDP, and DeepSpeed ZeRO-2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline records: its run, its stages, the comparison, its checkpoints.
+"""Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
 Everything is written to the spool first and to the store from there, at once if it answers. So a
 store that is away costs a run no more than ``Patience`` allows, and loses nothing: what waits is

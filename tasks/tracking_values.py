@@ -1,4 +1,4 @@
-"""What is written to a tracking store, and how configurations and errors are made fit for it."""
+"""Values fit for a tracking store: parameters of configurations, texts of errors, no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training worker runs, on Ray Train or in process, and how it is launched.
+"""Training workers on Ray Train or in process: what they run, and their launch.
 
 Workers share the file system of the artifact root.
 """

@@ -1,4 +1,4 @@
-"""What tells one version of a backbone from another, without loading it."""
+"""Identity of a backbone's version, without loading it."""
 
 from __future__ import annotations
 

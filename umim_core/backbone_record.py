@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of its backbone, so that a mismatch can be explained."""
+"""Record of a checkpoint's backbone, so that a mismatch can be explained."""
 
 from __future__ import annotations
 

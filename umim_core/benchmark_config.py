@@ -1,4 +1,4 @@
-"""What is timed: the protocol of a throughput measurement."""
+"""Protocol of a throughput measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backbone must be able to do, tried once when it is wrapped.
+"""Capabilities that a backbone must have, tried once when it is wrapped.
 
 The rest relies on it: columns are hidden, rows of different lengths share a forward, units are
 taken back from the cache. Six forwards of a few units show whether a model does that exactly::

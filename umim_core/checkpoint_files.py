@@ -1,4 +1,4 @@
-"""What a checkpoint directory is and says about itself, without its weights: light to import."""
+"""Files and configuration of a checkpoint directory, without its weights: light to import."""
 
 from __future__ import annotations
 

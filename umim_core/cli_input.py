@@ -1,4 +1,4 @@
-"""What the commands of ``umim`` share: the text they are given, and options of several."""
+"""Shared options of the ``umim`` commands, and the text they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of ``umim`` share: how they print."""
+"""Printing of the ``umim`` commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What configuration models share: their base, numbers with bounds, and policies by name."""
+"""Base of configuration models, numbers with bounds, and policies by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which devices this machine has, told in one place: a name that is not among them is refused."""
+"""Devices of this machine, in one place: a name that is not among them is refused."""
 
 from __future__ import annotations
 

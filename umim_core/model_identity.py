@@ -1,4 +1,4 @@
-"""What a model computes: its architecture, its configuration and its weights, in digests."""
+"""Identity of a model: its architecture, its configuration and its weights, in digests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to type next: every command that leaves something behind ends with the commands that use it.
+"""Next commands: every command that leaves something behind ends with the ones that use it.
 
 Paths are quoted for the shell, so that a line can be copied as it stands.
 """

@@ -1,4 +1,4 @@
-"""What a training says while it runs elsewhere: rank 0 leaves a note, the driver follows it.
+"""Progress of a training that runs elsewhere: rank 0 leaves a note, the driver follows it.
 
 On a terminal the notes are a bar, elsewhere a line a minute in the log; whoever listens, as a
 pipeline does for MLflow, gets the numbers.

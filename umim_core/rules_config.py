@@ -1,4 +1,4 @@
-"""How a recipe asks for rules: counting n-grams, a model's confidence, or a directory of them.
+"""Rules in a recipe: counted n-grams, a model's confidence, or a directory of them.
 
 ==============  ===============================  =============================================
 field           ``source: frequency``            ``source: confidence``

@@ -1,4 +1,4 @@
-"""How fast the device can be at all: no measured figure may lie above it.
+"""Roofline of a device: no measured figure may lie above it.
 
 The paper's throughput table implies more FLOP/s than its GPU has; a benchmark that checks itself
 against a ceiling cannot print such a row.

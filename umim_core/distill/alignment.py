@@ -1,4 +1,4 @@
-"""Which teacher row belongs to which student row.
+"""Alignment masks: the teacher row of each student row.
 
 The paper's example, units x1 | x2 x3 | x4 | x5 x6::
 

@@ -1,4 +1,4 @@
-"""What a distillation takes on given GPUs: memory of one and time, from shapes alone.
+"""Forecast of a distillation on given GPUs: memory of one and time, from shapes alone.
 
 Symbols: d hidden size, f feed-forward size, l layers, V vocabulary, P weights of the blocks,
 T raw tokens and S units of one GPU's rows, M spans, c bytes of a number.

@@ -1,4 +1,4 @@
-"""What the training loop minimises: distillation of token rows, or preference over questions.
+"""Training objectives: distillation of token rows, or preference over questions.
 
 An objective is an ``nn.Module`` whose only parameters are the merge module's; its forward takes the
 indices of a batch's items and returns sums, so that ranks with unequal rows normalise globally.

@@ -1,4 +1,4 @@
-"""How gradients are applied: what a strategy is, AdamW in one process, and its tensors.
+"""Optimisation strategies: the interface, AdamW in one process, and its tensors.
 
 Strategies of several ranks (DDP, ZeRO-2) take the same loss scaled by world / global weight, clip
 once to the same norm and use the same AdamW and the same learning-rate schedule (set per step by

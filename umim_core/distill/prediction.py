@@ -1,4 +1,4 @@
-"""What a distillation is expected to take, for people, for JSON, and as a limit."""
+"""Predicted cost of a distillation, for people, for JSON, and as a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a training run tell each other: sums, one number, and whose root is whose.
+"""Communication between the ranks of a training run: sums, one number, and whose root is whose.
 
 Only tensors travel. Every function that names ranks must be called by all of them.
 """

@@ -1,1 +1,1 @@
-"""What ships with the package: the docstring corpus, its tokenizer and its multiple-choice task."""
+"""Data shipped with the package: docstring corpus, tokenizer and multiple-choice task."""

@@ -1,4 +1,4 @@
-"""What lm-eval's generation kwargs mean to the engine: the same as to lm-eval's ``hf`` model."""
+"""Generation kwargs of lm-eval, with the meaning they have to lm-eval's ``hf`` model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well a causal language model predicts a text: nats per token and bits per byte.
+"""Score of a causal language model on a text: nats per token and bits per byte.
 
 Nats per token depend on the tokenizer; bits per byte do not, so they compare any two models.
 """

@@ -1,4 +1,4 @@
-"""Which checkpoint and which backbone an evaluation uses."""
+"""Checkpoint and backbone of an evaluation."""
 
 from __future__ import annotations
 

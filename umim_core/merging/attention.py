@@ -1,4 +1,4 @@
-"""What attention may see: a backbone's windows, and the mask of rows of different lengths.
+"""Attention windows of a backbone, and the mask of rows of different lengths.
 
 Masks are additive and floating: a bool mask is silently wrong in transformers' eager attention.
 

@@ -1,4 +1,4 @@
-"""How the generated side of every row is cut into units, token by token.
+"""Units of the generated side of every row, cut token by token.
 
 The rules see generated tokens only, unless the border to the prompt is opened; the token that ends
 a row is never fed. What merges is decided by ``rules.suffix``; here it is written down::

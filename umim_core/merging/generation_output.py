@@ -1,4 +1,4 @@
-"""What ``UMIM.generate`` returns."""
+"""Output of ``UMIM.generate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model's backbone comes from: the checkpoint's own name, another, or memory."""
+"""Backbone of a model: the checkpoint's own by name, another, or one from memory."""
 
 from __future__ import annotations
 

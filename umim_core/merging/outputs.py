@@ -1,4 +1,4 @@
-"""What the engine hands back, and what it shows while it runs.
+"""Outputs of the engine, and what it shows while it runs.
 
 Shapes: B rows, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Which form a merge module has: what recipes, checkpoints and modules say about it alike.
+"""Forms of the merge module, as recipes, checkpoints and modules name them.
 
 ==============  =============  ================================================================
 policy          values         meaning

@@ -1,4 +1,4 @@
-"""What a request starts from: prompts checked, cut into units and packed."""
+"""Prompts of a request, checked, cut into units and packed."""
 
 from __future__ import annotations
 

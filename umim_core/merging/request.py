@@ -1,4 +1,4 @@
-"""How to generate, beyond transformers' own settings."""
+"""Options of a generation request, beyond transformers' own settings."""
 
 from __future__ import annotations
 

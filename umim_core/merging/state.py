@@ -1,4 +1,4 @@
-"""What a finished request leaves behind, so that another turn need not read the past again."""
+"""State of a finished request, so that another turn need not read the past again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a row ends, on raw ids, with transformers' own criteria."""
+"""Stopping of a row, on raw ids, with transformers' own criteria."""
 
 from __future__ import annotations
 

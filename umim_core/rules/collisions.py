@@ -1,4 +1,4 @@
-"""How many rules a merge module without positions cannot tell apart.
+"""Collisions: rules that a merge module without positions cannot tell apart.
 
 Its surrogate is a softmax-weighted mean over a span's tokens, so it depends on the tokens' relative
 frequencies alone. Repeated to 12 tokens, the least common multiple of 2, 3 and 4, and sorted, rules

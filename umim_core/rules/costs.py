@@ -1,4 +1,4 @@
-"""What mining is expected to take, and what it may take."""
+"""Predicted costs of mining, and their limits."""
 
 from __future__ import annotations
 

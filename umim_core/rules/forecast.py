@@ -1,4 +1,4 @@
-"""What mining a source would take, from a part of it."""
+"""Forecast of mining a source, from a part of it."""
 
 from __future__ import annotations
 

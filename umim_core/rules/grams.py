@@ -1,4 +1,4 @@
-"""What an n-gram is here: its packed key, the counts of a corpus, and the checks of their inputs.
+"""N-grams: packed keys, the counts of a corpus, and the checks of their inputs.
 
 A gram of order n is packed into one int64: the rank of its frequent (n-1)-gram prefix, shifted by
 18 bits, plus its last token.

@@ -1,4 +1,4 @@
-"""How the number of distinct n-grams grows with a corpus.
+"""Growth of the number of distinct n-grams with a corpus.
 
 It grows like a power whose exponent falls slowly: every doubling multiplies it by the same factor
 (seen on 2^18 .. 2^23 tokens of technical prose, docs/log.md). So

@@ -1,4 +1,4 @@
-"""What a rule set holds and what it does to held-out text, for people to look at."""
+"""Inspection of a rule set and of its effect on held-out text, for people to look at."""
 
 from __future__ import annotations
 

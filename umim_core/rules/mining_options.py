@@ -1,4 +1,4 @@
-"""How rules are mined: options that are checked before anything heavy is imported."""
+"""Options of mining, checked before anything heavy is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mining a corpus will cost, from a law fitted on a sample of it.
+"""Prediction of mining costs, from a law fitted on a sample of the corpus.
 
 Tables grow with the number of distinct n-grams (:mod:`umim_core.rules.growth`); time is what a
 token took on the largest sample.

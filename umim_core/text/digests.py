@@ -1,4 +1,4 @@
-"""What tells one version of a corpus source from another, without reading its text."""
+"""Digests of corpus sources, without reading their text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a corpus comes from: five kinds of source, told apart by `kind`."""
+"""Sources of a corpus: five kinds, told apart by `kind`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the forms of the merge module share.
+"""Base of the forms of the merge module.
 
 Shapes: M spans, N tokens in the longest span, d embedding size.
 """
