@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from tasks.stopping import stoppable
+from umim_core.cli_output import JsonFlag, VersionFlag
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
@@ -227,20 +227,8 @@ def _checkpoint_lines(recipe: str) -> list[str]:
     return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(found)))]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from umim_core import __version__
-
-        typer.echo(f"umim {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
-    ] = False,
-) -> None:
+def _options(version: VersionFlag = False) -> None:
     """Run the UMIM pipeline from this checkout."""
 
 

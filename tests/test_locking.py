@@ -7,20 +7,18 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from lock_holders import holding
 
 from umim_core.artifacts import publish_directory
 from umim_core.errors import LockError
 from umim_core.locking import directory_lock
 
-ROOT = Path(__file__).resolve().parents[1]
 HOLD = """
 import sys
 from pathlib import Path
@@ -31,22 +29,9 @@ with directory_lock(Path(sys.argv[1]), wait_seconds=0.0):
 """
 
 
-@contextmanager
-def holder(directory: Path) -> Iterator[subprocess.Popen[str]]:
+def holder(directory: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     """Another process that holds the lock until its standard input is closed."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(directory)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
+    return holding(HOLD, str(directory))
 
 
 def test_a_second_process_is_refused_and_the_holder_named(tmp_path: Path) -> None:

@@ -6,17 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from lock_holders import holding
 
 from tasks.stage import Metrics, StageSpec, run_stage
 from umim_core.errors import LockError
 from umim_core.machine_lock import VARIABLE, computing, lock_file, measuring
 
-ROOT = Path(__file__).resolve().parents[1]
 KINDS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "measuring": measuring,
     "computing": computing,
@@ -29,24 +29,11 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lock"
 
 
-@contextmanager
-def another(kind: str) -> Iterator[subprocess.Popen[str]]:
+def another(kind: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Another process that holds the machine until its standard input is closed."""
     program = f"from umim_core.machine_lock import {kind}\nimport sys\n"
     program += f"with {kind}():\n    print('held', flush=True)\n    sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
+    return holding(program)
 
 
 @pytest.mark.parametrize(

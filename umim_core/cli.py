@@ -26,7 +26,7 @@ from umim_core.cli_input import (
     given_text,
 )
 from umim_core.cli_mine import mine
-from umim_core.cli_output import JsonFlag, emit
+from umim_core.cli_output import JsonFlag, VersionFlag, emit
 from umim_core.cli_path import path
 from umim_core.cli_rules import rules
 from umim_core.cli_train import train
@@ -57,20 +57,8 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from umim_core import __version__
-
-        typer.echo(f"umim {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
-    ] = False,
-) -> None:
+def _options(version: VersionFlag = False) -> None:
     """Merge frequent token spans into single input embeddings of a frozen language model."""
 
 

@@ -1,4 +1,4 @@
-"""Printing of the ``umim`` commands."""
+"""Printing of the ``umim`` commands, and the flags that every command line has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from umim_core import __version__
+
+        typer.echo(f"umim {__version__}")
+        raise typer.Exit
+
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+VersionFlag = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+]
 
 
 def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
