@@ -7,7 +7,7 @@ indices of a batch's items and returns sums, so that ranks with unequal rows nor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from umim_core.distill.step import DistillModel, anchor
 from umim_core.merging.module import MergeModule
 from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
+
+Split = Literal["train", "valid"]
 
 
 class BatchLoss(NamedTuple):
@@ -166,17 +168,17 @@ class PreferenceObjective(nn.Module):
         self.module = module
         self._unit_positions: UnitPositions = unit_positions
         self._frozen = (backbone,)
-        self._matcher, self._train, self._valid = matcher, train, valid
-        self._beta, self._batch_size = beta, batch_size
+        self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
+        self._matcher, self._beta, self._batch_size = matcher, beta, batch_size
         self.num_items = len(train)
         with torch.no_grad():
             self._reference = {
-                id(split): [
+                split: [
                     scores
-                    for start in range(0, len(split), batch_size)
-                    for scores in self._scores(split[start : start + batch_size])
+                    for start in range(0, len(questions), batch_size)
+                    for scores in self._scores(questions[start : start + batch_size])
                 ]
-                for split in (train, valid)
+                for split, questions in self._questions.items()
             }
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
@@ -190,15 +192,13 @@ class PreferenceObjective(nn.Module):
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
-        loss, _ = self._loss(self._train, indices)
+        loss, _ = self._loss("train", indices)
         total = loss * len(indices) + anchor(self.module)
         return BatchLoss(total, float(len(indices)), total.detach())
 
-    def _loss(
-        self, split: list[EncodedQuestion], indices: Sequence[int]
-    ) -> tuple[Tensor, list[Tensor]]:
-        questions = [split[index] for index in indices]
-        reference = [self._reference[id(split)][index] for index in indices]
+    def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        questions = [self._questions[split][index] for index in indices]
+        reference = [self._reference[split][index] for index in indices]
         scores = self._scores(questions)
         golds = [question.gold for question in questions]
         return preference_loss(scores, reference, golds, beta=self._beta), scores
@@ -206,12 +206,12 @@ class PreferenceObjective(nn.Module):
     @torch.no_grad()
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
         """Return [questions, loss sum, correct answers] over this rank's validation questions."""
-        sums = [0.0, 0.0, 0.0]
-        mine = spread_rows(len(self._valid), limit)[rank::world]
+        sums, valid = [0.0, 0.0, 0.0], self._questions["valid"]
+        mine = spread_rows(len(valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             indices = mine[start : start + self._batch_size]
-            loss, scores = self._loss(self._valid, indices)
-            golds = [self._valid[index].gold for index in indices]
+            loss, scores = self._loss("valid", indices)
+            golds = [valid[index].gold for index in indices]
             sums[0] += len(indices)
             sums[1] += float(loss) * len(indices)
             sums[2] += choice_accuracy(scores, golds) * len(indices)
