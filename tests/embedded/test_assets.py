@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
+from umim_core.artifacts import sha256_file
 from umim_core.backbone import load_backbone
 from umim_core.backbone_config import BackboneRecipe, load_any_recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
@@ -67,6 +68,7 @@ def refuse(*_, **__):
     raise AssertionError("a connection was tried")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 import json
+from umim_core.artifacts import sha256_file
 from umim_core.backbone import load_backbone
 found = {}
 for name in ("umim-docs-gpt2", "umim-docs-llama"):
@@ -152,3 +154,15 @@ def test_splits_follow_the_hash_of_the_module_path(module: str, split: str | Non
     expected = "test" if bucket < 4 else "valid" if bucket < 8 else "train"
     assert split_of(module) == expected
     assert split in (None, expected)
+
+
+def test_shipped_files_are_those_that_were_released() -> None:
+    """``sha256sum -c`` reads the list too."""
+    assets = backbone_directory(NAMES[0]).parents[1]
+    listed = Path(__file__).with_name("assets.sha256").read_text(encoding="utf-8").split("\n")
+    found = [
+        f"{sha256_file(path)}  {path.relative_to(assets).as_posix()}"
+        for path in sorted(assets.rglob("*"), key=lambda path: path.relative_to(assets).as_posix())
+        if path.is_file()
+    ]
+    assert found == sorted(filter(None, listed), key=lambda line: line.split("  ")[1])
