@@ -69,7 +69,7 @@ $(DEPENDENCIES): $(LOCKS)
 	$(PIP) install -q --no-deps --no-build-isolation --require-hashes -r requirements/lock.txt
 	@touch $@
 
-$(INSTALLED): $(DEPENDENCIES) pyproject.toml hatch_build.py umim_lm_eval.pth
+$(INSTALLED): $(DEPENDENCIES) pyproject.toml $(wildcard packaging/*.*)
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	$(PIP) check
 	@touch $@

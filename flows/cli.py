@@ -179,11 +179,10 @@ def report(as_json: JsonFlag = False) -> None:
 @app.command()
 def replay(as_json: JsonFlag = False) -> None:
     """Write to MLflow what waits because the server was away."""
-    from tasks.recipes import artifact_root
     from tasks.tracker import Tracker
     from umim_core.errors import TrackingError
 
-    tracker = Tracker(root=artifact_root())
+    tracker = Tracker()
     waiting, reason = tracker.replay()
     if waiting:
         raise TrackingError(

@@ -27,6 +27,7 @@ from tasks.tracking import Store
 from tasks.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
 from umim_core.artifacts import directory_digest
 from umim_core.errors import ArtifactError
+from umim_core.own_checkpoints import artifact_root
 
 logger = logging.getLogger("umim.tracking")
 PREFECT_TAG: Final = "umim.prefect_flow_run"
@@ -67,8 +68,8 @@ class Tracker:
     Args:
         uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
             checkout.
-        root: Artifact root; None means ``UMIM_ROOT``, else ``.umim`` in the checkout. MLflow's
-            files go to its ``mlruns`` folder unless a server decides, what waits to its spool.
+        root: Artifact root, ``artifact_root()`` if None. MLflow's files go to its ``mlruns``
+            folder unless a server decides, what waits to its spool.
         experiment: Name of the experiment.
 
     Raises:
@@ -80,7 +81,7 @@ class Tracker:
     ) -> None:
         default = f"sqlite:///{CHECKOUT / 'mlflow.db'}"
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
-        self.root = (root or Path(os.environ.get("UMIM_ROOT") or CHECKOUT / ".umim")).resolve()
+        self.root = (root or artifact_root()).resolve()
         self._store = Store(self.uri, self.root, experiment)
         self._writer = SpoolWriter(self._store, Spool(self.root))
 

@@ -199,14 +199,14 @@ print(sorted(lm_eval.models.MODEL_MAPPING))
 
 
 def test_start_up_line_is_silent_where_the_module_is_missing(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "umim_lm_eval.pth", tmp_path)
+    shutil.copy(ROOT / "packaging" / "umim_lm_eval.pth", tmp_path)
     code = f"import site; site.addsitedir({str(tmp_path)!r}); print('started')"
     done = run_python(code, "-I", "-S", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("started\n", "")
 
 
 def test_start_up_line_imports_the_module_where_it_is(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "umim_lm_eval.pth", tmp_path)
+    shutil.copy(ROOT / "packaging" / "umim_lm_eval.pth", tmp_path)
     (tmp_path / "_umim_lm_eval.py").write_text("print('hooked')\n")
     code = f"import site; site.addsitedir({str(tmp_path)!r})"
     done = run_python(code, "-I", "-S", cwd=tmp_path)

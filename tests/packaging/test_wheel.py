@@ -63,7 +63,7 @@ def test_wheel_holds_every_asset_of_the_checkout(wheel: Path) -> None:
 
 def test_start_up_file_is_the_one_line_of_the_checkout(wheel: Path) -> None:
     line = zipfile.ZipFile(wheel).read("umim_lm_eval.pth").decode()
-    assert line == (ROOT / "umim_lm_eval.pth").read_text(encoding="utf-8")
+    assert line == (ROOT / "packaging" / "umim_lm_eval.pth").read_text(encoding="utf-8")
     assert line.startswith("import ") and len(line.splitlines()) == 1
 
 
@@ -75,6 +75,15 @@ def test_wheel_declares_the_command_and_the_model(wheel: Path) -> None:
     assert re.search(
         r"\[lm_eval\.models\]\s+umim = umim_core\.evaluation\.harness:UmimLM", declared
     )
+
+
+def test_editable_wheel_holds_the_start_up_hook(tmp_path: Path) -> None:
+    code = f"from hatchling.build import build_editable; build_editable({str(tmp_path)!r})"
+    run([sys.executable, "-c", code], cwd=ROOT)
+    (built,) = tmp_path.glob("umim-*.whl")
+    archive = zipfile.ZipFile(built)
+    for name in ("_umim_lm_eval.py", "umim_lm_eval.pth"):
+        assert archive.read(name) == (ROOT / "packaging" / name).read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from tasks.comparison import COMPARISON_PARAMS, Accuracy, ComparisonRow
 from tasks.spool import SPOOL
 from tasks.tracker import PREFECT_TAG, Tracker
 from tasks.tracking_values import RunInput, flatten, redact
-from umim_core.errors import TrackingError
+from umim_core.errors import ConfigError, TrackingError
+from umim_core.own_checkpoints import artifact_root
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,14 @@ def tracker(tmp_path_factory: pytest.TempPathFactory) -> Tracker:
 @pytest.fixture(scope="module")
 def client(tracker: Tracker) -> MlflowClient:
     return MlflowClient(tracking_uri=tracker.uri, registry_uri=tracker.uri)
+
+
+def test_records_and_stages_have_one_default_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UMIM_ROOT", raising=False)
+    assert Tracker().root == artifact_root()
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
+    with pytest.raises(ConfigError, match="UMIM_ROOT must be a directory"):
+        Tracker()
 
 
 @pytest.fixture
