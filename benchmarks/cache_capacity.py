@@ -33,7 +33,7 @@ from umim_core.backbone import Backbone
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import NumericalError
 from umim_core.merging.cache import RowCache
-from umim_core.text import tokenize_documents
+from umim_core.text.tokens import tokenize_documents
 
 PROMPT_LENGTHS: Final = (256, 512, 1024)
 NEW_TOKENS: Final = 128

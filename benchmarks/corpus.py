@@ -73,7 +73,7 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
         Number of ids.
     """
     from umim_core.backbone import load_tokenizer
-    from umim_core.text import tokenize_documents
+    from umim_core.text.tokens import tokenize_documents
 
     tokenizer = load_tokenizer(tokenizer_name)
     with tempfile.TemporaryDirectory(prefix="umim-corpus-") as folder:

@@ -47,8 +47,8 @@ from tasks.train_worker import launch_worker
 from umim_core.config import ClusterConfig, DistillConfig
 from umim_core.distill.rows import TokenRows
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import UniformOffsets
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import UniformOffsets
 
 WARM_UP: Final = 2  # steps that are not counted
 LOSSES: Final = ("train_loss", "train_kl", "valid_cross_entropy", "valid_kl")

@@ -33,7 +33,7 @@ from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
 from umim_core.merging.outputs import RowOutput
 from umim_core.merging.stopping import end_ids
-from umim_core.text import tokenize_documents
+from umim_core.text.tokens import tokenize_documents
 
 PROMPT_TOKENS: Final = 100
 NEW_TOKENS: Final = 100

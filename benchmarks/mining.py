@@ -41,7 +41,7 @@ from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, whole_segments
 from benchmarks.pages import mining_page
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import UniformOffsets
+from umim_core.text.token_ids import UniformOffsets
 
 if TYPE_CHECKING:
     from benchmarks.mining_peers import Grams

@@ -19,10 +19,11 @@ import numpy as np
 from benchmarks.common import THREADS, Report, alternate, peak_bytes, ratio, timed
 from benchmarks.corpus import Ids, open_ids
 from umim_core.rules.counting import OrderCounter, count_ngrams, excluded_mask
-from umim_core.rules.grams import ORDERS, Ints, NgramCounts, UniformOffsets
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.hashing import rank_indexes
 from umim_core.rules.prediction import SAMPLE_TOKENS, fit_cost_law
 from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_ids import Ints, UniformOffsets
 
 LENGTH: Final = 512  # tokens of a segment
 _WARM_SEGMENTS: Final = 100

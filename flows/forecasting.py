@@ -15,7 +15,7 @@ from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError
 from umim_core.hardware_config import HardwareConfig
 from umim_core.rules.costs import Prediction
-from umim_core.text import HubDataset
+from umim_core.text.sources import HubDataset
 
 
 def unpredictable(recipe: Recipe | BackboneRecipe) -> str | None:

@@ -33,8 +33,9 @@ from umim_core.rules.confidence import (
     confidence_counts,
     confidence_rules,
 )
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.preparation import excluded_ids, ids_digest, whole_segments
+from umim_core.text.token_ids import UniformOffsets
 
 logger = logging.getLogger("umim.confidence")
 _SCHEMA: Final = 1

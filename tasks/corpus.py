@@ -26,10 +26,11 @@ from umim_core.errors import CorpusError
 from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.generation.questions import SPLITS, split_questions
 from umim_core.generation.shards import iter_rows, read_selection
-from umim_core.text import JsonLines, Source, TokenIds, iter_documents
 from umim_core.text.digests import file_digests
+from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
+from umim_core.text.sources import JsonLines, Source, TokenIds
 from umim_core.tokenizer_files import load_tokenizer
 
 _RECORD = "sources.json"

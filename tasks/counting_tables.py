@@ -16,8 +16,8 @@ from ray.data.context import ShuffleStrategy
 from ray.exceptions import RayError, RayTaskError
 
 from umim_core.errors import ClusterError, UmimError
-from umim_core.rules.grams import Offsets, Tokens
 from umim_core.text.shards import TokenShards
+from umim_core.text.token_ids import Offsets, Tokens
 
 TOKEN_BYTES = 4
 TASK_RESTARTS = 10  # Ray Data's default is no limit: a task that kills its worker would never end

@@ -28,9 +28,10 @@ from tasks.meter import Progress, metered
 from umim_core.errors import ClusterError
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.finding import recount_ranges
-from umim_core.rules.grams import ORDERS, NgramCounts, Offsets, Tokens
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.prediction import BLOCKS_PER_WORKER
 from umim_core.rules.recount import NO_DOCUMENTS, Recount
+from umim_core.text.token_ids import Offsets, Tokens
 
 
 def recount_distributed(

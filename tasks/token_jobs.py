@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from umim_core.errors import TokenizerMismatchError
-from umim_core.text import BadRows, HubDataset, Source, TokenIds
 from umim_core.text.files import expand, is_address
+from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard
 from umim_core.text.shards import SHARD_TOKENS, ShardWriter
+from umim_core.text.sources import HubDataset, Source, TokenIds
 from umim_core.text.tokens import iter_file_token_pieces
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from tasks.token_jobs import Tokenized, TokenJob, tokenize_file
 from tasks.typed_errors import as_data, from_data
 from umim_core.errors import ClusterError, CorpusError, UmimError
-from umim_core.text import BadRows, TextFiles, TokenIds
+from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
+from umim_core.text.sources import TextFiles, TokenIds
 
 if TYPE_CHECKING:
     from tasks.lease import ClusterLease

@@ -17,8 +17,8 @@ from umim_core.config import (
 )
 from umim_core.embedded.tokenizer import ALPHABET_SIZE
 from umim_core.recipe_files import read_recipe_file, validated
-from umim_core.rules.grams import MAX_TOKEN_ID
-from umim_core.text import TokenIds
+from umim_core.text.sources import TokenIds
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -114,7 +114,8 @@ def ppl(
     from umim_core.artifacts import finite_or_none
     from umim_core.encoding import leading_ids
     from umim_core.evaluation.perplexity import perplexity, windows
-    from umim_core.text import TextFiles, iter_token_pieces
+    from umim_core.text.sources import TextFiles
+    from umim_core.text.tokens import iter_token_pieces
 
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
     pieces, total = [], 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from umim_core.rules.costs import Prediction
     from umim_core.rules.mining import MiningReport
     from umim_core.rules.mining_options import MiningOptions
-    from umim_core.text import Source
+    from umim_core.text.sources import Source
 
 _GIB = 2.0**30
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
@@ -136,7 +136,7 @@ def mine(
     _refuse({"--tokens": tokens} if not predicts else {}, "belong to --dry-run or a limit")
     if predicts and kernel == "numpy":
         raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
-    from umim_core.text import source_of
+    from umim_core.text.sources import source_of
 
     source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     if policy == "confidence":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from umim_core.rules.inspection import Coverage, CoveragePoint, Rule
     from umim_core.rules.leaks import Leak
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text import Source
+    from umim_core.text.sources import Source
 
 _SEGMENT_LENGTH: Final = 512  # of held-out text, where the rule set does not say
 _GROUPS: Final = 3  # examples of colliding rules
@@ -75,7 +75,7 @@ def rules(
     from umim_core.rules.inspection import collision_examples, top_rules
     from umim_core.rules.leaks import scan_rules
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text import source_of
+    from umim_core.text.sources import source_of
 
     if tokenizer is None and directory in embedded_names():
         tokenizer = directory
@@ -139,7 +139,9 @@ def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase 
     """Match the rules on held-out text, cut as the corpus was."""
     from umim_core.rules.inspection import coverage, coverage_curve
     from umim_core.rules.matcher import Matcher
-    from umim_core.text import TokenIds, iter_token_pieces, segments
+    from umim_core.text.sources import TokenIds
+    from umim_core.text.token_ids import segments
+    from umim_core.text.tokens import iter_token_pieces
 
     length = rules.segment_length or _SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))

@@ -78,7 +78,7 @@ def train(
     from umim_core.merging.policies import ModuleForm
     from umim_core.recipe_files import validated
     from umim_core.rules.ruleset import RuleSet
-    from umim_core.text import source_of
+    from umim_core.text.sources import source_of
 
     every = max(1, min(50, steps // _VALIDATIONS))
     config = validated(

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from umim_core.config_base import Model
 from umim_core.embedded.corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING_PACKAGES
-from umim_core.text import DocumentSource, Source
+from umim_core.text.sources import DocumentSource, Source
 
 QUESTION_FIELD: Final = "{question}"
 TrainTokens = Annotated[int, Field(ge=1)] | None

@@ -20,7 +20,8 @@ from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.inspection import coverage
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import segments, tokenize_documents
+from umim_core.text.token_ids import segments
+from umim_core.text.tokens import tokenize_documents
 
 LENGTH: Final = 512
 TAUS: Final = (500, 50, 5)

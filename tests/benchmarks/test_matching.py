@@ -17,9 +17,9 @@ from benchmarks.matching import bytes_per_rule, compare, gates, held_out, load_t
 from benchmarks.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
 from benchmarks.mining_process import LENGTH
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import cut_segments
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import cut_segments
 
 NESTED = [(1, 2), (1, 2, 3), (2, 3), (2, 3, 1, 2), (3, 3, 3), (0, 0), (0, 0, 0, 0)]
 PER_ORDER = {2: 300, 3: 500, 4: 700}

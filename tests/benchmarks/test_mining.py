@@ -24,7 +24,7 @@ from benchmarks.mining_process import (
     whole_segments,
 )
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import UniformOffsets
+from umim_core.text.token_ids import UniformOffsets
 
 SEGMENTS = 80  # a prediction needs 64
 

@@ -19,7 +19,8 @@ from umim_core.rules.candidates import (
 )
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.finding import CandidateReport, LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import ORDERS, NgramCounts, UniformOffsets
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.token_ids import UniformOffsets
 
 
 def find(

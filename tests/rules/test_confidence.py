@@ -21,8 +21,9 @@ from umim_core.errors import (
     RuleSetError,
 )
 from umim_core.rules.confidence import confidence_counts, mine_confidence_rules
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import UniformOffsets
 
 Grams = dict[tuple[int, ...], int]
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part

@@ -17,8 +17,9 @@ from umim_core.rules.filters import (
     overlap_mask,
     tau_for_budget,
 )
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 Grams = dict[tuple[int, ...], int]
 POLICIES = [(o, c) for o in ("greedy", "none") for c in ("drop", "keep")]

@@ -12,9 +12,10 @@ from umim_core.errors import CorpusError, RuleSetError
 from umim_core.rules import finding, recount
 from umim_core.rules.counting import Kernel, count_ngrams
 from umim_core.rules.finding import LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import ORDERS, NgramCounts, UniformOffsets, select
+from umim_core.rules.grams import ORDERS, NgramCounts, select
 from umim_core.rules.hashing import rank_index
 from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_ids import UniformOffsets
 
 SEGMENTS = st.lists(st.lists(st.integers(0, 3), max_size=15), min_size=1, max_size=6)
 

@@ -18,9 +18,10 @@ from umim_core.rules import forecast
 from umim_core.rules.costs import Prediction
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.forecast import predict_mining
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.mining import MiningOptions
-from umim_core.text import Source, source_of
+from umim_core.text.sources import Source, source_of
+from umim_core.text.token_ids import UniformOffsets
 
 OPTIONS = MiningOptions(tau=2, segment_length=16, threads=1)
 

@@ -10,15 +10,13 @@ from ngram_oracle import Grams, as_dict, by_gram, document_oracle, flat, oracle
 
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import (
+from umim_core.rules.grams import ORDERS, NgramCounts, select
+from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
-    ORDERS,
     TOKEN_BITS,
-    NgramCounts,
     UniformOffsets,
     check_offsets,
     read_ids,
-    select,
 )
 
 SEGMENTS = [[1, 2, 3, 1, 2], [1, 2, 3, 9], [1, 2], [2, 3, 1, 2, 3, 1]]

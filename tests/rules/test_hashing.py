@@ -12,7 +12,6 @@ from ngram_oracle import as_dict, chunks_of, flat
 
 from umim_core.errors import CorpusError
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import MAX_TOKEN_ID, TOKEN_BITS
 from umim_core.rules.hashing import (
     BYTES_PER_PAIR,
     NO_INDEX,
@@ -23,6 +22,7 @@ from umim_core.rules.hashing import (
     table_bytes,
 )
 from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 LARGEST = 2**63 - 1
 

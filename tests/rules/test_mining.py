@@ -15,7 +15,7 @@ from umim_core.rules.candidates import miss_probability
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.mining import MiningOptions, MiningReport, mine_rules
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import Source, TextFiles, TokenIds, source_of
+from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
 
 PLAIN = MiningOptions(tau=2, segment_length=10, overlap="none", containment="keep", threads=1)
 WORDS = 12

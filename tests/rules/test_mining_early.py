@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from umim_core.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, UmimError
 from umim_core.rules.mining import MiningOptions, mine_confident_spans, mine_rules
-from umim_core.text import TextFiles
+from umim_core.text.sources import TextFiles
 
 MISSING = TextFiles(paths=("no.txt",))
 PLAIN = MiningOptions(segment_length=64)

@@ -19,7 +19,7 @@ from umim_core.rules.candidates import SAMPLE_TAU
 from umim_core.rules.costs import Limits, Prediction
 from umim_core.rules.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.rules.finding import LocalCounter, SearchOptions, find_ngrams
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.growth import GrowthLaw
 from umim_core.rules.hashing import rank_indexes
 from umim_core.rules.prediction import (
@@ -28,6 +28,7 @@ from umim_core.rules.prediction import (
     default_block_tokens,
     fit_cost_law,
 )
+from umim_core.text.token_ids import UniformOffsets
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 GIB = 2.0**30

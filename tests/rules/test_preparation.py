@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 from umim_core.rules import preparation
-from umim_core.rules.grams import UniformOffsets
 from umim_core.rules.preparation import (
     check_absent,
     excluded_ids,
@@ -19,8 +18,9 @@ from umim_core.rules.preparation import (
     tokenized_corpus,
     whole_segments,
 )
-from umim_core.text import TextFiles, TokenIds
 from umim_core.text.shards import TokenShards
+from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.token_ids import UniformOffsets
 
 
 def shards(ids: list[int]) -> TokenShards:

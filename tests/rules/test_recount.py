@@ -14,9 +14,10 @@ from umim_core.errors import CorpusError
 from umim_core.rules import recount
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.finding import recount_ranges
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts, UniformOffsets
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.recount import Recount, document_ranges
 from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets
 
 Segments = list[list[int]]
 SEGMENTS = st.lists(

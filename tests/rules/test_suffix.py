@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import ConfigError
-from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.suffix import SuffixMatcher
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 Spans = set[tuple[int, ...]]
 Step = tuple[int, tuple[int, ...]]  # units taken back, ids of the new unit

@@ -12,9 +12,9 @@ import pytest
 
 from umim_core.artifacts import write_manifest
 from umim_core.errors import ArtifactError, RuleSetError
-from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.table import TABLE_SCHEMA
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 ORIGIN = {
     "tau": 1,

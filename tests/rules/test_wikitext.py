@@ -10,9 +10,10 @@ from tokenizers import Tokenizer
 
 from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import Containment, filter_rules
-from umim_core.rules.grams import ORDERS, NgramCounts, cut_segments
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import cut_segments
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 LENGTH = 512

@@ -11,7 +11,8 @@ from tasks.cluster import Cluster, ray_cluster
 from tasks.counting import count_distributed
 from tasks.counting_tables import Corpus
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 EMPTY = np.zeros(0, dtype=np.int64)
 

@@ -17,7 +17,7 @@ from umim_core.artifacts import sha256_file
 from umim_core.config import Cell, ClusterConfig, FilesCorpus, MiningConfig
 from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import TextFiles
+from umim_core.text.sources import TextFiles
 
 ORDERINGS = [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)]
 # Every pair of workers, blocks and order occurs once.

@@ -22,7 +22,7 @@ from umim_core.config import FilesCorpus
 from umim_core.errors import ArtifactError
 from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import TokenIds
+from umim_core.text.sources import TokenIds
 
 Run = Callable[[Path], str]
 

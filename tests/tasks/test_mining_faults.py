@@ -31,7 +31,8 @@ from tasks.stage import Artifact
 from umim_core.config import ClusterConfig, MiningConfig
 from umim_core.errors import ClusterError
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import UniformOffsets
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 MANY_TASKS = MiningConfig(block_tokens=1000)  # twenty tasks per order for 20,000 tokens

@@ -10,7 +10,8 @@ from tasks.counting_tables import Corpus, packed_row
 from tasks.recounting import ClusterCounter, _added
 from umim_core.errors import ClusterError
 from umim_core.rules.counting import count_ngrams
-from umim_core.rules.grams import ORDERS, UniformOffsets
+from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import UniformOffsets
 
 SIZES = {2: 3, 3: 2, 4: 1}
 

@@ -24,8 +24,8 @@ from umim_core.backbone import load_tokenizer
 from umim_core.config import ClusterConfig, FilesCorpus
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.fingerprint import tokenizer_fingerprint
-from umim_core.text import JsonLines, TextFiles, TokenIds
 from umim_core.text.shards import TokenShards
+from umim_core.text.sources import JsonLines, TextFiles, TokenIds
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAME = "umim-docs-gpt2"

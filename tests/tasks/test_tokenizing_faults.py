@@ -18,7 +18,7 @@ from umim_core.backbone import load_tokenizer
 from umim_core.config import ClusterConfig
 from umim_core.errors import ConfigError
 from umim_core.fingerprint import tokenizer_fingerprint
-from umim_core.text import TextFiles
+from umim_core.text.sources import TextFiles
 
 NAME = "umim-docs-llama"
 

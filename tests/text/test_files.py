@@ -17,18 +17,10 @@ import pytest
 from object_store import ObjectStore, object_store
 
 from umim_core.errors import CorpusError, UmimError
-from umim_core.text import (
-    BadRows,
-    JsonLines,
-    ParquetFiles,
-    Source,
-    TextFiles,
-    TokenIds,
-    iter_documents,
-    iter_token_ids,
-    source_of,
-)
 from umim_core.text.files import CorpusFile, expand, redacted
+from umim_core.text.readers import BadRows, iter_documents
+from umim_core.text.sources import JsonLines, ParquetFiles, Source, TextFiles, TokenIds, source_of
+from umim_core.text.tokens import iter_token_ids
 
 USER, SECRET = "AKIDEXAMPLE", "sEcReT/wOrD"
 CREDENTIALS = f"{USER}:sEcReT%2FwOrD@"

@@ -17,8 +17,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from umim_core.backbone import load_tokenizer
 from umim_core.errors import CorpusError
-from umim_core.text import TextFiles, TokenIds, iter_parts, iter_token_pieces
 from umim_core.text.pieces import cut_pieces
+from umim_core.text.readers import iter_parts
+from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.tokens import iter_token_pieces
 
 CHECKOUT = Path(__file__).parents[2]
 TOKENIZERS = CHECKOUT.parent / "shared" / "data" / "tokenizers"
@@ -182,7 +184,8 @@ GROWTH = """
 import json, resource, sys
 from pathlib import Path
 from umim_core.backbone import load_tokenizer
-from umim_core.text import iter_token_pieces, source_of
+from umim_core.text.sources import source_of
+from umim_core.text.tokens import iter_token_pieces
 from umim_core.text.shards import ShardWriter
 
 def peak():  # MiB

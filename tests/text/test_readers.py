@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.errors import CorpusError
-from umim_core.text import BadRows, JsonLines, TextFiles, iter_documents
+from umim_core.text.readers import BadRows, iter_documents
+from umim_core.text.sources import JsonLines, TextFiles
 
 WHERE = "jsonl:2"
 

@@ -179,9 +179,9 @@ def test_an_open_document_ends_with_the_writer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [-1, 2**18])
 def test_ids_out_of_range_are_not_written(tmp_path: Path, bad: int) -> None:
-    with pytest.raises(CorpusError, match=r"in 0\.\.262143; got ids from"):
+    with pytest.raises(CorpusError, match=rf"in 0\.\.262143; got {bad} at position 1"):
         ShardWriter(tmp_path).add(np.array([1, bad]))
-    with pytest.raises(CorpusError, match=r"in 0\.\.262143; got ids from"):
+    with pytest.raises(CorpusError, match=rf"in 0\.\.262143; got {bad} at position 1"):
         TokenShards.of_array(np.array([1, bad]))
 
 

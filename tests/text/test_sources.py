@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from umim_core.errors import CorpusError
-from umim_core.text import (
+from umim_core.text.sources import (
     HubDataset,
     JsonLines,
     ParquetFiles,

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from umim_core.errors import CorpusError
-from umim_core.text import HubDataset, ParquetFiles, iter_documents
+from umim_core.text.readers import iter_documents
+from umim_core.text.sources import HubDataset, ParquetFiles
 
 # Parquet
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from umim_core.errors import CorpusError
-from umim_core.text import TokenIds, iter_token_ids
+from umim_core.text.sources import TokenIds
+from umim_core.text.tokens import iter_token_ids
 
 
 def read_ids(path: str) -> list[int]:

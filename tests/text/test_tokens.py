@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.tokenizer import train_tokenizer
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text import iter_documents, segments, tokenize_documents
 from umim_core.text.pieces import cut_pieces
+from umim_core.text.readers import iter_documents
 from umim_core.text.sources import TextFiles
+from umim_core.text.token_ids import segments
+from umim_core.text.tokens import tokenize_documents
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

@@ -51,9 +51,9 @@ from umim_core.progress import followed
 from umim_core.rules.preparation import tokenized_corpus, whole_segments
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
-from umim_core.text import Source
 from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
+from umim_core.text.sources import Source
 from umim_core.tokenizer_files import load_tokenizer
 
 logger = logging.getLogger("umim.progress")

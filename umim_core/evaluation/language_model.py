@@ -14,7 +14,7 @@ import numpy as np
 from umim_core.backbone import Backbone
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.text import tokenize_documents
+from umim_core.text.tokens import tokenize_documents
 
 
 @dataclass(frozen=True)

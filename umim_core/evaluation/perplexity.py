@@ -19,8 +19,8 @@ from umim_core.merging.compress import SpanMerger
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
 from umim_core.merging.policies import UnitPositions
-from umim_core.rules.grams import cut_segments
 from umim_core.rules.matcher import Matcher
+from umim_core.text.token_ids import cut_segments
 
 Ints = NDArray[np.integer]
 

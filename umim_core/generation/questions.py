@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from umim_core.corpus_config import QUESTION_FIELD, GeneratedCorpus, SplitFractions
 from umim_core.encoding import encode
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text import BadRows, iter_documents
+from umim_core.text.readers import BadRows, iter_documents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

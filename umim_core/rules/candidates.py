@@ -15,16 +15,8 @@ from typing import Final
 import numpy as np
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.grams import (
-    ORDERS,
-    Ids,
-    Ints,
-    NgramCounts,
-    Offsets,
-    Tokens,
-    read_ids,
-    select,
-)
+from umim_core.rules.grams import ORDERS, NgramCounts, select
+from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
 GROUP_SEGMENTS: Final = 64
 SAMPLE_TAU: Final = 2

@@ -26,9 +26,10 @@ from umim_core.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.rules.filters import Containment, Counts, Ids, Overlap, filter_rules
-from umim_core.rules.grams import ORDERS, Offsets, Tokens, check_offsets, check_tau, read_ids
+from umim_core.rules.grams import ORDERS, check_tau
 from umim_core.rules.preparation import ids_digest
 from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
 
 Ints = NDArray[np.int64]
 SpanCounts = tuple[dict[int, Ids], dict[int, Counts]]

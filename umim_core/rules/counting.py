@@ -18,23 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.grams import (
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.rules.hashing import NO_INDEX, PartitionedCounts, rank_indexes
+from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
+from umim_core.rules.numpy_kernel import add_counts, local_counts
+from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
-    ORDERS,
     Ids,
     Ints,
-    NgramCounts,
     Offsets,
     Tokens,
     UniformOffsets,
     check_flat,
     check_offsets,
-    check_tau,
     read_ids,
 )
-from umim_core.rules.hashing import NO_INDEX, PartitionedCounts, rank_indexes
-from umim_core.rules.kernel import PARTITIONS, gram_ranks, scatter_keys
-from umim_core.rules.numpy_kernel import add_counts, local_counts
 
 Kernel = Literal["numba", "numpy"]
 CHUNK_TOKENS: Final = 1 << 19

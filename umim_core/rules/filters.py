@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.grams import ORDERS, TOKEN_BITS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.token_ids import TOKEN_BITS
 
 Overlap = Literal["greedy", "none"]
 Containment = Literal["drop", "keep"]

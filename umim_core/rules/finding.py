@@ -22,10 +22,11 @@ from umim_core.rules.candidates import (
     sample_segments,
 )
 from umim_core.rules.counting import Kernel, count_ngrams, thread_count
-from umim_core.rules.grams import ORDERS, Ints, NgramCounts, Offsets, Tokens, check_tau, select
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau, select
 from umim_core.rules.hashing import rank_index
 from umim_core.rules.mining_options import MAX_CANDIDATES
 from umim_core.rules.recount import NO_DOCUMENTS, Recount, document_ranges
+from umim_core.text.token_ids import Ints, Offsets, Tokens
 
 
 @dataclass(frozen=True)

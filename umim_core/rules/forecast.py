@@ -20,13 +20,13 @@ from umim_core.rules.candidates import SAMPLE_TAU
 from umim_core.rules.costs import Prediction
 from umim_core.rules.counting import thread_count
 from umim_core.rules.finding import SearchOptions
-from umim_core.rules.grams import Offsets, Tokens, UniformOffsets
 from umim_core.rules.mining import MiningOptions
 from umim_core.rules.prediction import MIN_SEGMENTS, SAMPLE_TOKENS, fit_cost_law
 from umim_core.rules.preparation import excluded_ids
-from umim_core.text import JsonLines, Source, TextFiles, TokenIds, iter_token_pieces
 from umim_core.text.files import CorpusFile, expand, typed_errors
-from umim_core.text.tokens import open_token_ids
+from umim_core.text.sources import JsonLines, Source, TextFiles, TokenIds
+from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets
+from umim_core.text.tokens import iter_token_pieces, open_token_ids
 from umim_core.tokenizer_files import load_tokenizer
 
 _SAMPLE_BYTES: Final = 10 << 20

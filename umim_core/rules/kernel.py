@@ -16,8 +16,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.grams import TOKEN_BITS
 from umim_core.rules.prefetch import prefetch
+from umim_core.text.token_ids import TOKEN_BITS
 
 Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, check_offsets, read_ids
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.suffix import SuffixMatcher
 from umim_core.rules.trie import is_rule, segment
+from umim_core.text.token_ids import MAX_TOKEN_ID, check_offsets, read_ids
 
 Ints = NDArray[np.int64]
 

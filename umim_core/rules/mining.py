@@ -12,7 +12,7 @@ from umim_core.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.rules.candidates import CandidateReport, miss_probability
 from umim_core.rules.filters import step_counts, tau_for_budget
 from umim_core.rules.finding import LocalCounter, find_ngrams
-from umim_core.rules.grams import NgramCounts, Offsets, select
+from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.mining_options import MiningOptions as MiningOptions
 from umim_core.rules.preparation import (
     check_absent,
@@ -23,8 +23,9 @@ from umim_core.rules.preparation import (
     whole_segments,
 )
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text import Source
 from umim_core.text.shards import TokenShards
+from umim_core.text.sources import Source
+from umim_core.text.token_ids import Offsets
 from umim_core.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.rules.grams import ORDERS, TOKEN_BITS, Ints, check_ids, check_offsets
+from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import TOKEN_BITS, Ints, check_offsets, check_range
 
 _LOW_HALF: Final = np.int64((1 << 32) - 1)
 
@@ -42,7 +43,8 @@ def local_counts(
     """
     if order not in ORDERS:
         raise RuleSetError("an n-gram's order must be 2, 3 or 4", order, "Choose one of them.")
-    tokens = check_ids(ids)
+    check_range(ids)
+    tokens = ids.astype(np.int64)
     check_offsets(offsets, tokens.size)
     ranks = tokens.copy()  # rank of the gram of the current order that starts here, -1 if none
     if excluded.size:

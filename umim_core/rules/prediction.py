@@ -25,10 +25,11 @@ from umim_core.rules.counting import (
     OrderCounter,
     excluded_mask,
 )
-from umim_core.rules.grams import ORDERS, Ids, Ints, Offsets, Tokens, read_ids
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.growth import GrowthLaw
 from umim_core.rules.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.rules.recount import Recount
+from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
 SAMPLE_TOKENS: Final = 1 << 21
 BLOCKS_PER_WORKER: Final = 1

@@ -13,10 +13,11 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
-from umim_core.rules.grams import Offsets, Tokens, UniformOffsets, read_ids
 from umim_core.rules.protect import protected_ids
-from umim_core.text import Source, iter_token_pieces
 from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.sources import Source
+from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets, read_ids
+from umim_core.text.tokens import iter_token_pieces
 
 _HASHED_TOKENS: Final = 1 << 20
 

@@ -18,9 +18,10 @@ import numba
 import numpy as np
 
 from umim_core.errors import CorpusError
-from umim_core.rules.grams import ORDERS, Ids, Ints, Offsets, Tokens, UniformOffsets, read_ids
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.hashing import rank_index
 from umim_core.rules.kernel import gram_ranks, next_ranks
+from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, UniformOffsets, read_ids
 
 _CHUNK_TOKENS: Final = 1 << 20
 _TAIL: Final = ORDERS[-1] - 1

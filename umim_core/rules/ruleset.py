@@ -24,9 +24,10 @@ from umim_core.artifacts import (
 )
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.rules.filters import Containment, Overlap, filter_rules
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, NgramCounts
+from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.table import Counts, Ids, check_order, read_table, write_table
 from umim_core.rules.tables import MatcherTables
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1
 RuleSource = Literal["frequency", "confidence", "explicit"]

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, RuleSetError
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS
+from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 TABLE_SCHEMA: Final = pa.schema(
     [("n", pa.int8()), ("ids", pa.list_(pa.int32())), ("count", pa.int64())]

@@ -24,8 +24,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.rules.grams import MAX_TOKEN_ID, ORDERS, TOKEN_BITS
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.prefetch import prefetch
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
 
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]

@@ -14,8 +14,8 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # no
 
 from umim_core.artifacts import directory_digest
 from umim_core.errors import CorpusError
-from umim_core.text import HubDataset, Source, TokenIds
 from umim_core.text.files import expand
+from umim_core.text.sources import HubDataset, Source, TokenIds
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from umim_core.arrays import array_header, open_array, save_array
 from umim_core.artifacts import read_json, write_json
 from umim_core.errors import ArtifactError
-from umim_core.rules.grams import MAX_TOKEN_ID
+from umim_core.text.token_ids import MAX_TOKEN_ID
 
 INDEX: Final = "index.json"
 TOKENS: Final = np.dtype("<i4")

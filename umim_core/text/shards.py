@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
-from umim_core.rules.grams import MAX_TOKEN_ID
 from umim_core.text.shard_files import (
     LENGTHS,
     REBUILD,
@@ -33,6 +32,7 @@ from umim_core.text.shard_files import (
     write_index,
     write_shard,
 )
+from umim_core.text.token_ids import check_range
 
 SHARD_TOKENS: Final = 1 << 24
 _OPEN_SHARDS: Final = 16  # memory maps kept; a process may hold some 65,000
@@ -76,12 +76,7 @@ class ShardWriter:
         """
         if not ids.size:
             return
-        if int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID:
-            raise CorpusError(
-                f"token ids must be in 0..{MAX_TOKEN_ID}",
-                f"ids from {int(ids.min())} to {int(ids.max())}",
-                "Check that they are the tokenizer's.",
-            )
+        check_range(ids)
         self._open = True
         done = 0
         while done < ids.size:
@@ -172,12 +167,7 @@ class TokenShards:
         Raises:
             CorpusError: If an id is out of range, or the ends do not rise to the number of ids.
         """
-        if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
-            raise CorpusError(
-                f"token ids must be in 0..{MAX_TOKEN_ID}",
-                f"ids from {int(ids.min())} to {int(ids.max())}",
-                "Check that they are the tokenizer's.",
-            )
+        check_range(ids)
         one = np.full(min(1, ids.size), ids.size)
         ends = np.asarray(one if document_ends is None else document_ends, np.int64)
         lengths = np.diff(ends, prepend=0)

@@ -1,8 +1,4 @@
-"""Token ids: from documents or from a file, then cut into segments of one length.
-
-document 1   document 2    length 4
-[a b c d e]  [f g h i]  -> [a b c d] [e f g h]   (i is dropped)
-"""
+"""Tokenization of documents, and token ids from a file."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ import numpy.typing as npt
 
 from umim_core.arrays import open_array
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
-from umim_core.rules.grams import MAX_TOKEN_ID, cut_segments
 from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.plain import Part
 from umim_core.text.readers import BadRows, iter_file_parts, no_text
 from umim_core.text.sources import Source, TokenIds
+from umim_core.text.token_ids import check_range
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,7 +60,9 @@ def tokenize_parts(
             verbose=False,  # no warning about documents longer than the model
         )["input_ids"]
         for ids, (_, last) in zip(encoded, batch, strict=True):
-            yield _as_ids(np.asarray(ids, dtype=np.int64), "tokenizer"), last
+            wide = np.asarray(ids, dtype=np.int64)
+            check_range(wide, "tokenizer")
+            yield wide.astype(np.int32), last
 
 
 def tokenize_documents(
@@ -170,50 +168,9 @@ def iter_token_ids(source: TokenIds) -> Iterator[npt.NDArray[np.int32]]:
     """
     array = open_token_ids(source)
     for start in range(0, array.size, _CHUNK_IDS):
-        yield _as_ids(array[start : start + _CHUNK_IDS], source.path, start)
-
-
-def segments(
-    ids: Iterable[npt.NDArray[np.integer]], length: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Concatenate documents without separators and cut them into segments.
-
-    The remainder is dropped; a corpus shorter than one segment gives none.
-
-    Args:
-        ids: Ids of the documents, or any other chunks of the corpus; 1-D arrays.
-        length: Tokens per segment, at least 2.
-
-    Returns:
-        ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
-        ``ids[offsets[i]:offsets[i + 1]]``.
-
-    Raises:
-        CorpusError: `length` is below 2, or an id is outside 0..2^18 - 1.
-    """
-    flat = np.empty(_CHUNK_IDS, dtype=np.int32)
-    total = 0
-    for chunk in ids:
-        checked = _as_ids(chunk, "corpus", total)
-        while total + checked.size > flat.size:
-            # Doubling: one list of all chunks would hold the corpus twice while it is joined.
-            flat.resize(2 * flat.size, refcheck=False)
-        flat[total : total + checked.size] = checked
-        total += checked.size
-    flat.resize(total, refcheck=False)
-    return cut_segments(flat, length)
-
-
-def _as_ids(ids: npt.NDArray[np.integer], where: str, start: int = 0) -> npt.NDArray[np.int32]:
-    """Return the ids as int32 after a check of their range."""
-    if ids.size and (int(ids.max()) > MAX_TOKEN_ID or int(ids.min()) < 0):
-        position = int(np.flatnonzero((ids > MAX_TOKEN_ID) | (ids < 0))[0])
-        raise CorpusError(
-            f"{where}: token ids must be in 0..{MAX_TOKEN_ID}",
-            f"{int(ids[position])} at position {start + position}",
-            "Check that the file holds ids of the tokenizer you mean.",
-        )
-    return ids.astype(np.int32)
+        ids = array[start : start + _CHUNK_IDS]
+        check_range(ids, source.path, start)
+        yield ids.astype(np.int32)
 
 
 def _batches(pieces: Iterable[Part], batch_size: int) -> Iterator[list[Part]]:

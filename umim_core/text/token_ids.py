@@ -1,0 +1,189 @@
+"""Token ids, 0 .. 2^18 - 1: their checks, and the borders of segments in a stream of them.
+
+document 1   document 2    length 4
+[a b c d e]  [f g h i]  -> [a b c d] [e f g h]   (i is dropped)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import CorpusError
+
+TOKEN_BITS: Final = 18
+MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
+_CHUNK_IDS: Final = 1 << 20
+
+Ids = NDArray[np.int32]
+Ints = NDArray[np.int64]
+
+
+class Tokens(Protocol):
+    """Token ids that can be sliced: an array, memory-mapped or not, or token shards."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, where: slice, /) -> NDArray[np.integer]: ...
+
+
+@dataclass(frozen=True)
+class UniformOffsets:
+    """Borders of ``count`` segments of ``length`` tokens, without an array of them.
+
+    Stands for ``np.arange(count + 1) * length``; for 1e12 tokens that would be 16 GB.
+    """
+
+    length: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count + 1
+
+    @overload
+    def __getitem__(self, where: int) -> int: ...
+
+    @overload
+    def __getitem__(self, where: slice) -> Ints: ...
+
+    def __getitem__(self, where: int | slice) -> int | Ints:
+        if isinstance(where, slice):
+            return np.arange(*where.indices(len(self)), dtype=np.int64) * self.length
+        return range(len(self))[where] * self.length
+
+    def find(self, position: int) -> int:
+        """Return the first border at or after a position."""
+        return -(-position // self.length)
+
+
+Offsets = Ints | UniformOffsets
+AnyOffsets = TypeVar("AnyOffsets", bound=Ints | UniformOffsets)
+
+
+def read_ids(ids: Tokens, low: int, high: int) -> Ids:
+    """Return ``ids[low:high]`` as a plain, read-only int32 array after checking its range.
+
+    Raises:
+        CorpusError: If ids are missing, out of range or no flat array of integers.
+    """
+    chunk = np.asarray(ids[low:high])
+    check_range(chunk, start=low)
+    if chunk.size != high - low:  # what is missing would be counted as not there
+        raise CorpusError(
+            f"tokens {low} to {high} of the corpus must be there",
+            f"{chunk.size} of {high - low}",
+            "On a shared file system, wait until every machine sees the whole files; else "
+            "tokenize the text again.",
+        )
+    view = np.ascontiguousarray(chunk, dtype=np.int32).view()
+    view.flags.writeable = False  # so that the compiled loops have one signature
+    return view
+
+
+def check_flat(ids: Tokens) -> None:
+    """Refuse an array of rows where one flat array is meant.
+
+    Raises:
+        CorpusError: If an array is not 1-D.
+    """
+    if isinstance(ids, np.ndarray) and ids.ndim != 1:
+        raise CorpusError("token ids must be one flat array", f"{ids.ndim} dimensions", "Flatten.")
+
+
+def check_range(ids: NDArray[np.integer], where: str = "corpus", start: int = 0) -> None:
+    """Check that an array holds token ids.
+
+    Args:
+        ids: The array.
+        where: Named in the error.
+        start: Position of its first id there.
+
+    Raises:
+        CorpusError: If it is not 1-D or not of integers, or an id is outside 0 .. 2^18 - 1.
+    """
+    check_flat(ids)
+    if ids.dtype.kind not in "iu":
+        raise CorpusError("token ids must be integers", str(ids.dtype), "Tokenize the text first.")
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_TOKEN_ID):
+        position = int(np.flatnonzero((ids > MAX_TOKEN_ID) | (ids < 0))[0])
+        raise CorpusError(
+            f"{where}: token ids must lie in 0..{MAX_TOKEN_ID}",
+            f"{int(ids[position])} at position {start + position}",
+            "Check the tokenizer; vocabularies of more than 2^18 entries are not supported.",
+        )
+
+
+def check_offsets(offsets: AnyOffsets, size: int) -> AnyOffsets:
+    """Return borders if they cut ``size`` tokens into consecutive segments.
+
+    Uniform segments may leave a remainder, which is dropped.
+
+    Raises:
+        CorpusError: If they do not begin with 0, fall, or do not end with ``size``.
+    """
+    if isinstance(offsets, UniformOffsets):
+        whole = offsets.length > 0 and 0 <= offsets[-1] <= size
+    else:
+        whole = bool(len(offsets) and offsets[0] == 0 and offsets[-1] == size)
+        whole = whole and not (offsets[1:] < offsets[:-1]).any()
+    if not whole:
+        raise CorpusError(
+            f"segment borders must rise from 0 to {size}, the number of tokens",
+            f"{len(offsets)} borders, {offsets[0] if len(offsets) else None} to "
+            f"{offsets[-1] if len(offsets) else None}",
+            "Give one border more than there are segments.",
+        )
+    return offsets
+
+
+def segments(
+    ids: Iterable[NDArray[np.integer]], length: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Concatenate documents without separators and cut them into segments.
+
+    The remainder is dropped; a corpus shorter than one segment gives none.
+
+    Args:
+        ids: Ids of the documents, or any other chunks of the corpus; 1-D arrays.
+        length: Tokens per segment, at least 2.
+
+    Returns:
+        ids int32 [segments * length] and offsets int64 [segments + 1]; segment i is
+        ``ids[offsets[i]:offsets[i + 1]]``.
+
+    Raises:
+        CorpusError: `length` is below 2, or an id is outside 0..2^18 - 1.
+    """
+    flat = np.empty(_CHUNK_IDS, dtype=np.int32)
+    total = 0
+    for chunk in ids:
+        check_range(chunk, start=total)
+        while total + chunk.size > flat.size:
+            # Doubling: one list of all chunks would hold the corpus twice while it is joined.
+            flat.resize(2 * flat.size, refcheck=False)
+        flat[total : total + chunk.size] = chunk
+        total += chunk.size
+    flat.resize(total, refcheck=False)
+    return cut_segments(flat, length)
+
+
+def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int32], Ints]:
+    """Cut a token stream into segments of ``length`` tokens; the remainder is dropped.
+
+    Returns:
+        The kept ids, flat (int32; a view where they are int32 already), and the borders
+        [num_segments + 1] (int64).
+
+    Raises:
+        CorpusError: If the length is below 2 or an id is out of range.
+    """
+    if length < 2:
+        raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")
+    check_range(ids)
+    whole = ids.size // length
+    kept = np.asarray(ids[: whole * length], dtype=np.int32)
+    return kept, np.arange(whole + 1, dtype=np.int64) * length
