@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.ablation_data import AblationData
-from tasks.ablation_page import FIGURES, ablation_page
-from umim_core.artifacts import sha256_bytes
+from tasks.report.ablation_data import AblationData
+from tasks.report.ablation_page import FIGURES, ablation_page
+from umim_core.store.artifacts import sha256_bytes
 
 
 def page(text: str) -> str:
@@ -25,7 +25,7 @@ def figures(results: Path) -> list[Path]:
 
 def draw(results: Path) -> None:
     """Draw the figures of a result file."""
-    from tasks.ablation_figures import figure_svg
+    from tasks.report.ablation_figures import figure_svg
 
     text = results.read_text(encoding="utf-8")
     data = AblationData.model_validate_json(text)

@@ -29,10 +29,10 @@ from benchmarks.corpus import CACHE, held_out_texts
 from benchmarks.generation_pages import capacity_page
 from benchmarks.generation_quality import LIBRARIES, MERGES
 from umim_core import UMIM
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.row_cache import RowCache
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import NumericalError
-from umim_core.merging.cache import RowCache
 from umim_core.text.tokens import tokenize_documents
 
 PROMPT_LENGTHS: Final = (256, 512, 1024)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Report
 from benchmarks.generation_pages import CAPACITY_FIGURE, MERGE_LABELS
-from tasks.report_drawing import ON_PAPER, PALETTE, STYLE, finish, standalone
+from tasks.report.report_drawing import ON_PAPER, PALETTE, STYLE, finish, standalone
 
 _MIB: Final = 2.0**20
 _WIDTH: Final = 0.27

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import fresh
-from umim_core.artifacts import sha256_file
-from umim_core.embedded.corpus import build_corpus
+from umim_core.embedded.docstring_corpus import build_corpus
 from umim_core.embedded.documents import read_documents
+from umim_core.store.artifacts import sha256_file
 
 EMBEDDED: Final = "umim-docs-llama"
 CACHE: Final = Path(".umim/benchmarks")
@@ -72,7 +72,7 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
     Returns:
         Number of ids.
     """
-    from umim_core.backbone import load_tokenizer
+    from umim_core.backbone.backbone import load_tokenizer
     from umim_core.text.tokens import tokenize_documents
 
     tokenizer = load_tokenizer(tokenizer_name)

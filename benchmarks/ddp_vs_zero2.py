@@ -42,11 +42,11 @@ from benchmarks.common import (
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.pages import ddp_vs_zero2_page
 from benchmarks.training_process import Job, train_measured
-from tasks.lease import ClusterLease
-from tasks.train_worker import launch_worker
-from umim_core.config import ClusterConfig, DistillConfig
-from umim_core.distill.rows import TokenRows
-from umim_core.rules.counting import count_ngrams
+from tasks.cluster.lease import ClusterLease
+from tasks.training.train_worker import launch_worker
+from umim_core.config.recipe import ClusterConfig, DistillConfig
+from umim_core.distill.token_rows import TokenRows
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import UniformOffsets
 

@@ -45,15 +45,15 @@ from benchmarks.distill_sides import (
     liger_version,
     loss_sides,
 )
-from umim_core.backbone import wrap_backbone
-from umim_core.backbone_shape import BackboneShape
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
-from umim_core.distill.forecast import predict_distillation
+from umim_core.config.form import ModuleForm
+from umim_core.config.hardware import HardwareConfig
+from umim_core.distill.distill_forecast import predict_distillation
 from umim_core.distill.step import DistillModel
-from umim_core.hardware_config import HardwareConfig
-from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import ModuleForm
+from umim_core.merging.packing import Segmentation
 
 LIBRARIES: Final = ("numpy", "torch", "transformers")
 OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45

@@ -24,14 +24,14 @@ from torch.nn import functional as F
 
 from benchmarks.common import THREADS, forget_peak, peak_bytes
 from benchmarks.corpus import EMBEDDED, open_ids
-from umim_core.backbone import Backbone, load_backbone
-from umim_core.checkpoint import Checkpoint
-from umim_core.config_base import LossKernel
-from umim_core.distill.alignment import aligned_rows
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.model_base import LossKernel
+from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.distill.step import DistillModel
-from umim_core.merging.compress import Segmentation, pack_rows, unit_embeddings
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation, pack_rows, unit_embeddings
 from umim_core.rules.matcher import Matcher
 
 OURS, COMPILED, PLAIN, LIGER = "ours", "ours, compiled", "plain", "Liger"

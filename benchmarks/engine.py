@@ -46,11 +46,11 @@ from benchmarks.engine_sides import (
     merging_seconds,
     subject,
 )
-from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.benchmarking.break_even import break_even_markdown
+from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.benchmarking.roofline import Roofline
-from umim_core.benchmarking.rows import ThroughputRow
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
+from umim_core.config.benchmark import BenchmarkConfig
 
 LIBRARIES: Final = ("numpy", "torch", "transformers")
 PREFILL_OF_BOUND: Final = 0.9

@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import timed
-from umim_core.backbone import Backbone, wrap_backbone
-from umim_core.backbone_files import DTYPES
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.model_files import DTYPES
 from umim_core.benchmarking.roofline import synchronize
-from umim_core.benchmarking.text import held_out_text
-from umim_core.merging.compress import SpanMerger, fill_units
-from umim_core.merging.engine import Engine
-from umim_core.merging.model import UMIM
+from umim_core.benchmarking.timing_text import held_out_text
+from umim_core.config.form import UnitPositions
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward
+from umim_core.inference.prompts import read_prompts
 from umim_core.merging.module import MergeModule
-from umim_core.merging.outputs import Forward
-from umim_core.merging.policies import UnitPositions
-from umim_core.merging.prompts import read_prompts
+from umim_core.merging.packing import SpanMerger, fill_units
 from umim_core.merging.span_cache import SpanCache
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
+from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

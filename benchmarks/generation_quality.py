@@ -28,11 +28,11 @@ from benchmarks.common import Report, add_report_options, facts, save
 from benchmarks.corpus import CACHE, held_out_texts
 from benchmarks.generation_pages import quality_page
 from umim_core import UMIM
-from umim_core.artifacts import finite_or_none
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
-from umim_core.merging.outputs import RowOutput
-from umim_core.merging.stopping import end_ids
+from umim_core.inference.outputs import RowOutput
+from umim_core.inference.stopping import end_ids
+from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_documents
 
 PROMPT_TOKENS: Final = 100

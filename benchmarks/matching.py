@@ -39,7 +39,7 @@ from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
 from benchmarks.mining_process import LENGTH, whole_segments
 from benchmarks.pages import matching_page
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_report_options(parser)
     options = parser.parse_args(arguments)
     fix_threads()
-    from umim_core.backbone import load_tokenizer
+    from umim_core.backbone.backbone import load_tokenizer
 
     ids = open_ids(ids_file(options), options.tokens)
     tokenizer = load_tokenizer(options.tokenizer)

@@ -40,7 +40,7 @@ from benchmarks.common import (
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, whole_segments
 from benchmarks.pages import mining_page
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.common import THREADS, Report, alternate, peak_bytes, ratio, timed
 from benchmarks.corpus import Ids, open_ids
-from umim_core.rules.counting import OrderCounter, count_ngrams, excluded_mask
+from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
+from umim_core.mining.hashing import rank_indexes
+from umim_core.mining.mining_prediction import SAMPLE_TOKENS, fit_cost_law
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.rules.hashing import rank_indexes
-from umim_core.rules.prediction import SAMPLE_TOKENS, fit_cost_law
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import Ints, UniformOffsets
 
@@ -90,8 +90,8 @@ def ray_pairs(options: argparse.Namespace) -> Report:
 
     The start of the cluster and the first count of each side are left out.
     """
-    from tasks.cluster import ray_cluster
-    from tasks.counting import Corpus, count_distributed
+    from tasks.cluster.ray_cluster import ray_cluster
+    from tasks.data.counting import Corpus, count_distributed
 
     ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
     results: dict[str, Any] = {}

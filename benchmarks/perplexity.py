@@ -38,9 +38,9 @@ from benchmarks.common import (
 )
 from benchmarks.engine_sides import BACKBONES, Subject, subject
 from benchmarks.perplexity_page import perplexity_page
-from umim_core.merging.compress import pack_rows, unit_embeddings
 from umim_core.merging.likelihood import token_log_probs
-from umim_core.rules.counting import count_ngrams
+from umim_core.merging.packing import pack_rows, unit_embeddings
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

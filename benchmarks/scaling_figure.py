@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Report
 from benchmarks.pages import SCALING_FIGURE
-from tasks.report_drawing import PALETTE, STYLE, finish, standalone
+from tasks.report.report_drawing import PALETTE, STYLE, finish, standalone
 
 _ONE, _TWO, _PREDICTED = PALETTE[0], PALETTE[2], PALETTE[1]
 _MIB: Final = 2.0**20

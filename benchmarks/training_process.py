@@ -21,18 +21,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.common import peak_bytes
-from tasks.strategies import make_strategy
-from umim_core.artifacts import sha256_bytes, write_json
-from umim_core.backbone import load_backbone
-from umim_core.config import DistillConfig
+from tasks.training.strategies import make_strategy
+from umim_core.backbone.backbone import load_backbone
+from umim_core.config.recipe import DistillConfig
 from umim_core.distill.objectives import BatchLoss, DistillObjective
 from umim_core.distill.optimizer import Strategy
-from umim_core.distill.rows import TokenRows
+from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_state import parameters_of
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes, write_json
 
 GRADIENT = "exp_avg"  # after the first step 1 - beta_1 times the clipped gradient
 

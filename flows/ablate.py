@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.ablation import ablation_stage, ablation_summary
-from tasks.announce import announce_ablation
-from tasks.compare import comparison_rows, record_comparison
-from tasks.pipeline import open_pipeline
+from tasks.report.announce import announce_ablation
+from tasks.report.compare import comparison_rows, record_comparison
+from tasks.run.pipeline import open_pipeline
+from tasks.stages.ablation import ablation_stage, ablation_summary
 
 
 @flow(name="umim-ablate", flow_run_name="{recipe}")

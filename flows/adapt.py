@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.pipeline import open_pipeline
+from tasks.run.pipeline import open_pipeline
 
 
 @flow(name="umim-adapt", flow_run_name="{recipe}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.pipeline import open_pipeline
-from umim_core.backbone_config import BackboneRecipe
+from tasks.run.pipeline import open_pipeline
+from umim_core.config.backbone_recipe import BackboneRecipe
 
 
 @flow(name="umim-backbone", flow_run_name="{recipe}")

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from tasks.stopping import stoppable
-from umim_core.cli_output import JsonFlag, VersionFlag
+from tasks.cluster.stopping import stoppable
+from umim_core.cli.console_output import JsonFlag, VersionFlag
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
-    from umim_core.backbone_config import BackboneRecipe
-    from umim_core.config import Recipe
+    from umim_core.config.backbone_recipe import BackboneRecipe
+    from umim_core.config.recipe import Recipe
 
 app = typer.Typer(
     name="python -m flows",
@@ -79,16 +79,16 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
-    from tasks.recipes import find_recipe
+    from tasks.run.recipes import find_recipe
 
     loaded = find_recipe(recipe)
     if dry_run:
         from flows.forecasting import predict_training, training_lines, unpredictable
         from flows.planning import check_limits, plan, predict
         from flows.processor_forecast import predict_on_processor
-        from tasks.checks import check_machine
-        from umim_core.config import Recipe
-        from umim_core.distill.prediction import check_fits
+        from tasks.run.checks import check_machine
+        from umim_core.config.recipe import Recipe
+        from umim_core.distill.distill_cost import check_fits
 
         steps = plan(loaded)
         told = predict(loaded)
@@ -119,7 +119,7 @@ def run(
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()
-    from tasks.prefect_runs import prefect_must_answer, start_temporary_server
+    from tasks.run.prefect_runs import prefect_must_answer, start_temporary_server
 
     start_temporary_server()
     with prefect_must_answer():
@@ -127,7 +127,7 @@ def run(
 
 
 def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bool) -> None:
-    from umim_core.backbone_config import BackboneRecipe
+    from umim_core.config.backbone_recipe import BackboneRecipe
 
     if isinstance(loaded, BackboneRecipe):
         from flows.backbone import backbone
@@ -141,8 +141,8 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
         _emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     from flows.full_pipeline import full_pipeline
-    from tasks.comparison_table import comparison_table
-    from tasks.report_data import ReportData
+    from tasks.report.comparison_table import comparison_table
+    from tasks.report.report_data import ReportData
 
     began = time.monotonic()
     path = Path(full_pipeline(recipe))
@@ -160,7 +160,7 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
-    from tasks.recipes import find_recipe, recipe_names
+    from tasks.run.recipes import find_recipe, recipe_names
 
     found = {name: find_recipe(name).description for name in recipe_names()}
     lines = [f"{name:<24} {text.strip().splitlines()[0]}" for name, text in found.items()]
@@ -170,7 +170,7 @@ def recipes(as_json: JsonFlag = False) -> None:
 @app.command()
 def report(as_json: JsonFlag = False) -> None:
     """Print the path of the newest report page."""
-    from tasks.recipes import newest_report
+    from tasks.run.recipes import newest_report
 
     path = newest_report()
     _emit({"path": str(path)}, [str(path)], as_json)
@@ -179,7 +179,7 @@ def report(as_json: JsonFlag = False) -> None:
 @app.command()
 def replay(as_json: JsonFlag = False) -> None:
     """Write to MLflow what waits because the server was away."""
-    from tasks.tracker import Tracker
+    from tasks.tracking.tracker import Tracker
     from umim_core.errors import TrackingError
 
     tracker = Tracker()
@@ -214,8 +214,8 @@ def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
 
 def _checkpoint_lines(recipe: str) -> list[str]:
     """Return the names and directories of what the recipe trained, and how to use the first."""
-    from umim_core.next_steps import after_training
-    from umim_core.own_checkpoints import own_checkpoints, own_name
+    from umim_core.checkpoint.next_steps import after_training
+    from umim_core.checkpoint.own_checkpoints import own_checkpoints, own_name
 
     prefix = own_name(recipe) + "/"
     found = {name: path for name, path in own_checkpoints().items() if name.startswith(prefix)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.compare import comparison_rows, record_comparison
-from tasks.comparison_table import comparison_table
-from tasks.pipeline import open_pipeline
+from tasks.report.compare import comparison_rows, record_comparison
+from tasks.report.comparison_table import comparison_table
+from tasks.run.pipeline import open_pipeline
 
 
 @flow(name="umim-evaluate", flow_run_name="{recipe}")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.compare import cell_row
-from umim_core.backbone_config import BackboneRecipe
-from umim_core.backbone_shape import BackboneShape, local_shape
-from umim_core.config import Cell, FilesCorpus, GeneratedCorpus, Recipe
-from umim_core.distill.forecast import predict_distillation
-from umim_core.distill.prediction import DistillPrediction
+from tasks.report.compare import cell_row
+from umim_core.backbone.shape import BackboneShape, local_shape
+from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.hardware import HardwareConfig
+from umim_core.config.recipe import Cell, FilesCorpus, GeneratedCorpus, Recipe
+from umim_core.distill.distill_cost import DistillPrediction
+from umim_core.distill.distill_forecast import predict_distillation
 from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError
-from umim_core.hardware_config import HardwareConfig
-from umim_core.rules.costs import Prediction
+from umim_core.mining.costs import Prediction
 from umim_core.text.sources import HubDataset
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from prefect import flow
 
 from flows import parts
-from tasks.announce import announce_report
-from tasks.compare import comparison_rows, record_comparison
-from tasks.pipeline import open_pipeline
-from tasks.publish import report_stage
+from tasks.report.announce import announce_report
+from tasks.report.compare import comparison_rows, record_comparison
+from tasks.run.pipeline import open_pipeline
+from tasks.stages.publish import report_stage
 
 
 @flow(name="umim", flow_run_name="{recipe}")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tasks.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
-from tasks.backbone import backbone_stage, tokenizer_stage
-from tasks.benchmark import benchmark_stage
-from tasks.compare import CellResult, ShippedResult, cell_label
-from tasks.confidence import confidence_rules_stage, confidence_stage
-from tasks.corpus import corpus_stage, task_stage, tokenize_stage
-from tasks.distill import distill_stage
-from tasks.evaluate import evaluate_stage, task_score_stage
-from tasks.generate import generate_stage
-from tasks.given_rules import given_rules_stage
-from tasks.mine import count_stage, filter_stage
-from tasks.pipeline import PipelineRun
-from tasks.stage import Artifact
-from umim_core.backbone_config import BackboneRecipe
-from umim_core.checkpoint import Checkpoint
-from umim_core.config import Cell, GeneratedCorpus
-from umim_core.embedded.tokenizer import END_OF_TEXT_ID
+from tasks.report.compare import CellResult, ShippedResult, cell_label
+from tasks.run.pipeline import PipelineRun
+from tasks.run.stage import Artifact
+from tasks.stages.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
+from tasks.stages.backbone import backbone_stage, tokenizer_stage
+from tasks.stages.benchmark import benchmark_stage
+from tasks.stages.confidence import confidence_rules_stage, confidence_stage
+from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
+from tasks.stages.distill import distill_stage
+from tasks.stages.evaluate import evaluate_stage, task_score_stage
+from tasks.stages.generate import generate_stage
+from tasks.stages.given_rules import given_rules_stage
+from tasks.stages.mine import count_stage, filter_stage
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.recipe import Cell, GeneratedCorpus
+from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 
 
 @dataclass

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from flows import parts
 from flows.forecasting import unpredictable
-from tasks.lease import ClusterLease
-from tasks.stage import Artifact
-from umim_core.backbone_config import BackboneRecipe
-from umim_core.config import FilesCorpus, Recipe
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.recipe import FilesCorpus, Recipe
 from umim_core.errors import UnknownSizeError
-from umim_core.rules.costs import Limits, Prediction
-from umim_core.rules.forecast import predict_mining
-from umim_core.rules.mining import MiningOptions
+from umim_core.mining.corpus_mining import MiningOptions
+from umim_core.mining.costs import Limits, Prediction
+from umim_core.mining.mining_forecast import predict_mining
 
 
 class Planner:

@@ -9,16 +9,16 @@ from typing import Final
 
 import torch
 
-from tasks.compare import cell_row
-from umim_core.backbone_shape import local_shape
-from umim_core.config import Recipe
-from umim_core.distill.forecast import predict_distillation
-from umim_core.distill.prediction import MFU
+from tasks.report.compare import cell_row
+from umim_core.backbone.shape import local_shape
+from umim_core.config.hardware import HardwareConfig
+from umim_core.config.recipe import Recipe
+from umim_core.distill.distill_cost import MFU
+from umim_core.distill.distill_forecast import predict_distillation
 from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError
-from umim_core.hardware_config import HardwareConfig
+from umim_core.mining.costs import Prediction
 from umim_core.progress_lines import duration
-from umim_core.rules.costs import Prediction
 
 # Of the rate of large float32 products. On the reference machine (100-140 GFLOP/s) whole steps came
 # to 134 GFLOP/s (embedded backbone, 8 x 512) and 93 (SmolLM2-135M, 4 x 512), both under bfloat16:

@@ -23,14 +23,14 @@ from transformers import (
 )
 
 from umim_core import UMIM
-from umim_core.backbone import Backbone, load_backbone, wrap_backbone
-from umim_core.checkpoint import Checkpoint
-from umim_core.machine_lock import VARIABLE
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.machine_lock import VARIABLE
 
 if TYPE_CHECKING:
-    from tiny_pipeline import Walk
+    from support.tiny_pipeline import Walk
 
 pytest_plugins = ["time_limits"]
 # A test on a busy machine is slow, not wrong.
@@ -155,7 +155,11 @@ def tiny_umim(tiny_checkpoint: Path) -> UMIM:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     """A run of every stage on a tiny model (see ``tiny_pipeline``), built once; leave it alone."""
-    from tiny_pipeline import save_backbone, tiny_recipe, walk  # it imports the whole pipeline
+    from support.tiny_pipeline import (  # it imports the whole pipeline
+        save_backbone,
+        tiny_recipe,
+        walk,
+    )
 
     folder = tmp_path_factory.mktemp("run")
     run = walk(folder / "root", tiny_recipe(save_backbone(folder / "backbone")))

@@ -175,7 +175,7 @@ def test_modules_of_umim_core_have_no_import_cycle() -> None:
         for path in python_files("umim_core")
     }
     graph = import_time_graph(sources)
-    assert graph["umim_core.merging.compress"]
+    assert graph["umim_core.merging.packing"]
     assert cycle(graph) == []
 
 

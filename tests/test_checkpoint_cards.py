@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from umim_core.checkpoint import Checkpoint
-from umim_core.config import Recipe
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import Recipe
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 

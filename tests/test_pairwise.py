@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from pairwise import covering, pairwise
+
+from support.pairwise import covering, pairwise
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 2), (2, 2, 2), (8, 2, 2), (3, 4, 2, 2), (5, 5, 5)])

@@ -35,6 +35,8 @@ def test_every_statement_names_tests_that_exist() -> None:
     assert [test for tests in found.values() for test in tests if missing(test)] == []
 
 
-@pytest.mark.parametrize("test", ["test_nosuch.py", "test_locking.py::test_nosuch", "conftest.py"])
+@pytest.mark.parametrize(
+    "test", ["test_nosuch.py", "store/test_locking.py::test_nosuch", "conftest.py"]
+)
 def test_a_test_that_does_not_exist_is_found(test: str) -> None:
     assert missing(test)

@@ -14,10 +14,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import second_device_evaluation
-import second_device_generation
-import second_device_training
 import torch
+
+from support import second_device_evaluation, second_device_generation, second_device_training
 
 FILES = (second_device_evaluation, second_device_generation, second_device_training)
 NAMES = [name for module in FILES for name in vars(module) if name.startswith("test_")]

@@ -41,7 +41,7 @@ def test_that_swallows_its_interruption():
 """
 RAY = """
 import pytest, ray, threading
-from tasks.cluster import ray_cluster
+from tasks.cluster.ray_cluster import ray_cluster
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from traces import CANARIES, Descendants, traces
 
-from tasks.sockets import require_loopback
+from support.traces import CANARIES, Descendants, traces
+from tasks.cluster.sockets import require_loopback
 from umim_core.errors import ClusterError
 
 OPEN = """

@@ -10,28 +10,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from umim_core.backbone import wrap_backbone as wrap_backbone
-    from umim_core.checkpoint import Checkpoint as Checkpoint
+    from umim_core.backbone.backbone import wrap_backbone as wrap_backbone
+    from umim_core.checkpoint.checkpoint import Checkpoint as Checkpoint
     from umim_core.errors import UmimError as UmimError
-    from umim_core.merging.model import UMIM as UMIM
     from umim_core.merging.module import MergeModule as MergeModule
+    from umim_core.mining.corpus_mining import MiningOptions as MiningOptions
+    from umim_core.mining.corpus_mining import mine_rules as mine_rules
+    from umim_core.model.umim import UMIM as UMIM
     from umim_core.rules.matcher import Matcher as Matcher
-    from umim_core.rules.mining import MiningOptions as MiningOptions
-    from umim_core.rules.mining import mine_rules as mine_rules
     from umim_core.rules.ruleset import RuleSet as RuleSet
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "UMIM": "umim_core.merging.model",
-    "Checkpoint": "umim_core.checkpoint",
+    "UMIM": "umim_core.model.umim",
+    "Checkpoint": "umim_core.checkpoint.checkpoint",
     "Matcher": "umim_core.rules.matcher",
     "MergeModule": "umim_core.merging.module",
-    "MiningOptions": "umim_core.rules.mining",
+    "MiningOptions": "umim_core.mining.corpus_mining",
     "RuleSet": "umim_core.rules.ruleset",
     "UmimError": "umim_core.errors",
-    "mine_rules": "umim_core.rules.mining",
-    "wrap_backbone": "umim_core.backbone",
+    "mine_rules": "umim_core.mining.corpus_mining",
+    "wrap_backbone": "umim_core.backbone.backbone",
 }
 __all__ = [
     "UMIM",

@@ -16,9 +16,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from umim_core.checkpoint import Checkpoint, CheckpointConfig  # noqa: E402  (not installed)
-from umim_core.config import Recipe  # noqa: E402
-from umim_core.recipe_files import read_recipe_file, validated  # noqa: E402
+from umim_core.checkpoint.checkpoint import Checkpoint, CheckpointConfig  # noqa: E402  (not installed)
+from umim_core.config.recipe import Recipe  # noqa: E402
+from umim_core.config.recipe_files import read_recipe_file, validated  # noqa: E402
 from umim_core.rules.ruleset import RuleSet  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "shipped.json"

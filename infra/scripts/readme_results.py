@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tasks.comparison_table import comparison_markdown  # noqa: E402  (the checkout is not installed)
-from tasks.report_data import ReportData  # noqa: E402
+from tasks.report.comparison_table import comparison_markdown  # noqa: E402  (the checkout is not installed)
+from tasks.report.report_data import ReportData  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "embedded.json"
 README = ROOT / "README.md"

@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from umim_core.backbone_config import BackboneRecipe  # noqa: E402
-from umim_core.config import Recipe  # noqa: E402
+from umim_core.config.backbone_recipe import BackboneRecipe  # noqa: E402
+from umim_core.config.recipe import Recipe  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "recipe-fields.md"
 HEAD: Final = """\

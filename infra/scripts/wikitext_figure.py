@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.report_drawing import PALETTE, STYLE, finish, standalone
+from tasks.report.report_drawing import PALETTE, STYLE, finish, standalone
 
 _ROOM_FOR_NAMES: Final = 6.0  # times the most rules
 _NAME_GAP: Final = 2.4  # percentage points between the names of two policies

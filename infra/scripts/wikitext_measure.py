@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from umim_core.artifacts import sha256_bytes, sha256_file
-from umim_core.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+from umim_core.backbone.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.collisions import collision_rate
-from umim_core.rules.counting import count_ngrams
 from umim_core.rules.filters import Containment, Overlap, step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.inspection import coverage
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes, sha256_file
 from umim_core.text.token_ids import segments
 from umim_core.text.tokens import tokenize_documents
 

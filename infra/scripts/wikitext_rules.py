@@ -83,8 +83,8 @@ def _write(out: Path, data: Path, tokenizers: dict[str, Path]) -> None:
     from wikitext_figure import figure_svg
     from wikitext_measure import measure
 
-    from umim_core.artifacts import write_json
-    from umim_core.disk import write_bytes
+    from umim_core.store.artifacts import write_json
+    from umim_core.store.disk import write_bytes
 
     write_json(out, measure(data, tokenizers))
     results = json.loads(out.read_text("utf-8"))  # with keys in the order that --check sees

@@ -17,7 +17,7 @@ from transformers import (
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

@@ -12,7 +12,7 @@ from umim_core.benchmarking.break_even import (
     least_reduction,
     pays_from,
 )
-from umim_core.benchmarking.rows import Phase, ThroughputRow
+from umim_core.benchmarking.measured_speed import Phase, ThroughputRow
 
 LENGTHS = (256, 512, 1024)
 

@@ -10,15 +10,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from umim_core.backbone import Backbone, wrap_backbone
-from umim_core.benchmark_config import BenchmarkConfig
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
-from umim_core.benchmarking.rows import ThroughputRow
 from umim_core.benchmarking.runs import Prompts, cut_prompts, time_run
 from umim_core.benchmarking.throughput import measure_throughput
+from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.merging.engine import Engine
+from umim_core.inference.engine import Engine
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

@@ -16,10 +16,10 @@ from benchmarks.cache_capacity import allocated_bytes, capacity, entries, main, 
 from benchmarks.capacity_figure import figure_svg
 from benchmarks.generation_pages import capacity_page
 from umim_core import UMIM
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import NumericalError
-from umim_core.merging import engine
-from umim_core.merging.cache import RowCache
+from umim_core.inference import engine
 
 PROMPT = [1, 2, 9, 3, 4, 5, 6, 7, 8, 9]  # 4 units
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.corpus import EMBEDDED, add_corpus_options, build_ids, ids_file, open_ids
-from umim_core.backbone import load_tokenizer
+from umim_core.backbone.backbone import load_tokenizer
 
 TEXT = "Return the sum of array elements over a given axis.\n" * 50
 

@@ -12,7 +12,7 @@ from benchmarks.common import Report, facts
 from benchmarks.distill_gpu import gates, main, random_cuts
 from benchmarks.distill_page import distill_gpu_page
 from benchmarks.distill_sides import COMPILED, LIGER, OURS, PLAIN, Shape
-from umim_core.backbone_shape import BackboneShape
+from umim_core.backbone.shape import BackboneShape
 
 SPREAD = {"median": 1.0, "low": 0.9, "high": 1.1, "runs": 3}
 SMALL = BackboneShape(

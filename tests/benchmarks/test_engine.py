@@ -21,8 +21,8 @@ from benchmarks.engine_sides import (
     phrase_text,
     random_subject,
 )
-from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.benchmarking.roofline import Roofline
+from umim_core.config.benchmark import BenchmarkConfig
 
 PROTOCOL = BenchmarkConfig(
     prompt_lengths=(512,), new_tokens=4, warmup=0, pairs=1, batch_sizes=(1, 2)

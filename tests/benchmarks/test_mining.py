@@ -23,7 +23,7 @@ from benchmarks.mining_process import (
     save_counts,
     whole_segments,
 )
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
 SEGMENTS = 80  # a prediction needs 64

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import mining_peers as peers
 from benchmarks.mining_peers import Grams
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
 TAU = 3

@@ -23,7 +23,7 @@ from benchmarks.mining_scaling import (
     write_repeated,
 )
 from benchmarks.scaling_figure import figure_svg
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 
 PREDICTION = {
     "memory_bytes": 120.0,

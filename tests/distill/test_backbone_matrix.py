@@ -26,10 +26,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
-from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
 
 Rows = list[NDArray[np.int64]]
 VOCAB, HIDDEN, POSITIONS = 23, 16, 32

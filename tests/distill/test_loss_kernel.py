@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_matrix import CONFIGS, tiny_backbone
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from umim_core.config import DistillConfig
+from support.engine_matrix import CONFIGS, tiny_backbone
+from umim_core.config.recipe import DistillConfig
 from umim_core.distill import loss as losses
 from umim_core.distill.loss import chunk_terms, distill_loss
 from umim_core.errors import ConfigError

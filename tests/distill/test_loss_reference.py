@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.loss import distill_loss
 
 ROWS, HIDDEN, VOCAB = 9, 8, 41

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.distill.objectives import PreferenceObjective
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_matrix import CONFIGS, tiny_backbone
 from torch import Tensor, nn
 from transformers import FalconConfig, MistralConfig
 
-from umim_core.backbone import Backbone
+from support.engine_matrix import CONFIGS, tiny_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.distill.packed_trunk import PackedTrunk
 
 VOCAB = 11

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from merge_modules import FORMS
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
@@ -23,10 +22,11 @@ from transformers import (
     Qwen2Config,
 )
 
-from umim_core.backbone import Backbone, wrap_backbone
+from support.merge_modules import FORMS
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
-from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
 
 Rows = list[NDArray[np.int64]]
 VOCAB, HIDDEN = 19, 16

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.form import UnitPositions
 from umim_core.distill.step import DistillModel
 from umim_core.errors import CorpusError
-from umim_core.merging.compress import Segmentation
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import Segmentation
 
 VOCAB, HIDDEN = 19, 16
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -12,12 +12,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from umim_core.artifacts import sha256_file
-from umim_core.backbone import load_backbone
-from umim_core.backbone_config import BackboneRecipe, load_any_recipe
+from umim_core.backbone.backbone import load_backbone
+from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.embedded.corpus import split_of
-from umim_core.embedded.tokenizer import END_OF_TEXT, END_OF_TEXT_ID
+from umim_core.embedded.docs_tokenizer import END_OF_TEXT, END_OF_TEXT_ID
+from umim_core.embedded.docstring_corpus import split_of
+from umim_core.store.artifacts import sha256_file
 
 RECIPES = Path(__file__).resolve().parents[2] / "infra" / "recipes"
 NAMES = ("umim-docs-gpt2", "umim-docs-llama")
@@ -68,8 +68,8 @@ def refuse(*_, **__):
     raise AssertionError("a connection was tried")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 import json
-from umim_core.artifacts import sha256_file
-from umim_core.backbone import load_backbone
+from umim_core.store.artifacts import sha256_file
+from umim_core.backbone.backbone import load_backbone
 found = {}
 for name in ("umim-docs-gpt2", "umim-docs-llama"):
     backbone = load_backbone(name)

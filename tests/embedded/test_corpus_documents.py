@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.embedded.corpus import SPLITS, build_corpus
+from umim_core.embedded.docstring_corpus import SPLITS, build_corpus
 from umim_core.embedded.documents import read_documents
 from umim_core.errors import CorpusError
 

@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from umim_core.backbone import load_backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from engine_matrix import families, from_scratch, module_for, tiny_backbone
 from torch import Tensor
 
-from umim_core.backbone import Backbone
-from umim_core.distill.metrics import METRICS, row_metrics
+from support.engine_matrix import families, from_scratch, module_for, tiny_backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.distill.alignment_metrics import METRICS, row_metrics
 from umim_core.errors import NumericalError
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
-from tests.merge_modules import module_of
-from umim_core.backbone import Backbone, wrap_backbone
+from tests.support.merge_modules import module_of
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity

@@ -15,8 +15,8 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 
 from tests.evaluation.conftest import TEXT
-from tests.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
-from umim_core.checkpoint import Checkpoint
+from tests.support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.rules.ruleset import RuleSet
 
 CASES = {

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.generation_quality import (
     continuation_perplexity,
@@ -17,7 +17,7 @@ from umim_core.evaluation.generation_quality import (
     generation_quality,
     repetition,
 )
-from umim_core.merging.outputs import RowOutput
+from umim_core.inference.outputs import RowOutput
 
 PROMPTS = [(5, 6, 7), (3,), (1, 2, 3, 4, 5, 6)]
 TEXTS = [(1, 2, 1, 2, 1), (9, 9), (4, 8, 15, 16, 23)]

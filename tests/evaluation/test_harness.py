@@ -18,12 +18,12 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from umim_core.backbone import load_backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.perplexity import token_log_probs
-from umim_core.merging.engine import Engine
+from umim_core.inference.engine import Engine
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import BackboneError, CorpusError, EvaluationError
 from umim_core.evaluation.language_model import LanguageModelScore, score_language_model
 

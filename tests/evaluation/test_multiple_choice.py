@@ -11,8 +11,8 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from umim_core.backbone import load_backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_matrix import families, module_for, tiny_backbone
 from torch import Tensor
 
-from umim_core.backbone import Backbone
+from support.engine_matrix import families, module_for, tiny_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity, token_log_probs, windows
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
-from umim_core.merging.compress import pack_rows
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -16,9 +16,9 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from transformers import GenerationConfig
 
-from tests.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
-from umim_core.merging.sampling import TokenChooser
-from umim_core.merging.settings import DEFAULT_TOP_K, HONOURED
+from tests.support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
+from umim_core.inference.generation_settings import DEFAULT_TOP_K, HONOURED
+from umim_core.inference.sampling import TokenChooser
 
 SAMPLED = {
     "task, transformers' top-k": Case(options={"temperature": 1.5}),

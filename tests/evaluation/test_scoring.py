@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from umim_core.backbone import wrap_backbone
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scoring import Request, Scorer, Tally
 from umim_core.merging.module import MergeModule

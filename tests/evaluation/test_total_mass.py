@@ -9,18 +9,18 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from engine_matrix import families, module_for, tiny_backbone
 from transformers import GenerationConfig
 
-from umim_core.backbone import Backbone
+from support.engine_matrix import families, module_for, tiny_backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.inference.engine import Engine
 from umim_core.merging import likelihood
 from umim_core.merging.branches import branch_layout
-from umim_core.merging.compress import pack_rows
-from umim_core.merging.engine import Engine
 from umim_core.merging.likelihood import token_log_probs
-from umim_core.merging.policies import UnitPositions
-from umim_core.rules.counting import count_ngrams
+from umim_core.merging.packing import pack_rows
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import Containment, Overlap
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

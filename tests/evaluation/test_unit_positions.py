@@ -17,14 +17,14 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity, token_log_probs
 from umim_core.evaluation.scoring import Request, Scope, Scorer
 from umim_core.merging.branches import branch_layout
-from umim_core.merging.compress import pack_rows
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

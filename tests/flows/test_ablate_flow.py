@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.ablate import ablate
-from tasks.ablation_data import AblationData
-from tasks.comparison import COMPARISON_PARAMS
+from tasks.report.ablation_data import AblationData
+from tasks.report.comparison import COMPARISON_PARAMS
 
 RECIPE = {
     "name": "tiny-ablation",

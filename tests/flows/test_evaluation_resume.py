@@ -11,24 +11,25 @@ import signal
 from pathlib import Path
 
 import pytest
-from tiny_pipeline import Walk, stages_in, walk, walk_until
-from training_processes import exit_codes, start_ranks
+
+from support.tiny_pipeline import Walk, stages_in, walk, walk_until
+from support.training_processes import exit_codes, start_ranks
 
 MEASURED = ("evaluate", "task-score")
 # The function at whose call the process kills itself, which call, when; and what is measured then.
 POINTS = {
-    "before anything": (("tasks.evaluate.evaluate_alignment", 1, "before"), []),
-    "inside an evaluation": (("tasks.evaluate.perplexity", 2, "after"), []),
+    "before anything": (("tasks.stages.evaluate.evaluate_alignment", 1, "before"), []),
+    "inside an evaluation": (("tasks.stages.evaluate.perplexity", 2, "after"), []),
     "behind the score of a task": (
-        ("tasks.evaluate.evaluate_task", 2, "after"),
+        ("tasks.stages.evaluate.evaluate_task", 2, "after"),
         ["evaluate", "task-score", "evaluate"],
     ),
     "between two tasks": (
-        ("tasks.evaluate.evaluate_task", 3, "before"),
+        ("tasks.stages.evaluate.evaluate_task", 3, "before"),
         ["evaluate", "task-score", "evaluate", "task-score", "evaluate"],
     ),
     "before the last": (
-        ("tasks.evaluate.evaluate_task", 5, "before"),
+        ("tasks.stages.evaluate.evaluate_task", 5, "before"),
         ["evaluate", "task-score"] * 4,
     ),
 }

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from flows.cli import _checkpoint_lines
-from tasks.checks import check_positions
-from tasks.recipes import find_recipe
+from tasks.run.checks import check_positions
+from tasks.run.recipes import find_recipe
+from umim_core.checkpoint.next_steps import after_training
+from umim_core.checkpoint.own_checkpoints import record_checkpoint
 from umim_core.errors import ConfigError
-from umim_core.next_steps import after_training
-from umim_core.own_checkpoints import record_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 

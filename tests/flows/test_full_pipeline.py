@@ -15,14 +15,14 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
 from prefect.testing.utilities import prefect_test_harness
-from traces import CANARIES, Descendants, traces
 
 from flows.full_pipeline import full_pipeline
-from tasks.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
-from tasks.sockets import require_loopback
-from tasks.spool import Spool
-from tasks.tracker import Tracker
-from umim_core.artifacts import read_manifest
+from support.traces import CANARIES, Descendants, traces
+from tasks.cluster.sockets import require_loopback
+from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
+from tasks.tracking.spool import Spool
+from tasks.tracking.tracker import Tracker
+from umim_core.store.artifacts import read_manifest
 
 _OPTIMISE = {
     "max_steps": 2,
@@ -227,7 +227,7 @@ def test_second_run_executes_nothing_adds_no_run_and_reads_nothing_twice(
             read.append(directory)
         return read_manifest(directory, kind=kind, schema=schema, verify=verify)
 
-    monkeypatch.setattr("tasks.stage.read_manifest", noted)
+    monkeypatch.setattr("tasks.run.stage.read_manifest", noted)
     before = run.artifacts()
     counts = {kind: len(run.runs(kind)) for kind in ("pipeline", "stage", "comparison")}
     stamps = {path: path.stat().st_mtime_ns for path in run.root.glob("*/*/manifest.json")}

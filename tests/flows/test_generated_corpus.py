@@ -13,9 +13,9 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.mine import mine
 from flows.planning import plan, predict
-from tasks.checks import check_positions
+from tasks.run.checks import check_positions
 from umim_core import RuleSet
-from umim_core.config import Recipe
+from umim_core.config.recipe import Recipe
 from umim_core.errors import BackboneError, ConfigError
 
 BACKBONE = "umim-docs-llama"

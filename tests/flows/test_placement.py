@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flow_plans import Recorder
 
 from flows import parts
-from umim_core.config import Recipe
+from support.flow_plans import Recorder
+from umim_core.config.recipe import Recipe
 
 MEASURING = {"confidence_stage", "evaluate_stage", "task_score_stage", "benchmark_stage"}
 

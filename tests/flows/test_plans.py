@@ -1,6 +1,6 @@
 """The whole graph of several recipes: every stage, its inputs by name, its parts of the recipe.
 
-A graph changes on purpose or by mistake. On purpose: `python -m tests.flow_plans`, and read the
+A graph changes on purpose or by mistake. On purpose: `python -m tests.support.flow_plans`, and read the
 diff of ``tests/flows/plans``.
 """
 
@@ -10,7 +10,8 @@ import difflib
 from itertools import takewhile
 
 import pytest
-from flow_plans import GOLDEN, RECIPES, golden_path, plan_text
+
+from support.flow_plans import GOLDEN, RECIPES, golden_path, plan_text
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.recipe_keys import GOLDEN, golden_path, nothing_is_built, recipe_keys
 
-from tasks.recipes import recipe_names
+from support.recipe_keys import GOLDEN, golden_path, nothing_is_built, recipe_keys
+from tasks.run.recipes import recipe_names
 
 
 @pytest.fixture(scope="module")

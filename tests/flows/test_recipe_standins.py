@@ -23,10 +23,10 @@ from transformers import (
 
 from flows.ablate import ablate
 from flows.backbone import backbone
-from tasks.recipes import find_recipe, recipe_names
-from tiny_language_models import LENGTH, SHAPES
-from umim_core.backbone import load_tokenizer
-from umim_core.config import DistillConfig, Recipe
+from support.tiny_language_models import LENGTH, SHAPES
+from tasks.run.recipes import find_recipe, recipe_names
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.config.recipe import DistillConfig, Recipe
 
 SEGMENT = 32
 PHRASES = ("Return a new array of the given shape. ", "The sum of all items along an axis. ")

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from flows.cli import app
 from flows.forecasting import predict_training, training_lines, unpredictable
 from flows.planning import plan, predict
-from tasks.recipes import find_recipe, recipe_names
-from umim_core.config import Recipe
+from tasks.run.recipes import find_recipe, recipe_names
+from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"

@@ -1,6 +1,6 @@
 """Every stage on disks that refuse (RELIABILITY 24, 25), and many runs in one process (27).
 
-The stages of mining are tried with every size of disk in ``tasks/test_mining_disk.py``.
+The stages of mining are tried with every size of disk in ``tasks/data/test_mining_disk.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faulty_disk import PAGE, Faults, leftovers, published, small_file_system
-from tiny_pipeline import NOT_EQUAL, Call, Walk
 
+from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
+from support.tiny_pipeline import NOT_EQUAL, Call, Walk
 from umim_core.errors import ArtifactError
 
 STAGES = (

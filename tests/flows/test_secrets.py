@@ -1,7 +1,7 @@
 """Secrets of the environment stay there: not in artifacts, pages, logs or MLflow (RELIABILITY 45).
 
 That the search finds a secret where there is one is in ``test_traces.py``; that credentials of
-addresses and configurations are hidden, in ``tasks/test_tracking.py``.
+addresses and configurations are hidden, in ``tasks/tracking/test_tracking.py``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from tiny_pipeline import Walk
-from traces import CANARIES, traces
 
-from tasks.tracker import Tracker
+from support.tiny_pipeline import Walk
+from support.traces import CANARIES, traces
+from tasks.tracking.tracker import Tracker
 
 STAGES = ("task", "with-rules", "distill", "evaluate", "report")
 

@@ -21,9 +21,9 @@ import psutil
 import pytest
 import yaml
 from mlflow import MlflowClient
-from traces import Descendants
 
-from tasks.sockets import require_loopback
+from support.traces import Descendants
+from tasks.cluster.sockets import require_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faulty_disk import PAGE, Faults, leftovers, small_file_system
-from tiny_pipeline import NOT_EQUAL, Call, Walk, walk_until
-from training_processes import SECONDS, exit_codes, start_ranks
 
+from support.faulty_disk import PAGE, Faults, leftovers, small_file_system
+from support.tiny_pipeline import NOT_EQUAL, Call, Walk, walk_until
+from support.training_processes import SECONDS, exit_codes, start_ranks
 from umim_core.errors import UmimError
 
 MINUTES = 4.0
 # Places that every stage passes on its way to disk.
-PLACES = ("tasks.stage.write_manifest", "tasks.stage.flush_tree", "tasks.stage.flush")
+PLACES = ("tasks.run.stage.write_manifest", "tasks.run.stage.flush_tree", "tasks.run.stage.flush")
 
 
 class Soak:

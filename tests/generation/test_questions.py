@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.corpus_config import GeneratedCorpus, SplitFractions
+from umim_core.config.corpus import GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.generation.questions import Prompter, select_questions, split_questions
 

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import GenerationError
 from umim_core.generation.trajectories import SamplingOptions, Trajectory, sample_trajectories
 

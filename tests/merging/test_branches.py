@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from umim_core.merging.branches import BranchLayout, branch_layout
-from umim_core.merging.compress import pack_rows
+from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from umim_core.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
 from umim_core.merging.continuations import block_mask, score_continuations
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from umim_core import UMIM
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.scoring import Request, Scope, Scorer
 from umim_core.merging.likelihood import score_rows

@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from merge_modules import FORMS, module_of, spans_of
 
+from support.merge_modules import FORMS, module_of, spans_of
+from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import ModuleForm
 
 EVERY = pytest.mark.parametrize("form", FORMS)
 MODULES = {form: module_of(form) for form in FORMS}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_matrix import VOCAB, build, module_for
-from merge_modules import module_of
 
-from umim_core.merging.compress import surrogates
+from support.engine_matrix import VOCAB, build, module_for
+from support.merge_modules import module_of
+from umim_core.merging.packing import surrogates
 from umim_core.merging.span_cache import SpanCache
 
 SPANS = [(1, 2), (3, 4, 5), (2, 1), (1, 2, 3, 4), (1, 2)]

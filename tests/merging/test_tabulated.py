@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from merge_modules import module_of
 from transformers import PreTrainedModel
 
-from umim_core.backbone import wrap_backbone
+from support.merge_modules import module_of
+from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MAX_SPAN, MergeModule
 from umim_core.merging.tabulated import TabulatedMerger

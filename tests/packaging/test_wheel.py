@@ -71,7 +71,7 @@ def test_wheel_declares_the_command_and_the_model(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
     declared = archive.read(name).decode()
-    assert "umim = umim_core.cli:main" in declared
+    assert "umim = umim_core.cli.app:main" in declared
     assert re.search(
         r"\[lm_eval\.models\]\s+umim = umim_core\.evaluation\.harness:UmimLM", declared
     )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.errors import RuleSetError
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import (
     Containment,
     Overlap,

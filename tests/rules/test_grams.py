@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ngram_oracle import Grams, as_dict, by_gram, document_oracle, flat, oracle
 
+from support.ngram_oracle import Grams, as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts, select
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,

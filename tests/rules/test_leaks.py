@@ -13,15 +13,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from umim_core import UMIM
-from umim_core.backbone import load_tokenizer, wrap_backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import load_tokenizer, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
 from umim_core.merging.module import MergeModule
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
-from umim_core.rules.mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 

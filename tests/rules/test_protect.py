@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.backbone import load_tokenizer
+from umim_core.backbone.backbone import load_tokenizer
 from umim_core.errors import ConfigError
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.protect import NAMED_PATTERNS, protected_ids
 

@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.artifacts import read_json, write_json
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
-from umim_core.fingerprint import tokenizer_fingerprint
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, write_json
 
 
 def mined(tau: int = 2, **origin: str) -> RuleSet:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from umim_core.backbone import Backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import RuleSetError, TokenizerMismatchError
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet

@@ -8,10 +8,10 @@ METHOD = (
     SeededBug(
         "a rollback takes back two units at most",
         "method",
-        "umim_core/merging/cache.py",
+        "umim_core/backbone/row_cache.py",
         "self.lengths = self.lengths - counts.to(torch.int64)",
         "self.lengths = self.lengths - counts.to(torch.int64).clamp(max=2)",
-        ("tests/merging/test_engine.py",),
+        ("tests/inference/test_engine.py",),
     ),
     SeededBug(
         "a rollback takes back one unit too few",
@@ -24,10 +24,10 @@ METHOD = (
     SeededBug(
         "the teacher's mask is shifted by one token",
         "method",
-        "umim_core/distill/alignment.py",
+        "umim_core/distill/alignment_masks.py",
         "return AlignedRows(batch, last, unit)",
         "return AlignedRows(batch, (last - 1).clamp(min=0), unit)",
-        ("tests/distill/test_alignment.py",),
+        ("tests/distill/test_alignment_masks.py",),
     ),
     SeededBug(
         "a branch has the position of its span",
@@ -66,10 +66,10 @@ METHOD = (
     SeededBug(
         "n-grams cross the borders of segments",
         "method",
-        "umim_core/rules/counting.py",
+        "umim_core/mining/counting.py",
         "int(borders[-1])), borders - borders[0]",
         "int(borders[-1])), borders[[0, -1]] - borders[0]",
-        ("tests/rules/test_counting.py",),
+        ("tests/mining/test_counting.py",),
     ),
     SeededBug(
         "the shortest rule matches first",
@@ -82,7 +82,7 @@ METHOD = (
     SeededBug(
         "surrogates begin at the scale 1",
         "method",
-        "umim_core/merging/forms/attention.py",
+        "umim_core/merging/forms/attention_form.py",
         "reset_norm(self.norm_o, embedding_std)",
         "reset_norm(self.norm_o, 1.0)",
         ("tests/merging/forms/test_attention.py", "tests/merging/test_module.py"),
@@ -90,7 +90,7 @@ METHOD = (
     SeededBug(
         "padding takes part in a surrogate",
         "method",
-        "umim_core/merging/forms/attention.py",
+        "umim_core/merging/forms/attention_form.py",
         "weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1)",
         "weights = scores.softmax(dim=-1)",
         ("tests/merging/test_module.py", "tests/merging/forms/test_attention.py"),
@@ -101,15 +101,15 @@ METHOD = (
         "umim_core/rules/trie.py",
         "        if not running[row]:\n            continue\n",
         "",
-        ("tests/rules/test_suffix.py", "tests/merging/test_engine.py"),
+        ("tests/rules/test_suffix.py", "tests/inference/test_engine.py"),
     ),
     SeededBug(
         "rules reach from the prompt into generated tokens",
         "method",
-        "umim_core/merging/engine.py",
+        "umim_core/inference/engine.py",
         "        if request.match_border:\n",
         "        if request.merge_prompt and request.merge_decode:\n",
-        ("tests/merging/test_engine.py",),
+        ("tests/inference/test_engine.py",),
     ),
     SeededBug(
         "KL does not subtract the teacher's entropy",

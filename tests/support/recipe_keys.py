@@ -31,19 +31,19 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from flows import parts
 from flows.planning import Planner
-from tasks.ablation import ablation_stage
-from tasks.publish import report_stage
-from tasks.recipes import find_recipe, recipe_names
-from tasks.stage import STAGE_SCHEMA, Artifact, StageSpec, run_stage
-from umim_core.artifacts import read_manifest, sha256_bytes, write_manifest
-from umim_core.backbone_config import BackboneRecipe
-from umim_core.checkpoint import Checkpoint, CheckpointConfig
-from umim_core.config import GeneratedCorpus, Recipe
+from tasks.run.recipes import find_recipe, recipe_names
+from tasks.run.stage import STAGE_SCHEMA, Artifact, StageSpec, run_stage
+from tasks.stages.ablation import ablation_stage
+from tasks.stages.publish import report_stage
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint, CheckpointConfig
+from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.recipe import GeneratedCorpus, Recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.fingerprint import tokenizer_fingerprint
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
-from umim_core.tokenizer_files import load_tokenizer
+from umim_core.store.artifacts import read_manifest, sha256_bytes, write_manifest
 
 GOLDEN: Final = Path(__file__).parents[1] / "flows" / "keys"
 COMMIT: Final = "0" * 40  # of what a recipe does not pin

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from tiny_generation import tiny_generated_corpus
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from umim_core.corpus_config import GeneratedCorpus
+from support.tiny_generation import tiny_generated_corpus
+from umim_core.config.corpus import GeneratedCorpus
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from object_store import ObjectStore, object_store
 
+from support.object_store import ObjectStore, object_store
 from umim_core.errors import CorpusError, UmimError
 from umim_core.text.files import CorpusFile, expand, redacted
 from umim_core.text.readers import BadRows, iter_documents

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from umim_core.embedded.tokenizer import train_tokenizer
+from umim_core.embedded.docs_tokenizer import train_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import iter_documents

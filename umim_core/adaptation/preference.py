@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import SpanMerger
 from umim_core.rules.matcher import Matcher
 
 DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations

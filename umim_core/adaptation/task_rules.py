@@ -26,12 +26,12 @@ from umim_core.adaptation.choices import (
     mining_segments,
     task_sequences,
 )
-from umim_core.artifacts import sha256_bytes
 from umim_core.errors import ConfigError
-from umim_core.rules.counting import count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.rules.filters import Containment, Overlap
 from umim_core.rules.grams import check_tau
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes
 
 TASK_ORDER: Final = 2
 

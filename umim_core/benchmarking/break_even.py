@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from umim_core.benchmark_config import RuleKind
-from umim_core.benchmarking.rows import Phase, ThroughputRow
+from umim_core.benchmarking.measured_speed import Phase, ThroughputRow
+from umim_core.config.benchmark import RuleKind
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from umim_core.benchmark_config import BenchmarkConfig
 from umim_core.benchmarking.roofline import synchronize
-from umim_core.merging.engine import Engine
+from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.inference.engine import Engine
 
 Ints = NDArray[np.int64]
 Continuation = Literal["greedy", "text"]

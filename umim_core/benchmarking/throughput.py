@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umim_core.backbone import Backbone
-from umim_core.benchmark_config import BenchmarkConfig, RuleKind
+from umim_core.backbone.backbone import Backbone
+from umim_core.benchmarking.measured_speed import Phase, ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
-from umim_core.benchmarking.rows import Phase, ThroughputRow
 from umim_core.benchmarking.runs import Continuation, Ints, Measured, Timing, alternate
+from umim_core.config.benchmark import BenchmarkConfig, RuleKind
+from umim_core.config.form import UnitPositions
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.merging.compress import SpanMerger
-from umim_core.merging.engine import Engine
-from umim_core.merging.policies import UnitPositions
+from umim_core.inference.engine import Engine
+from umim_core.merging.packing import SpanMerger
 from umim_core.rules.matcher import Matcher
 
 Sizes = tuple[int, int, int]

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from umim_core.backbone import Backbone
-from umim_core.config_base import LossKernel
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.model_base import LossKernel
 from umim_core.errors import ConfigError
 
 # Few rows keep logits near the cores of a CPU; a GPU needs many to be busy.

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.backbone import Backbone
-from umim_core.config_base import LossKernel
-from umim_core.distill.rows import TokenRows
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.config.model_base import LossKernel
 from umim_core.distill.step import DistillModel, anchor
+from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import UnitPositions
 from umim_core.rules.matcher import Matcher
 
 Split = Literal["train", "valid"]

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from umim_core.config import TrainConfig
+from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss
 from umim_core.errors import ArtifactError
 

@@ -24,8 +24,24 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from umim_core.arrays import open_array, save_array
-from umim_core.artifacts import (
+from umim_core.backbone.backbone_identity import backbone_identity
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.own_checkpoints import own_name
+from umim_core.config.form import ModuleForm
+from umim_core.config.recipe import DistillConfig
+from umim_core.distill.optimizer import AdamWStrategy
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_run import CURVE, place_rows, run_job
+from umim_core.distill.train_state import newest_state, step_of
+from umim_core.errors import ArtifactError, CorpusError, RuleSetError
+from umim_core.mining.preparation import tokenized_corpus, whole_segments
+from umim_core.progress import followed
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.store.arrays import open_array, save_array
+from umim_core.store.artifacts import (
     canonical_json,
     publish_directory,
     read_json,
@@ -34,27 +50,11 @@ from umim_core.artifacts import (
     write_json,
     write_manifest,
 )
-from umim_core.backbone_identity import backbone_identity
-from umim_core.config import DistillConfig
-from umim_core.disk import flush, flush_tree
-from umim_core.distill.optimizer import AdamWStrategy
-from umim_core.distill.rows import TokenRows
-from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import CURVE, place_rows, run_job
-from umim_core.distill.train_state import newest_state, step_of
-from umim_core.errors import ArtifactError, CorpusError, RuleSetError
-from umim_core.fingerprint import special_ids, tokenizer_fingerprint
-from umim_core.locking import directory_lock
-from umim_core.merging.policies import ModuleForm
-from umim_core.own_checkpoints import own_name
-from umim_core.progress import followed
-from umim_core.rules.preparation import tokenized_corpus, whole_segments
-from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.store.disk import flush, flush_tree
+from umim_core.store.locking import directory_lock
 from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
-from umim_core.tokenizer_files import load_tokenizer
 
 logger = logging.getLogger("umim.progress")
 SCHEMA: Final = 1

@@ -27,8 +27,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from umim_core.backbone import Backbone
-from umim_core.merging.attention import attention_window
+from umim_core.backbone.attention_masks import attention_window
+from umim_core.backbone.backbone import Backbone
 
 _NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"

@@ -24,20 +24,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from umim_core.backbone import Backbone
-from umim_core.config_base import LossKernel
-from umim_core.distill.alignment import aligned_rows
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.config.model_base import LossKernel
+from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.merging.compress import (
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import (
     PackedUnits,
     Segmentation,
     pack_rows,
     packed_embeddings,
 )
-from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import UnitPositions
 
 # Rows of a micro-batch unless asked for: a CPU is fastest with four, whose states stay near it.
 MICRO_BATCH: Final = {"cpu": 4, "gpu": 1 << 20}

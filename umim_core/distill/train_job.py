@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 
 from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
-from umim_core.backbone import Backbone
-from umim_core.checkpoint import Checkpoint
-from umim_core.config import DistillConfig, PreferenceConfig
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import ModuleForm, UnitPositions
+from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
-from umim_core.distill.rows import TokenRows
+from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import ModuleForm, UnitPositions
 from umim_core.rules.matcher import Matcher
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.config import TrainConfig
+from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import Objective
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.schedule import linear_warmup_decay

@@ -12,12 +12,11 @@ from typing import Final
 
 from torch import nn
 
-from umim_core.artifacts import publish_directory, write_json
-from umim_core.backbone import load_backbone
-from umim_core.checkpoint import Checkpoint
-from umim_core.config import Device, TrainConfig
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
-from umim_core.distill.rows import TokenRows
+from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_module
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
@@ -27,6 +26,7 @@ from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.store.artifacts import publish_directory, write_json
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from umim_core.artifacts import (
+from umim_core.errors import ArtifactError
+from umim_core.store.artifacts import (
     MANIFEST,
     payload_files,
     read_json,
@@ -29,8 +30,7 @@ from umim_core.artifacts import (
     write_json,
     write_manifest,
 )
-from umim_core.disk import flush_tree
-from umim_core.errors import ArtifactError
+from umim_core.store.disk import flush_tree
 
 logger = logging.getLogger("umim.train")
 STATE_SCHEMA: Final = 1

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from umim_core.backbone import Backbone
-from umim_core.distill.metrics import AlignmentSums, row_metrics
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.distill.alignment_metrics import AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.branches import branch_layout
-from umim_core.merging.compress import PackedUnits, pack_rows
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.module import MergeModule
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import PackedUnits, pack_rows
 from umim_core.rules.matcher import Matcher
 
 _HEAD_ROWS: Final = 512  # rows whose logits are held at once
@@ -47,7 +47,7 @@ class AlignmentResult:
     """What was measured.
 
     Attributes:
-        means: Metric means over the paper's aligned rows (``umim_core.distill.metrics.METRICS``).
+        means: Metric means over the paper's aligned rows (``umim_core.distill.alignment_metrics.METRICS``).
         aligned_rows: Number of aligned rows.
         state_means: The same over every state that decoding passes through, from the first merge
             of its row on.

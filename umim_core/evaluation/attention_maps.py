@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.attention import check_attention_window
-from umim_core.merging.compress import SpanMerger, pack_rows, unit_embeddings
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import SpanMerger, pack_rows, unit_embeddings
 from umim_core.rules.matcher import Matcher
 
 

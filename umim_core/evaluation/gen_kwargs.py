@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from transformers import GenerationConfig
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.settings import HONOURED, IGNORED, with_defaults
-from umim_core.merging.stopping import eos_ids
+from umim_core.inference.generation_settings import HONOURED, IGNORED, with_defaults
+from umim_core.inference.stopping import eos_ids
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}

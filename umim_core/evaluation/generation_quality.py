@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
+from umim_core.inference.outputs import RowOutput
 from umim_core.merging.likelihood import score_rows
-from umim_core.merging.outputs import RowOutput
 
 REPETITION_ORDERS: Final = (2, 3, 4)
 DISTINCT_ORDERS: Final = (1, 2, 3, 4)

@@ -34,17 +34,17 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
-from umim_core.backbone import Backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.loading import choose_backbone, choose_checkpoint
+from umim_core.evaluation.model_choice import choose_backbone, choose_checkpoint
 from umim_core.evaluation.scoring import Request as ScoreRequest
 from umim_core.evaluation.scoring import Scorer
-from umim_core.merging.engine import Engine
-from umim_core.merging.request import Request
-from umim_core.merging.sampling import fresh_seed
+from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request
+from umim_core.inference.sampling import fresh_seed
 from umim_core.rules.matcher import Matcher
 
 Merge = Literal["context", "all", "none"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.text.tokens import tokenize_documents

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from umim_core.adaptation.choices import encode_pair
-from umim_core.backbone import Backbone
-from umim_core.checkpoint import Checkpoint
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import EvaluationError, MissingExtraError
 
 if TYPE_CHECKING:

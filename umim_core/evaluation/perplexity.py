@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.compress import SpanMerger
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.likelihood import token_log_probs as token_log_probs
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import SpanMerger
 from umim_core.rules.matcher import Matcher
 from umim_core.text.token_ids import cut_segments
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.compress import SpanMerger
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import SpanMerger
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.compress import SpanMerger, surrogates
+from umim_core.merging.packing import SpanMerger, surrogates
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from umim_core.corpus_config import QUESTION_FIELD, GeneratedCorpus, SplitFractions
-from umim_core.encoding import encode
+from umim_core.config.corpus import QUESTION_FIELD, GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.text.encoding import encode
 from umim_core.text.readers import BadRows, iter_documents
 
 if TYPE_CHECKING:

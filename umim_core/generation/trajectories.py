@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.merging.stopping import end_ids
+from umim_core.inference.stopping import end_ids
 
 Ended = Literal["eos", "length"]
 

@@ -32,9 +32,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.merging.attention import additive_mask
-from umim_core.merging.compress import PackedUnits
-from umim_core.merging.policies import UnitPositions
+from umim_core.backbone.attention_masks import additive_mask
+from umim_core.config.form import UnitPositions
+from umim_core.merging.packing import PackedUnits
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
 

@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umim_core.backbone import Backbone
+from umim_core.backbone.attention_masks import additive_mask, check_attention_window
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.attention import additive_mask, check_attention_window
-from umim_core.merging.compress import SpanMerger, pack_rows, segmentation, unit_embeddings
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
-from umim_core.merging.policies import UnitPositions
+from umim_core.merging.packing import SpanMerger, pack_rows, segmentation, unit_embeddings
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]

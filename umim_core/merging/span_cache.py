@@ -18,9 +18,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from umim_core.backbone import Backbone
-from umim_core.merging.compress import SpanMerger, surrogates
+from umim_core.backbone.backbone import Backbone
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import SpanMerger, surrogates
 from umim_core.merging.tabulated import TabulatedMerger
 
 # A table of V x d numbers pays on small backbones; of a large one it would cost gigabytes for a

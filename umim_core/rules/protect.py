@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from umim_core.backbone.fingerprint import special_ids
 from umim_core.errors import ConfigError
-from umim_core.fingerprint import special_ids
 
 NAMED_PATTERNS: Final = {
     "digits": r"\d",

@@ -15,18 +15,18 @@ from typing import Final, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from umim_core.artifacts import (
+from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
+from umim_core.rules.filters import Containment, Overlap, filter_rules
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.matcher_tables import MatcherTables
+from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
+from umim_core.store.artifacts import (
     canonical_json,
     publish_directory,
     read_manifest,
     sha256_bytes,
     write_manifest,
 )
-from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
-from umim_core.rules.filters import Containment, Overlap, filter_rules
-from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.rules.table import Counts, Ids, check_order, read_table, write_table
-from umim_core.rules.tables import MatcherTables
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1

@@ -12,8 +12,8 @@ from huggingface_hub import HfApi
 # Of answers and of connections, unlike HfHubHTTPError.
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not marked for export
 
-from umim_core.artifacts import directory_digest
 from umim_core.errors import CorpusError
+from umim_core.store.artifacts import directory_digest
 from umim_core.text.files import expand
 from umim_core.text.sources import HubDataset, Source, TokenIds
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from umim_core.arrays import array_header, open_array, save_array
-from umim_core.artifacts import read_json, write_json
 from umim_core.errors import ArtifactError
+from umim_core.store.arrays import array_header, open_array, save_array
+from umim_core.store.artifacts import read_json, write_json
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 INDEX: Final = "index.json"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from umim_core.arrays import open_array
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.store.arrays import open_array
 from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.plain import Part

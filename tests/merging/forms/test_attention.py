@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from merge_modules import module_of, placed, pooled, spans_of, uniform
 
+from support.merge_modules import module_of, placed, pooled, spans_of, uniform
 from umim_core.merging.module import MAX_SPAN, MergeModule
 
 

@@ -6,9 +6,18 @@ from itertools import pairwise
 
 import pytest
 import torch
-from merge_modules import Row, attend, layer_norm, linear, module_of, placed, pooled, spans_of
-from merge_modules import uniform as draw
 
+from support.merge_modules import (
+    Row,
+    attend,
+    layer_norm,
+    linear,
+    module_of,
+    placed,
+    pooled,
+    spans_of,
+)
+from support.merge_modules import uniform as draw
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MAX_SPAN, ContextualPooling, MergeModule
 

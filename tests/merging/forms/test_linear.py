@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from merge_modules import layer_norm, linear, module_of, spans_of, uniform
 
+from support.merge_modules import layer_norm, linear, module_of, spans_of, uniform
 from umim_core.merging.module import LinearMerge, MergeModule
 
 

@@ -13,12 +13,12 @@ from typing import Final
 from datasets import Dataset, DatasetDict
 
 from umim_core.adaptation.choices import read_questions
-from umim_core.artifacts import canonical_json, publish_directory, sha256_bytes
-from umim_core.embedded.corpus import TRAINING_PACKAGES, build_corpus, installed_versions
-from umim_core.embedded.task import build_task
+from umim_core.embedded.docstring_corpus import TRAINING_PACKAGES, build_corpus, installed_versions
+from umim_core.embedded.docstring_task import build_task
 from umim_core.errors import CorpusError
 from umim_core.evaluation.console import one_line_errors
-from umim_core.locking import directory_lock
+from umim_core.store.artifacts import canonical_json, publish_directory, sha256_bytes
+from umim_core.store.locking import directory_lock
 
 TASK: Final = "umim_docstrings"
 DATA_VARIABLE: Final = "UMIM_TASK_DATA"

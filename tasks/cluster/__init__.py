@@ -1,0 +1,1 @@
+"""Ray clusters: started when needed, and stopped with all their processes."""

@@ -1,0 +1,81 @@
+"""One Ray cluster per pipeline run, started when the first stage needs it and not before."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tasks.cluster.cluster_folder import keep_logs
+from tasks.cluster.ray_cluster import Cluster, abandon, is_alive, ray_cluster
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ClusterError, UmimError
+
+logger = logging.getLogger("umim.cluster")
+
+
+class ClusterLease:
+    """Hold a cluster for the length of a ``with`` block; a run that only finds things starts none.
+
+    Args:
+        config: Address, cores, workers, strategy and what Ray gets.
+        logs: Receives the logs of a cluster that died, or in whose block a cluster's or an
+            unforeseen error was raised; the error names the place. None keeps none.
+    """
+
+    def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
+        self.config = config
+        self._logs = logs
+        self._stack = ExitStack()
+        self._cluster: Cluster | None = None
+
+    def ensure(self) -> Cluster:
+        """Return the running cluster, starting or joining it at the first call.
+
+        A cluster that has died is replaced by another one, so a stage that is tried again can work.
+        """
+        if self._cluster is not None and not is_alive(self._cluster):
+            kept = self._keep_logs()
+            where = f"; its logs are in {kept}" if kept else ""
+            logger.warning("the Ray cluster is lost, another one is started%s", where)
+            if self._cluster.started:
+                abandon()
+            self._close()
+        if self._cluster is None:
+            self._cluster = self._stack.enter_context(
+                ray_cluster(
+                    self.config.cpus,
+                    self.config.address,
+                    object_store_bytes=round(self.config.object_store_gib * (1 << 30)),
+                    dashboard=self.config.dashboard,
+                )
+            )
+        return self._cluster
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, ClusterError) or (
+            isinstance(error, Exception) and not isinstance(error, UmimError)
+        ):
+            kept = self._keep_logs()
+            if kept is not None:
+                error.add_note(f"Ray's logs are in {kept}.")
+        self._close()
+
+    def _close(self) -> None:
+        self._stack.close()
+        self._cluster = None
+
+    def _keep_logs(self) -> Path | None:
+        if self._cluster is None or self._cluster.logs is None or self._logs is None:
+            return None
+        return keep_logs(self._cluster.logs, self._logs)

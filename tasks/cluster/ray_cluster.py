@@ -1,0 +1,299 @@
+"""The only ``ray.init`` of the project: a private loopback cluster, or a named one.
+
+A local cluster listens on 127.0.0.1 alone, asks every caller for a random token, keeps its files
+in a private folder that is removed at the end, and gives its workers the import path of this
+checkout. What Ray reads from the environment it reads when it is imported, so the environment is
+prepared first, and refreshed where another module has imported Ray before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.cluster.cluster_folder import cluster_folder
+from tasks.cluster.sockets import listening_addresses, loopback_interface, require_loopback
+from umim_core.errors import ClusterError, MissingExtraError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LOCAL = "local"
+RENDEZVOUS_VARIABLE = "UMIM_RENDEZVOUS"
+_MIB = 1 << 20
+_MIN_OBJECT_STORE = 80 * _MIB
+_CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that this process is connected to.
+
+    Attributes:
+        address: ``host:port`` of the cluster's control service.
+        cpus: CPU cores it offers.
+        gpus: GPUs it offers.
+        dashboard_url: Address of the dashboard, or "" where none was asked for.
+        started: Whether this process started the cluster (and stops it).
+        logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
+    """
+
+    address: str
+    cpus: int
+    gpus: int
+    dashboard_url: str
+    started: bool
+    logs: Path | None = None
+
+
+@contextlib.contextmanager
+def ray_cluster(
+    cpus: int | None = None,
+    address: str | None = None,
+    *,
+    object_store_bytes: int = 1024 * _MIB,
+    threads: int | None = None,
+    dashboard: bool = False,
+    log_to_driver: bool = False,
+) -> Iterator[Cluster]:
+    """Connect to Ray for the length of a ``with`` block.
+
+    Inside another such block (or after the caller's own connection) the existing connection is
+    used as it is and is left open.
+
+    Args:
+        cpus: Logical CPU cores of a cluster started here; all cores where None.
+        address: ``host:port``, ``ray://host:port`` or ``auto`` of a running cluster; "local"
+            starts one. None means the environment's ``RAY_ADDRESS``, else "local".
+        object_store_bytes: Shared memory of a cluster started here, in bytes.
+        threads: OpenMP threads of every worker; None leaves Ray's rule (the CPUs a task asked
+            for).
+        dashboard: Whether a cluster started here serves its dashboard (on 127.0.0.1).
+        log_to_driver: Whether the output of workers is repeated here.
+
+    Yields:
+        What the connection offers.
+
+    Raises:
+        ClusterError: If an argument is out of bounds, the cluster does not answer, a named
+            cluster is used without an explicit ``RAY_AUTH_MODE``, or a socket of a local cluster
+            is open to other machines.
+        MissingExtraError: If the dashboard was asked for and its packages are absent.
+    """
+    _check_arguments(cpus, object_store_bytes, threads)
+    if dashboard and importlib.util.find_spec("aiohttp_cors") is None:
+        raise MissingExtraError(
+            "the Ray dashboard needs more packages", remedy="pip install 'ray[default]'"
+        )
+    import ray
+
+    if ray.is_initialized():
+        yield _describe(started=False)
+        return
+    target = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    with contextlib.ExitStack() as stack:
+        options: dict[str, object] = {
+            "log_to_driver": log_to_driver,
+            "logging_level": "ERROR",
+        }
+        environment = worker_environment(local=target == LOCAL, threads=threads)
+        sockets_before = set(listening_addresses())
+        if target == LOCAL:
+            folder = stack.enter_context(cluster_folder())
+            environment[RENDEZVOUS_VARIABLE] = str(folder)
+            stack.enter_context(_private_environment())
+            _refresh_ray_settings()
+            options |= {
+                "address": LOCAL,
+                "num_cpus": cpus,
+                "object_store_memory": object_store_bytes,
+                "include_dashboard": dashboard,
+                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": str(folder),
+            }
+        else:
+            _check_reachable(target)
+            options["address"] = target
+        options["runtime_env"] = {"env_vars": environment}
+        stack.callback(ray.shutdown)
+        _init(options, target)
+        if target == LOCAL:
+            require_loopback(set(listening_addresses()) - sockets_before)
+        yield _describe(started=target == LOCAL)
+
+
+def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, str]:
+    """Return the environment variables that every worker gets.
+
+    Args:
+        local: Whether the workers run on this machine, so that this checkout's path means
+            something to them and its accelerators are theirs.
+        threads: OpenMP threads of every worker, or None for Ray's rule.
+
+    Returns:
+        Names and values. ``OMP_WAIT_POLICY=PASSIVE`` because two spinning thread teams on few
+        cores can make a small forward pass thirty times slower.
+    """
+    env = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "DO_NOT_TRACK": "1",
+    }
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+    if local:
+        old = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+        paths = [str(CHECKOUT), *(p for p in old if p != str(CHECKOUT))]
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+        # Left alone, gloo and NCCL listen on the interface that the host's name resolves to.
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = loopback_interface()
+        if not _has_gpu():
+            env["DS_ACCELERATOR"] = "cpu"
+    return env
+
+
+def _check_arguments(cpus: int | None, object_store_bytes: int, threads: int | None) -> None:
+    if cpus is not None and cpus < 1:
+        raise ClusterError("cpus must be at least 1", cpus)
+    if threads is not None and threads < 1:
+        raise ClusterError("threads must be at least 1", threads)
+    if object_store_bytes < _MIN_OBJECT_STORE:
+        raise ClusterError(
+            f"object_store_bytes must be at least {_MIN_OBJECT_STORE}", object_store_bytes
+        )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() > 0
+
+
+@contextlib.contextmanager
+def _private_environment() -> Iterator[None]:
+    """Set what a local cluster needs in this process's environment, then put the old back."""
+    wanted = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # every socket on 127.0.0.1
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # so that no token file is written
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_raylet_start_wait_time_s": "180",  # 30 s are too few on a busy machine
+        "SPT_NOENV": "1",  # titles leave the environment, by which the guard finds processes
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _refresh_ray_settings() -> None:
+    """Make an imported Ray see the environment prepared for it.
+
+    Ray 2.60 copies the switch for loopback into a constant, and the authentication mode into a
+    native table, at import; the token is cached at first use. The three lines below are what Ray
+    runs itself when it turns token authentication on late. ``require_loopback`` checks the result.
+    """
+    from ray import _raylet
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    _raylet.Config.initialize("")
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _check_reachable(target: str) -> None:
+    """Refuse a cluster that is away, or one used without a decision on authentication."""
+    if "RAY_AUTH_MODE" not in os.environ:
+        raise ClusterError(
+            "a cluster on the network needs an explicit RAY_AUTH_MODE",
+            target,
+            "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH).",
+        )
+    if target == "auto":
+        return
+    host, _, port = target.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterError("a cluster address must be host:port, ray://host:port or auto", target)
+    # Ray itself waits two minutes for an address that does not answer and then ends the process.
+    error = _refusal(host, int(port))
+    if error is not None:
+        raise ClusterError(
+            "the Ray cluster must answer", f"{target} ({error})", "Start it or correct the address."
+        ) from error
+
+
+def _refusal(host: str, port: int) -> OSError | None:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def _init(options: dict[str, object], target: str) -> None:
+    import ray
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main_thread else None
+    try:
+        ray.init(**options)
+    except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
+        raise ClusterError("Ray must start", f"{target}: {error}") from error
+    finally:
+        # ray.init takes over SIGTERM; whoever handled it before (Prefect does) keeps it.
+        if main_thread and callable(before):
+            signal.signal(signal.SIGTERM, before)
+
+
+def _describe(*, started: bool) -> Cluster:
+    import ray
+
+    resources = ray.cluster_resources()
+    url = ray._private.worker.get_dashboard_url()
+    return Cluster(
+        address=ray.get_runtime_context().gcs_address,
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        dashboard_url=f"http://{url}" if url else "",
+        started=started,
+        logs=Path(ray._private.worker._global_node.get_logs_dir_path()) if started else None,
+    )
+
+
+def is_alive(cluster: Cluster) -> bool:
+    """Tell, in a few seconds at most, whether a cluster that was connected to can still be used."""
+    import ray
+
+    if not ray.is_initialized():
+        return False
+    if cluster.started:
+        dead = {kind for kind, _ in ray._private.worker._global_node.dead_processes()}
+        if dead & {"raylet", "gcs_server"}:
+            return False
+    host, _, port = cluster.address.rpartition(":")
+    return _refusal(host, int(port)) is None
+
+
+def abandon() -> None:
+    """Kill what is left of a private cluster, for a shutdown would wait for what is dead."""
+    import ray
+
+    node = ray._private.worker._global_node
+    if node is not None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)

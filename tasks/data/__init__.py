@@ -1,0 +1,1 @@
+"""Tokenising and counting on Ray Data."""

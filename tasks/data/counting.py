@@ -1,0 +1,177 @@
+r"""Exact n-gram counts on Ray Data.
+
+Each order is one pass. A map task reads its own range of segments, counts it in a hash table (the
+map-side combine) and hands on one row per hash partition; the rows are sorted by partition into
+a few pieces, added up and cut at tau. The frequent keys of an order are the barrier before the
+next one. A row is a packed list of keys and one of counts, so few rows move, whatever the number
+of n-grams::
+
+    segments 0..k   -> task 0 -> rows (0, keys, counts) .. (63, keys, counts) \
+    segments k..2k  -> task 1 -> rows (0, keys, counts) .. (63, keys, counts)  > sort by partition
+    ...                                                                       /
+
+Workers import this module, so it stays free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from tasks.data.counting_tables import (
+    TASK_RESTARTS,
+    TOKEN_BYTES,
+    Corpus,
+    cluster_cpus,
+    packed_row,
+    prepare_ray_data,
+    result_tables,
+    unpacked,
+)
+from tasks.data.meter import ByteMeter, Progress, metered
+from umim_core.errors import ClusterError
+from umim_core.mining.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
+from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
+from umim_core.mining.kernel import PARTITIONS
+from umim_core.mining.mining_prediction import default_block_tokens
+from umim_core.rules.grams import ORDERS, NgramCounts
+
+_PIECES_PER_CPU = 2
+Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
+Finished = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+def nothing_known(order: int) -> None:
+    """Know no finished order."""
+
+
+def ignore(order: int, keys: np.ndarray, support: np.ndarray) -> None:
+    """Keep no finished order."""
+
+
+def count_distributed(
+    corpus: Corpus,
+    tau: int,
+    *,
+    block_tokens: int | None = None,
+    known: Known = nothing_known,
+    finished: Finished = ignore,
+    progress: Progress | None = None,
+) -> NgramCounts:
+    """Count all 2-, 3- and 4-grams on the running Ray cluster.
+
+    Args:
+        corpus: What is counted.
+        tau: Least count.
+        block_tokens: Tokens that one task counts, about; None takes a task per core, or more where
+            its tables would pass about 1 GB.
+        known: Returns the keys and support of an order that an earlier run has finished, or None.
+        finished: Receives those of each order that this run finishes.
+        progress: Receives bytes read, bytes in all and what is being counted.
+
+    Returns:
+        The same as :func:`umim_core.mining.counting.count_ngrams`, whatever blocks and workers.
+
+    Raises:
+        ClusterError: If workers were lost more often than Ray restarts them, or rows with them.
+    """
+    prepare_ray_data()
+    counts = NgramCounts({}, {}, tau)
+    reference = ray.put(corpus)
+    for order in ORDERS:
+        found = known(order)
+        if found is None:
+            with metered(
+                int(corpus.offsets[-1]) * TOKEN_BYTES, f"{order}-grams", progress
+            ) as meter:
+                found = _count_order(corpus, reference, order, counts, block_tokens, meter)
+            finished(order, *found)
+        counts.keys[order], counts.support[order] = found
+    return counts
+
+
+def _count_order(
+    corpus: Corpus,
+    reference: ray.ObjectRef,
+    order: int,
+    counts: NgramCounts,
+    block_tokens: int | None,
+    meter: ByteMeter,
+) -> tuple[np.ndarray, np.ndarray]:
+    if not int(corpus.offsets[-1]):
+        return NO_KEYS, NO_KEYS
+    cpus = cluster_cpus()
+    ranges = list(
+        segment_ranges(
+            corpus.offsets, block_tokens or default_block_tokens(int(corpus.offsets[-1]), cpus)
+        )
+    )
+    indexes = ray.put(rank_indexes(counts.keys, order))
+    tau = counts.tau
+
+    def local(batch: dict[str, np.ndarray]) -> Iterable[pa.Table]:
+        opened = ray.get(reference)
+        tables = ray.get(indexes)
+        for block, low, high in zip(batch["block"], batch["low"], batch["high"], strict=True):
+            counter = OrderCounter(order, tables, excluded_mask(opened.excluded), threads=1)
+            counter.add(opened.open(), opened.offsets, int(low), int(high))
+            meter.add(int(opened.offsets[int(high)] - opened.offsets[int(low)]) * TOKEN_BYTES)
+            for partition in range(PARTITIONS):
+                yield packed_row(partition, np.array([block]), *counter.table.items(partition))
+
+    def total(rows: pa.Table) -> Iterable[pa.Table]:
+        groups: dict[int, list[int]] = {}
+        for row, partition in enumerate(rows["partition"].to_pylist()):
+            groups.setdefault(partition, []).append(row)
+        for partition, members in groups.items():
+            blocks = np.sort(np.concatenate([unpacked(rows, "blocks", row) for row in members]))
+            pairs = [
+                (unpacked(rows, "keys", row), unpacked(rows, "counts", row)) for row in members
+            ]
+            table = PartitionedCounts()
+            table.reserve(partition, sum(keys.size for keys, _ in pairs))
+            for keys, support in pairs:
+                table.add(partition, keys, support)
+            yield packed_row(partition, blocks, *table.items(partition, tau))
+
+    pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
+
+    dataset = (
+        ray.data.from_items(
+            [{"block": i, "low": a, "high": b} for i, (a, b) in enumerate(ranges)],
+            override_num_blocks=max(1, len(ranges)),
+        )
+        .map_batches(local, batch_size=None, zero_copy_batch=True, max_retries=TASK_RESTARTS)
+        .sort("partition", boundaries=[PARTITIONS * k // pieces for k in range(1, pieces)])
+        .map_batches(total, batch_size=None, batch_format="pyarrow", max_retries=TASK_RESTARTS)
+    )
+    return _collect(dataset, len(ranges))
+
+
+def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted frequent keys and counts, once every row is accounted for."""
+    keys, support = [NO_KEYS], [NO_KEYS]
+    seen = set()
+    for rows in result_tables(dataset):
+        for row in range(rows.num_rows):
+            partition = rows["partition"][row].as_py()
+            found = unpacked(rows, "blocks", row)
+            if partition in seen or not np.array_equal(found, np.arange(blocks)):
+                raise ClusterError(
+                    f"each of {blocks} blocks must reach partition {partition} once",
+                    f"{len(found)} did",
+                    "Run the same command again; finished orders are kept.",
+                )
+            seen.add(partition)
+            keys.append(unpacked(rows, "keys", row))
+            support.append(unpacked(rows, "counts", row))
+    if len(seen) != PARTITIONS:
+        raise ClusterError(
+            f"{PARTITIONS} partitions must come back",
+            len(seen),
+            "Run the same command again; finished orders are kept.",
+        )
+    return sort_pairs(np.concatenate(keys), np.concatenate(support))

@@ -1,0 +1,206 @@
+"""Tokenising a corpus in parallel: one job per (split, file), shards written where the job runs.
+
+Ray Data runs the jobs; workers write into the stage's folder, so a cluster of several machines
+needs the artifact root on a file system they share. Workers import this module, so it stays free of
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from tasks.cluster.typed_errors import as_data, from_data
+from tasks.data.token_jobs import Tokenized, TokenJob, tokenize_file
+from umim_core.errors import ClusterError, CorpusError, UmimError
+from umim_core.text.readers import BadRows
+from umim_core.text.shard_files import Shard, first_tokens, write_index
+from umim_core.text.sources import TextFiles, TokenIds
+
+if TYPE_CHECKING:
+    from tasks.cluster.lease import ClusterLease
+
+Outcome = Tokenized | UmimError
+
+logger = logging.getLogger("umim.tokenize")
+
+
+def tokenize_splits(
+    splits: Mapping[str, Sequence[TokenJob]], lease: ClusterLease
+) -> dict[str, Tokenized]:
+    """Run the jobs of all splits and write an index per split.
+
+    A corpus of one file per split is tokenised in this process, with the tokenizer's own threads:
+    starting Ray's workers would take longer than most such corpora. The function that tokenises a
+    file is the same.
+
+    Args:
+        splits: Jobs per split, each in canonical order.
+        lease: The cluster, for corpora of several files.
+
+    Returns:
+        Shards and bad rows per split; the same whatever the workers.
+
+    Raises:
+        CorpusError: If a file cannot be used, or a split has more bad rows than it may.
+        ArtifactError: If the disk refuses a write.
+        ClusterError: If workers were lost more often than Ray restarts them.
+    """
+    run = _run_here if max(map(len, splits.values())) == 1 else _on_ray(lease)
+    outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
+    for wave in _waves(splits, outcomes):
+        for job, outcome in zip(wave, run(wave), strict=True):
+            outcomes[job.split].append(outcome)
+    return {split: _merged(splits[split], outcomes[split]) for split in splits}
+
+
+def _waves(
+    splits: Mapping[str, Sequence[TokenJob]], outcomes: Mapping[str, Sequence[Outcome]]
+) -> Iterator[list[TokenJob]]:
+    """Yield the jobs to run next, until every split is whole or has reached its limit.
+
+    Files behind a limit are not read: each wave of a limited split doubles what has been read.
+    """
+    while True:
+        wave: list[TokenJob] = []
+        for split, jobs in splits.items():
+            done = len(outcomes[split])
+            limit = jobs[0].limit
+            if limit is None:
+                wave += jobs[done:]
+            elif not _reached(outcomes[split], limit):
+                wave += jobs[done : max(2 * done, os.cpu_count() or 1)]
+        if not wave:
+            return
+        yield wave
+
+
+def _reached(outcomes: Sequence[Outcome], limit: int) -> bool:
+    total = 0
+    for outcome in outcomes:
+        if isinstance(outcome, UmimError):
+            return True
+        total += outcome.tokens
+    return total >= limit
+
+
+def _run_here(jobs: Sequence[TokenJob]) -> Iterator[Outcome]:
+    return map(tokenize_file, jobs)
+
+
+def threads_per_job(share: int, sizes: Sequence[int]) -> int:
+    """Return the threads of a job: no task may ask for more than one machine has, or it waits.
+
+    Args:
+        share: Cores of the cluster per job.
+        sizes: Cores of each living node.
+
+    Raises:
+        ClusterError: If no living node has a core.
+    """
+    smallest = min((size for size in sizes if size), default=None)
+    if smallest is None:
+        raise ClusterError(
+            "a node of the Ray cluster must be alive and offer CPUs",
+            f"{len(sizes)} nodes without",
+            "Start a worker node, then run the same command again.",
+        )
+    return max(1, min(share, smallest))
+
+
+def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]]:
+    """Return a function that runs jobs on the cluster and gives their results in order."""
+
+    def run(jobs: Sequence[TokenJob]) -> list[Outcome]:
+        import pyarrow as pa
+        import ray
+        from ray.exceptions import RayError
+
+        from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
+
+        cpus = lease.ensure().cpus
+        sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        threads = threads_per_job(cpus // len(jobs), sizes)
+        placed = [replace(job, threads=threads) for job in jobs]
+        prepare_ray_data()
+
+        def work(row: dict[str, int]) -> dict[str, object]:
+            return {"job": row["job"], "outcome": _outcome(placed[row["job"]])}
+
+        blocks = [pa.table({"job": [number]}) for number in range(len(placed))]
+        try:
+            plan = ray.data.from_blocks(blocks).map(
+                work, num_cpus=threads, max_retries=TASK_RESTARTS
+            )
+            rows = plan.take_all()
+        except RayError as error:
+            raise ClusterError(
+                "the workers that tokenise must stay alive",
+                f"{type(error).__name__}: {error}",
+                "Run the same command again.",
+            ) from error
+        found = {row["job"]: row["outcome"] for row in rows}
+        return [_result(found[number]) for number in range(len(placed))]
+
+    return run
+
+
+def _outcome(job: TokenJob) -> str:
+    """Run a job and return its result, or its typed error, as JSON.
+
+    As data, errors keep their parts, and the first one in canonical order is raised, whichever
+    worker failed first.
+    """
+    try:
+        done = tokenize_file(job)
+    except UmimError as error:
+        return json.dumps(as_data(error))
+    shards = [shard.model_dump() for shard in done.shards]
+    return json.dumps({"shards": shards, "bad": asdict(done.bad)})
+
+
+def _result(outcome: str) -> Outcome:
+    found = json.loads(outcome)
+    if "error" in found:
+        return from_data(found)
+    shards = [Shard.model_validate(shard) for shard in found["shards"]]
+    return Tokenized(shards, BadRows(**found["bad"]))
+
+
+def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
+    """Join the files of a split: cut at the limit, count the bad rows, write the index."""
+    directory, limit = jobs[0].directory, jobs[0].limit
+    merged = Tokenized()
+    for outcome in outcomes:
+        room = None if limit is None else limit - merged.tokens
+        if room == 0:
+            break
+        if isinstance(outcome, UmimError):
+            raise outcome
+        shards = outcome.shards
+        if room is not None and outcome.tokens > room:
+            shards = first_tokens(directory, shards, room)
+        merged.shards += shards
+        merged.bad.count += outcome.bad.count
+        merged.bad.first += outcome.bad.first[: 20 - len(merged.bad.first)]
+    source = jobs[0].source
+    allowed = 0 if isinstance(source, TextFiles | TokenIds) else source.max_bad
+    if merged.bad.count > allowed:
+        raise CorpusError(
+            f"at most {allowed} rows may be bad, first {merged.bad.first[0]}",
+            f"{merged.bad.count} bad rows",
+            "Correct the rows, or allow more with max_bad.",
+        )
+    if merged.bad.count:
+        first = merged.bad.first[0]
+        logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)
+    kept = {name for shard in merged.shards for name in shard.files}
+    for path in directory.iterdir():
+        if path.name not in kept:  # behind the limit, or left by a worker that died
+            path.unlink(missing_ok=True)
+    write_index(directory, merged.shards)
+    return merged

@@ -1,0 +1,1 @@
+"""Reports: comparison rows, tables, figures and pages."""

@@ -1,0 +1,143 @@
+"""Drawing kit of the report: colours, labels that keep apart, SVG that suits the page.
+
+Text and axes are drawn in marker colours that are replaced by ``currentColor`` and a CSS variable,
+so that one drawing serves light and dark pages. The same data gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tasks.report.report_data import Point
+
+# Distinguishable with the common colour deficiencies, readable on white and on near-black.
+PALETTE: Final = ("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a", "#8a8f3c", "#4aa3b5")
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+INK: Final = "#010203"
+_GRID: Final = "#040506"
+STYLE: Final = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "umim",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "figure.constrained_layout.use": True,
+}
+# Over STYLE, for files without a page around them: the colours that a page would give.
+ON_PAPER: Final = {
+    **{name: "#22252a" for name, value in STYLE.items() if value == INK},
+    **{name: "#d5d8dd" for name, value in STYLE.items() if value == _GRID},
+    "figure.facecolor": "white",
+}
+
+
+@dataclass(frozen=True)
+class ReportFigure:
+    """A drawn figure.
+
+    Attributes:
+        name: File stem and anchor.
+        title: What it shows, in plain words.
+        caption: How to read it.
+        svg: One ``<svg>`` element.
+        wide: Whether it takes the full width of the page.
+    """
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    wide: bool = False
+
+
+def standalone(figure: ReportFigure) -> str:
+    """Return a figure as a file of its own, on white."""
+    start = figure.svg.index(">") + 1
+    white = '<rect width="100%" height="100%" fill="#fff"/>'
+    return figure.svg[:start] + white + figure.svg[start:] + "\n"
+
+
+def mark(index: int) -> tuple[str, str]:
+    """Return the colour and the marker of the nth thing; no two of 49 share both."""
+    turn = index // len(PALETTE)
+    return PALETTE[index % len(PALETTE)], MARKERS[(index + turn) % len(MARKERS)]
+
+
+def legend(figure: Figure, entries: Sequence[tuple[str, int]], *, lines: bool = False) -> None:
+    """Put the legend above the drawing area, never over data."""
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=mark(index)[0],
+            marker=None if lines else mark(index)[1],
+            linestyle="-" if lines else "none",
+            markersize=7,
+        )
+        for _, index in entries
+    ]
+    longest = max(len(label) for label, _ in entries)
+    columns = max(1, int(figure.get_figwidth() * 11 / (longest + 6)))
+    figure.legend(handles, [label for label, _ in entries], loc="outside upper left", ncols=columns)
+
+
+def split_points(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    """Return steps and values of a curve, NaN for a missing value."""
+    return [step for step, _ in points], [or_nan(value) for _, value in points]
+
+
+def or_nan(value: float | None) -> float:
+    """Return the value, or NaN (a gap in the drawing) for None."""
+    return math.nan if value is None else value
+
+
+def finish(
+    figure: Figure, name: str, title: str, caption: str, *, wide: bool = False
+) -> ReportFigure:
+    """Turn a drawing into SVG for a page.
+
+    Args:
+        figure: The drawing.
+        name: File stem; ids inside the SVG begin with it, so that figures share a page.
+        title: What it shows.
+        caption: How to read it.
+        wide: Whether it takes the full width of the page.
+    """
+    buffer = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    svg = svg.replace(INK, "currentColor").replace(_GRID, "var(--grid, #d5d8dd)")
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font: \1px system-ui, sans-serif", svg)
+    svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
+    label = f'<svg role="img" aria-label="{title}"'
+    return ReportFigure(name, title, caption, svg.replace("<svg", label, 1), wide)

@@ -1,0 +1,212 @@
+"""The report's figures: accuracy, perplexity, alignment, losses, speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from tasks.report.comparison import SETTINGS, shown_name
+from tasks.report.label_placement import place_labels
+from tasks.report.report_attention import draw_attention, draw_similarity
+from tasks.report.report_data import LossCurve, ReportData, SpeedRow
+from tasks.report.report_drawing import (
+    INK,
+    PALETTE,
+    STYLE,
+    ReportFigure,
+    finish,
+    legend,
+    mark,
+    or_nan,
+    split_points,
+)
+
+_FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
+
+
+def draw_figures(data: ReportData) -> list[ReportFigure]:
+    """Draw every figure that the data has points for."""
+    with matplotlib.rc_context(STYLE):
+        drawn = [_accuracy(data), _perplexity(data)]
+        alone = None not in drawn  # both pair up, so that the next one has a line of its own
+        drawn += [_alignment(data, wide=alone), _losses(data.curves), _speed(data.throughput)]
+        drawn += [draw_attention(data.attention), draw_similarity(data.similarity)]
+    return [figure for figure in drawn if figure is not None]
+
+
+def _accuracy(data: ReportData) -> ReportFigure | None:
+    rows = [row for row in data.rows if row.accuracies]
+    if not rows:
+        return None
+    figure = Figure(figsize=(6.4, 4.4))
+    axes = figure.add_subplot()
+    labels: list[tuple[float, float, str, str]] = []
+    bars: list[list[tuple[float, float]]] = []
+    based: set[tuple[str, float]] = set()
+    for index, row in enumerate(rows):
+        colour, marker = mark(index)
+        order = sorted(
+            row.accuracies, key=lambda s: (SETTINGS.index(s) if s in SETTINGS else 99, s)
+        )
+        for setting in order:
+            result = row.accuracies[setting]
+            name = f"{shown_name(row.backbone)}, base" if setting == "base" else setting
+            if setting == "base":
+                if (row.backbone, result.value) in based:
+                    continue
+                based.add((row.backbone, result.value))
+            x, y = 100 * result.token_reduction, 100 * result.value
+            error = 100 * (result.stderr or 0.0)
+            bars.append([(x, y - error), (x, y + error)])
+            axes.errorbar(
+                [x],
+                [y],
+                yerr=[error] if error else None,
+                fmt=marker,
+                color=colour,
+                markersize=6,
+                elinewidth=1,
+                capsize=2,
+            )
+            labels.append((x, y, name, colour))
+    axes.set_xlabel("Token reduction on the task (%)")
+    axes.set_ylabel("Accuracy (%)")
+    axes.margins(x=0.12, y=0.12)
+    legend(figure, [(r.label, i) for i, r in enumerate(rows)])
+    place_labels(axes, labels, bars)
+    caption = "Each point is one way of using the rules; bars are one standard error."
+    if data.chance is not None:
+        caption += f" Guessing gives {100 * data.chance:.0f} %."
+    return finish(figure, "accuracy", "Task accuracy against token reduction", caption)
+
+
+def _perplexity(data: ReportData) -> ReportFigure | None:
+    rows = [r for r in data.base_rows() if r.metric("ppl_umim") and r.metric("token_reduction")]
+    if not rows:
+        return None
+    figure = Figure(figsize=(6.4, 4.4))
+    axes = figure.add_subplot()
+    backbones = list(dict.fromkeys(row.backbone for row in rows))
+    labels: list[tuple[float, float, str, str]] = []
+    for row in rows:
+        colour, marker = mark(backbones.index(row.backbone))
+        x = 100 * (row.metric("token_reduction") or 0.0)
+        y = row.metric("ppl_umim") or math.nan
+        shipped = row.source == "shipped"
+        axes.plot(
+            [x],
+            [y],
+            marker=marker,
+            markersize=7,
+            color=colour,
+            linestyle="none",
+            markerfacecolor="none" if shipped else colour,
+        )
+        labels.append(
+            (x, y, row.label.removeprefix(shown_name(row.backbone)).strip(", ") or "rules", colour)
+        )
+    bases: list[float] = []
+    for index, backbone in enumerate(backbones):
+        base = next((r.metric("ppl_base") for r in rows if r.backbone == backbone), None)
+        if base is not None:
+            axes.axhline(base, color=mark(index)[0], linewidth=1.2, linestyle="--")
+            bases.append(base)
+    axes.set_xlabel("Token reduction, in-domain test text (%)")
+    axes.set_ylabel("Perplexity per raw token")
+    axes.margins(x=0.18, y=0.15)
+    legend(figure, [(shown_name(name), index) for index, name in enumerate(backbones)])
+    place_labels(axes, labels, [[(x, base) for x in axes.get_xlim()] for base in bases])
+    caption = "Lower is better. Dashed: the base model without merging. Hollow: shipped checkpoint."
+    return finish(figure, "perplexity", "Perplexity against token reduction", caption)
+
+
+def _alignment(data: ReportData, *, wide: bool) -> ReportFigure | None:
+    names = (("Top-1 agreement", "top1"), ("Top-3 overlap", "top3"), ("MRR", "mrr"))
+    rows = [r for r in data.base_rows() if any(r.metric(m) is not None for _, m in names)]
+    if not rows:
+        return None
+    rows = sorted(rows, key=lambda r: (r.backbone, r.source == "shipped", r.tau or 0, r.label))
+    figure = Figure(figsize=(12.6 if wide else 6.4, 1.3 + 0.36 * len(rows)))
+    axes = figure.add_subplot()
+    for index, (_, metric) in enumerate(names):
+        axes.plot(
+            [or_nan(row.metric(metric)) for row in rows],
+            range(len(rows)),
+            linestyle="none",
+            marker=mark(index)[1],
+            markersize=7,
+            color=mark(index)[0],
+        )
+    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("Agreement with the base model on the same rows (0 to 1)")
+    legend(figure, [(label, index) for index, (label, _) in enumerate(names)])
+    caption = "How often the merged model predicts what the base model predicts, by threshold τ."
+    return finish(figure, "alignment", "Alignment by threshold", caption, wide=wide)
+
+
+def _losses(curves: Sequence[LossCurve]) -> ReportFigure | None:
+    shown = [c for c in curves if c.train or c.validation]
+    if not shown:
+        return None
+    columns = min(3, len(shown))
+    count = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(12.6 if columns > 1 else 6.4, 3.1 * count + 0.3))
+    for index, curve in enumerate(shown):
+        axes = figure.add_subplot(count, columns, index + 1)
+        steps, values = split_points(curve.train)
+        axes.plot(steps, values, color=PALETTE[0], linewidth=1.1, alpha=0.85)
+        steps, values = split_points(curve.validation)
+        axes.plot(steps, values, color=PALETTE[1], marker="o", markersize=3.5)
+        axes.set_title(curve.label)
+        axes.set_xlabel("Step")
+        unit = "" if curve.quantity == "preference" else " (nats per row)"
+        name = {"preference": "Preference loss", "KL": "KL"}.get(curve.quantity, "Cross-entropy")
+        axes.set_ylabel(name + unit)
+    legend(figure, [("training", 0), ("validation", 1)], lines=True)
+    caption = "Losses while the merge module is trained; the backbone stays frozen."
+    if any(curve.quantity != "preference" for curve in shown):
+        caption += (
+            " A training point is one batch, before its step, of the text that the rules were "
+            "mined on: rules match more often there than in the validation text, more is merged, "
+            "and the loss of the same module is usually higher. Compare each curve with itself."
+        )
+    return finish(figure, "losses", "Loss curves", caption, wide=columns > 1)
+
+
+def _speed(rows: Sequence[SpeedRow]) -> ReportFigure | None:
+    """Draw UMIM's speed over the base model's against the prompt length; the table has the rest."""
+    # A request is the sum of the other two; of several batch sizes the first one is drawn.
+    rows = [row for row in rows if row.phase != "request" and row.batch_size == rows[0].batch_size]
+    rows = [row for row in rows if row.ratio is not None]
+    lengths = sorted({row.prompt_tokens for row in rows})
+    if len(lengths) < _FEWEST_LENGTHS:
+        return None
+    phases = list(dict.fromkeys(row.phase for row in rows))
+    labels = list(dict.fromkeys(row.label for row in rows))
+    figure = Figure(figsize=(6.4 * len(phases), 4.4))
+    for number, phase in enumerate(phases):
+        axes = figure.add_subplot(1, len(phases), number + 1)
+        for index, label in enumerate(labels):
+            own = [row for row in rows if (row.label, row.phase) == (label, phase)]
+            points = sorted((row.prompt_tokens, or_nan(row.ratio)) for row in own)
+            colour, marker = mark(index)
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linewidth=1.4)
+        axes.axhline(1.0, color=INK, linewidth=0.9, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{value:,}" for value in lengths])
+        axes.minorticks_off()
+        axes.set_title(phase)
+        axes.set_xlabel("Prompt length (raw tokens)")
+        axes.set_ylabel("Speed, UMIM / base")
+    legend(figure, [(label, index) for index, label in enumerate(labels)])
+    caption = (
+        "Measured on this machine, matching and merging included; above the dashed line UMIM is "
+        "faster. Tokens per second are in the table."
+    )
+    return finish(figure, "speed", "Speed against the base model", caption, wide=len(phases) > 1)

@@ -1,0 +1,1 @@
+"""Runs: the stage contract and the pipeline around it."""

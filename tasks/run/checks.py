@@ -1,0 +1,101 @@
+"""Checks before anything runs: a recipe against its backbones and this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from transformers import AutoConfig
+
+from umim_core.backbone.devices import gpu_count, has_device
+from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import Device, Recipe, RunRecipe
+from umim_core.errors import BackboneError, ConfigError
+
+# Flows by where they use models: in this process even if a cluster trains, or not at all.
+_MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")
+_MINING: Final = "umim-mine"
+
+
+def check_device(device: Device) -> None:
+    """Refuse a recipe's GPU on a machine without one.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    if not has_device(device):
+        raise ConfigError(
+            "cluster.use_gpu needs a CUDA device", "none", "Set it to false, or use another node."
+        )
+
+
+def check_machine(recipe: RunRecipe, flow_name: str) -> None:
+    """Refuse a flow that would need a GPU of this machine after hours on its processor.
+
+    Stages that measure run in this process, and so does training without workers; workers of a
+    cluster that runs already may have GPUs that this machine lacks. Mining needs none.
+
+    Args:
+        recipe: What is to be run.
+        flow_name: Which parts of it.
+
+    Raises:
+        ConfigError: If this machine has none, or fewer than the workers that it would start.
+    """
+    cluster, here, on_workers = recipe.cluster, flow_name in _MEASURING, flow_name != _MINING
+    if isinstance(recipe, Recipe):
+        here |= any(cell.source == "confidence" for cell in recipe.cells)
+        on_workers |= isinstance(recipe.corpus, GeneratedCorpus)
+    elsewhere = cluster.workers > 0 and (cluster.address or os.environ.get("RAY_ADDRESS"))
+    if here or (on_workers and not elsewhere):
+        check_device(cluster.device)
+    if cluster.use_gpu and on_workers and not elsewhere and cluster.workers > gpu_count():
+        raise ConfigError(
+            f"cluster.workers {cluster.workers} needs as many GPUs on this machine",
+            gpu_count(),
+            "Lower cluster.workers, or name a larger cluster with cluster.address.",
+        )
+
+
+def check_positions(recipe: Recipe) -> None:
+    """Refuse rows longer than a backbone's positions; reads configurations only, no weights.
+
+    Raises:
+        ConfigError: If a segment, a task sequence, a timed prompt or a generated trajectory is too
+            long for a backbone.
+        BackboneError: If a configuration cannot be read.
+    """
+    wanted = {"segment_length": recipe.segment_length}
+    if recipe.adapt is not None and any(cell.adapt for cell in recipe.cells):
+        wanted["adapt.max_tokens"] = recipe.adapt.max_tokens
+    if recipe.benchmark is not None:
+        longest = max(recipe.benchmark.prompt_lengths) + recipe.benchmark.new_tokens
+        wanted["benchmark.prompt_lengths with new_tokens"] = longest
+    for cell in dict.fromkeys((cell.backbone, cell.revision) for cell in recipe.cells):
+        _check_model(*cell, wanted)
+    if isinstance(recipe.corpus, GeneratedCorpus):
+        trajectory = {"corpus.max_tokens": recipe.corpus.max_tokens}
+        _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
+
+
+def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> None:
+    try:
+        config = AutoConfig.from_pretrained(
+            resolve_backbone(name), revision=revision, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise BackboneError(
+            "a backbone must be an embedded name, a directory or a reachable hub repository",
+            f"{name!r}: {str(error).strip().splitlines()[0]}",
+            "Check the name; offline machines need a local directory.",
+        ) from error
+    limit = getattr(config, "max_position_embeddings", None)
+    for field, tokens in wanted.items():
+        if isinstance(limit, int) and tokens > limit:
+            raise ConfigError(
+                f"{field} must be at most {limit}, the positions of {name}",
+                tokens,
+                "Lower it, or choose another backbone.",
+            )

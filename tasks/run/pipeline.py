@@ -1,0 +1,250 @@
+"""One pipeline run: where artifacts lie, which MLflow run they belong to, how a stage is started.
+
+Flows read as a table of contents because everything around a stage is here: the Prefect task, the
+cluster lease, the MLflow run of the stage.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar, TypeVarTuple, get_args
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
+from prefect.states import State
+
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.stopping import told
+from tasks.run.checks import check_machine, check_positions
+from tasks.run.prefect_logs import logs_on_the_run_page
+from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
+from tasks.run.recipes import find_recipe
+from tasks.run.stage import Artifact, verifying_once
+from tasks.stages.distill import read_curve
+from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Tracker
+from tasks.tracking.tracking_values import RunInput, Status, redact
+from umim_core.backbone.devices import release_memory
+from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+from umim_core.config.recipe import Recipe, RunRecipe
+from umim_core.distill.train_run import CURVE
+from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
+from umim_core.progress import listening
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+
+logger = logging.getLogger("umim.pipeline")
+# Inputs of a stage that are data sets to MLflow, and what they are read for.
+_DATA_SETS = {
+    "questions": "training",
+    "generated": "training",
+    "corpus": "training",
+    "tokens": "training",
+    "train": "training",
+    "valid": "validation",
+    "task": "training",
+}
+# Stages that leave a checkpoint, and the setting it is of.
+_SETTINGS = {"distill": "WT", "with-rules": "WT + Rules", "sft": "WT + FT", "dpo": "Task-Adapted"}
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R", bound=RunRecipe)
+
+
+@dataclass
+class PipelineRun(Generic[R]):
+    """An open pipeline run.
+
+    Attributes:
+        recipe: What is run.
+        root: Artifact root.
+        lease: The Ray cluster, started on first need.
+        tracker: MLflow.
+        key: Digest of flow and recipe; names the run in MLflow.
+        artifacts: Stages finished so far, in order.
+    """
+
+    recipe: R
+    root: Path
+    lease: ClusterLease
+    tracker: Tracker
+    key: str
+    artifacts: list[Artifact] = field(default_factory=list)
+    _registered: set[str] = field(default_factory=set)
+
+    def stage(
+        self,
+        function: Callable[[Path, *Ts], Artifact],
+        *args: *Ts,
+        label: str = "",
+    ) -> Artifact:
+        """Run one stage as a Prefect task and record it in MLflow.
+
+        Args:
+            function: A stage function; it gets the artifact root first.
+            args: Its further arguments.
+            label: What the stage works on, for the pages people look at.
+
+        Returns:
+            The stage's artifact, built or found.
+        """
+        name = function.__name__.removesuffix("_stage").replace("_", "-")
+        started = task(
+            function,
+            name=name,
+            task_run_name=f"{name} {label}".strip(),
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=1,
+            retry_condition_fn=_worth_a_retry,
+        )
+        with listening(LiveMetrics(self.tracker, self.key, f"{name} {label}".strip())):
+            try:
+                artifact: Artifact = started(self.root, *args)
+            finally:
+                release_memory()  # a worker will train on the GPU that this process measured on
+        self.artifacts.append(artifact)
+        if artifact.stage in _SETTINGS:
+            called = own_name(self.recipe.name, label, _SETTINGS[artifact.stage])
+            record_checkpoint(self.root, called, artifact.path / "checkpoint")
+        self._record(artifact)
+        return artifact
+
+    def _record(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest()
+        curve = read_curve(artifact) if (artifact.path / CURVE).is_file() else []
+        names = sorted({name for row in curve for name in row if name != "step"})
+        checkpoint = artifact.path / "checkpoint"
+        self.tracker.stage_run(
+            self.key,
+            artifact.stage,
+            artifact.key,
+            {"config": manifest["config"], "inputs": manifest["inputs"]},
+            {**artifact.metrics, "seconds": float(manifest["facts"]["seconds"])},
+            {
+                name: [(int(row["step"]), row[name]) for row in curve if name in row]
+                for name in names
+            },
+            inputs=[
+                RunInput(name, str(digest), artifact.stage, context)
+                for name, digest in manifest["inputs"].items()
+                if (context := _DATA_SETS.get(name)) is not None
+            ],
+            tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
+        )
+        if artifact.stage == "distill":
+            backbone = str(manifest["config"]["backbone"])
+            if backbone not in self._registered:  # the alias is the first cell's
+                self._registered.add(backbone)
+                self.tracker.register_checkpoint(backbone, checkpoint, artifact.key)
+
+    def links(self) -> dict[str, str]:
+        """Return the addresses of the run's pages that a server shows."""
+        url, pages = _prefect_url(), self.tracker.pages(self.key)
+        shown = pages.links() if pages is not None else {}
+        return shown | ({"Prefect": url} if url else {})
+
+    def executed(self) -> list[str]:
+        """Return the names of the stages that were built rather than found."""
+        return [artifact.stage for artifact in self.artifacts if artifact.executed]
+
+
+@contextmanager
+def open_pipeline(
+    recipe_name: str, flow_name: str, kind: type[R] = Recipe
+) -> Iterator[PipelineRun[R]]:
+    """Open a pipeline run: recipe, root, cluster lease and MLflow parent run.
+
+    Args:
+        recipe_name: Recipe name or path.
+        flow_name: Name of the flow, part of the run's identity.
+        kind: The kind of recipe that the flow can run.
+
+    Yields:
+        The run; it is closed as finished or failed at the end.
+
+    Raises:
+        ConfigError: If the recipe is missing, malformed or of another kind, or needs a GPU that
+            this machine lacks.
+    """
+    with in_the_checkout(), logs_on_the_run_page(), _opened(recipe_name, flow_name, kind) as run:
+        yield run
+
+
+@contextmanager
+def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[PipelineRun[R]]:
+    recipe = find_recipe(recipe_name)
+    if not isinstance(recipe, kind):
+        raise ConfigError(
+            f"flow {flow_name} needs a recipe of kind {_kind(kind)}",
+            f"{recipe_name}, of kind {recipe.kind}",
+            "`python -m flows recipes` lists the recipes with their kind.",
+        )
+    check_machine(recipe, flow_name)
+    if isinstance(recipe, Recipe):
+        check_positions(recipe)
+    root = artifact_root()
+    tracker = Tracker(root=root)
+    key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
+    tags = {"umim.recipe": recipe.name, "umim.flow": flow_name}
+    url = _prefect_url()
+    if FlowRunContext.get() is not None and flow_run.id:
+        tags[PREFECT_TAG] = url or str(flow_run.id)
+    note = f"{recipe.description}\n\n" + (f"[Prefect flow run]({url})" if url else "")
+    with stopping_of_this_run():
+        tracker.pipeline_run(
+            key,
+            recipe.model_dump(mode="json"),
+            tags,
+            name=f"{flow_name} {recipe.name}",
+            description=note.strip(),
+        )
+        killed = tracker.another()  # its own connection: a stop must not wait for this thread
+        with told(partial(killed.finish, key, "KILLED")):
+            finished = False
+            try:
+                with (
+                    verifying_once(),
+                    ClusterLease(recipe.cluster, root / "ray-logs") as lease,
+                ):
+                    run = PipelineRun(recipe, root, lease, tracker, key)
+                    yield run
+                finished = True
+            finally:
+                if not finished:
+                    failed = isinstance(sys.exception(), Exception)  # others end a process
+                    status: Status = "FAILED" if failed else "KILLED"
+                    with suppress(ArtifactError):  # the first error is the one to show
+                        tracker.finish(key, status)
+        tracker.finish(key)
+    names = run.executed()
+    logger.info(
+        "%d stages, %d executed%s",
+        len(run.artifacts),
+        len(names),
+        f": {', '.join(names)}" if names else "",
+    )
+    if (pages := tracker.pages(key)) is not None:
+        logger.info("MLflow: %s", pages.told())
+
+
+def _kind(model: type[RunRecipe]) -> str:
+    (name,) = get_args(model.model_fields["kind"].annotation)
+    return str(name)
+
+
+def _prefect_url() -> str | None:
+    """Return the flow run's page, no password in it; None where Prefect says "None/flow-runs"."""
+    url = flow_run.ui_url if FlowRunContext.get() is not None else None
+    return redact(url) if url and url.startswith(("http://", "https://")) else None
+
+
+def _worth_a_retry(_: object, __: object, state: State[object]) -> bool:
+    """Retry what may pass (a lost node, a server away), not what a person must correct."""
+    error = state.data
+    return isinstance(error, ClusterError | TrackingError) or not isinstance(error, UmimError)

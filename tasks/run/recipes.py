@@ -1,0 +1,57 @@
+"""Recipes and artifacts by name; light, so that the command line answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.cluster.ray_cluster import CHECKOUT
+from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
+from umim_core.config.recipe import Recipe
+from umim_core.errors import ConfigError, did_you_mean
+
+RECIPES = CHECKOUT / "infra" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the shipped recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Recipe | BackboneRecipe:
+    """Load a recipe by name, or by path when it ends in ``.yaml``.
+
+    Raises:
+        ConfigError: If there is none of that name, or it breaks a rule.
+    """
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise ConfigError(
+                "a recipe file must exist",
+                f"{name}, that is {Path(name).resolve()}",
+                "`python -m flows recipes` lists the recipes. Relative paths start at the working "
+                "directory, those of a deployment at the checkout of its worker.",
+            )
+        return load_any_recipe(Path(name))
+    if name not in recipe_names():
+        raise ConfigError(
+            f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
+            name,
+            did_you_mean(name, recipe_names()) or "`python -m flows recipes` describes them.",
+        )
+    return load_any_recipe(RECIPES / f"{name}.yaml")
+
+
+def newest_report() -> Path:
+    """Return the newest report page under the artifact root.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    finished = (artifact_root() / "report").glob("*/manifest.json")  # written last
+    pages = [path.with_name("report.html") for path in finished if path.parent.suffix == ""]
+    if not pages:
+        raise ConfigError(
+            "a report must have been made", str(artifact_root()), "`python -m flows run embedded`"
+        )
+    return max(pages, key=lambda page: page.stat().st_mtime)

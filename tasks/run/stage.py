@@ -1,0 +1,271 @@
+"""The stage contract: a stage is a function of its configuration and its inputs, built once.
+
+A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
+``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
+``<key>``; a directory without a valid manifest does not exist. Asking for a finished stage
+executes nothing. Times, host facts and versions live in the manifest, outside the digest. A found
+stage is read whole and held against its manifest, within ``verifying_once`` at its first use only.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from tasks.cluster.stopping import told
+from umim_core.distill.train_state import last_step
+from umim_core.errors import ArtifactError
+from umim_core.store.artifacts import (
+    MANIFEST,
+    canonical_json,
+    digest_of,
+    payload_files,
+    read_manifest,
+    safe_join,
+    sha256_bytes,
+    write_manifest,
+)
+from umim_core.store.disk import flush, flush_tree, is_refusal
+from umim_core.store.locking import directory_lock
+from umim_core.store.machine_lock import computing
+
+logger = logging.getLogger("umim.stage")
+STAGE_SCHEMA: Final = 1
+_LIBRARIES: Final = ("umim", "torch", "transformers", "tokenizers", "numpy", "ray", "deepspeed")
+Metrics = dict[str, float]
+_verified: ContextVar[set[Path] | None] = ContextVar("verified", default=None)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished stage: what tasks hand to one another.
+
+    Attributes:
+        stage: Name of the stage.
+        key: SHA-256 of what it was made from.
+        path: Its directory.
+        digest: SHA-256 of what it holds.
+        executed: Whether this process built it just now (False: it was found).
+    """
+
+    stage: str
+    key: str
+    path: Path
+    digest: str
+    executed: bool
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the stage's manifest (configuration, inputs, metrics, facts)."""
+        return read_manifest(self.path, kind="stage", schema=STAGE_SCHEMA, verify=False)
+
+    def file_digest(self, name: str) -> str:
+        """Return the SHA-256 of one file, for stages that depend on that file alone."""
+        return str(self.manifest()["files"][name]["sha256"])
+
+    def folder_digest(self, name: str) -> str:
+        """Return the SHA-256 of one folder, for stages that depend on that folder alone.
+
+        Raises:
+            ArtifactError: If the artifact holds no such folder.
+        """
+        files = self.manifest()["files"].items()
+        prefix = f"{name}/"
+        sums = {
+            file[len(prefix) :]: entry["sha256"] for file, entry in files if file.startswith(prefix)
+        }
+        if not sums:
+            raise ArtifactError(
+                f"{self.path} must hold a folder {name!r}", "none", "Build the artifact again."
+            )
+        return digest_of(sums)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The numbers the stage recorded."""
+        found: dict[str, float] = self.manifest()["metrics"]
+        return dict(found)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a stage is made from.
+
+    Attributes:
+        name: Stage name; also its folder under the root.
+        version: Raised whenever the stage's code changes its output.
+        config: Everything that decides the output, JSON types only.
+        inputs: Digests of the inputs by name.
+        resumable: Keep the partial directory of a killed build (training state).
+        machine: How the build holds the machine; a stage whose result is a timing measures.
+    """
+
+    name: str
+    version: int
+    config: Mapping[str, object]
+    inputs: Mapping[str, str]
+    resumable: bool = False
+    machine: Callable[[], AbstractContextManager[None]] = computing
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of name, version, configuration and input digests."""
+        parts = [self.name, self.version, dict(self.config), dict(sorted(self.inputs.items()))]
+        return sha256_bytes(canonical_json(parts).encode())
+
+
+@contextmanager
+def verifying_once() -> Iterator[None]:
+    """Verify the files of every artifact at most once while the block runs."""
+    token = _verified.set(set())
+    try:
+        yield
+    finally:
+        _verified.reset(token)
+
+
+def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
+    """Return the artifact of a stage, building it if it does not exist.
+
+    Args:
+        root: Root of all artifacts.
+        spec: What the stage is made from.
+        build: Fills the directory it is handed and returns the stage's metrics. A resumable
+            stage's ``state`` folder is not published; it is kept until the artifact is.
+
+    Returns:
+        The artifact. A second launch of the same stage waits for the first and then finds it.
+
+    Raises:
+        ArtifactError: If the root refuses a write or a finished stage was altered.
+    """
+    final = safe_join(root, f"{spec.name}/{spec.key}")
+    if (final / MANIFEST).is_file():
+        return _found(final, spec)
+    try:
+        with directory_lock(final, wait_seconds=None):
+            if (final / MANIFEST).is_file():
+                return _found(final, spec)
+            if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
+                final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
+            return _build(final, spec, build)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        raise _refused(error, final, written=0) from error
+
+
+def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
+    return ArtifactError(
+        f"{error.filename or final} ({written} bytes of the stage written) must be writable",
+        error.strerror or str(error),
+        "Free space or set UMIM_ROOT to another place, then run the same command again.",
+    )
+
+
+def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
+    partial = final.with_name(final.name + ".partial")
+    if not spec.resumable:
+        shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True, exist_ok=True)
+    kept = _kept_state(final)
+    if spec.resumable and kept.is_dir():  # killed on the way to its final name
+        kept.rename(partial / "state")
+    logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
+    began = time.monotonic()
+    try:
+        with _thrown_away(partial, spec), spec.machine():
+            metrics = build(partial)
+        if spec.resumable and (partial / "state").is_dir():
+            (partial / "state").rename(kept)
+        shutil.rmtree(partial / "state", ignore_errors=True)
+        digest = write_manifest(
+            partial,
+            kind="stage",
+            schema=STAGE_SCHEMA,
+            body={
+                "stage": spec.name,
+                "key": spec.key,
+                "version": spec.version,
+                "config": dict(spec.config),
+                "inputs": dict(spec.inputs),
+                "metrics": metrics,
+                "facts": _facts(time.monotonic() - began),
+            },
+        )
+        flush_tree(partial)
+        partial.rename(final)
+        flush(final.parent)
+        shutil.rmtree(kept, ignore_errors=True)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        written = sum(path.stat().st_size for path in payload_files(partial).values())
+        raise _refused(error, final, written) from error
+    finally:
+        if not spec.resumable:  # gone by now if all went well
+            shutil.rmtree(partial, ignore_errors=True)
+    logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
+    return Artifact(spec.name, spec.key, final, digest, executed=True)
+
+
+def _thrown_away(partial: Path, spec: StageSpec) -> AbstractContextManager[None]:
+    """Have a stop, which unwinds nothing, remove what nobody could go on with."""
+    if spec.resumable:
+        return nullcontext()
+    return told(functools.partial(shutil.rmtree, partial, ignore_errors=True))
+
+
+def _found(final: Path, spec: StageSpec) -> Artifact:
+    verified = _verified.get()
+    new = verified is None or final not in verified
+    manifest = read_manifest(final, kind="stage", schema=STAGE_SCHEMA, verify=new)
+    if manifest.get("key") != spec.key:
+        raise ArtifactError(
+            f"{final}/{MANIFEST} must belong to this stage",
+            manifest.get("key"),
+            "Remove the directory; it will be built again.",
+        )
+    shutil.rmtree(_kept_state(final), ignore_errors=True)  # of a run killed once it was published
+    if verified is not None:
+        verified.add(final)
+    logger.info("%s: found %s", spec.name, spec.key[:12])
+    return Artifact(spec.name, spec.key, final, str(manifest["digest"]), executed=False)
+
+
+def _beginning(partial: Path, key: str) -> str:
+    """Say whether a build begins or goes on."""
+    step = last_step(partial / "state")
+    if step is not None:
+        return f"resuming at step {step}"
+    return f"resuming {key}" if any(partial.iterdir()) else f"building {key}"
+
+
+def _kept_state(final: Path) -> Path:
+    return final.with_name(final.name + ".state")
+
+
+def _facts(seconds: float) -> dict[str, object]:
+    return {
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,112 @@
+"""Stage ``benchmark``: throughput and break-even, base against UMIM.
+
+Timings are facts of a machine, not functions of the inputs: this stage's digest differs between
+runs, and only the report depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import tokens
+from tasks.stages.distill import dtype_key
+from tasks.stages.evaluate import load_pair
+from umim_core.benchmarking.break_even import break_even, break_even_markdown
+from umim_core.benchmarking.measured_speed import ThroughputRow
+from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
+from umim_core.checkpoint.checkpoint import resolve_checkpoint
+from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.recipe import BackboneDtype, Device
+from umim_core.rules.matcher import Matcher
+from umim_core.store.artifacts import directory_digest
+from umim_core.store.machine_lock import measuring
+
+_FILE = "throughput.json"
+_BREAK_EVEN = "break_even"
+
+
+def benchmark_stage(
+    root: Path,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    config: BenchmarkConfig,
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
+) -> Artifact:
+    """Time a checkpoint on held-out text.
+
+    The metrics, ``prefill_speedup`` among them, are those of the first batch size and the longest
+    prompt under the checkpoint's own rules.
+    """
+    directory = resolve_checkpoint(checkpoint)
+    spec = StageSpec(
+        "benchmark",
+        2,
+        {**config.model_dump(mode="json"), "machine": machine(device), **dtype_key(dtype)},
+        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+        machine=measuring,
+    )
+
+    def build(out: Path) -> Metrics:
+        loaded, backbone = load_pair(directory, device, dtype)
+        test = tokens(tokenized, "test")
+        # Each pair of runs begins one continuation further on, then round again.
+        text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
+        rows = measure_throughput(
+            backbone,
+            loaded.module,
+            Matcher(loaded.rules),
+            np.asarray(text, dtype=np.int64),
+            config,
+            unit_positions=loaded.config.unit_positions,
+        )
+        _write(out / _FILE, [row.as_dict() for row in rows])
+        _write(out / f"{_BREAK_EVEN}.json", [found.as_dict() for found in break_even(rows)])
+        (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")
+        return _summary(rows, config)
+
+    return run_stage(root, spec, build)
+
+
+def machine(device: str) -> str:
+    """Return what a timing was taken on: processor, cores and, for a GPU, its name."""
+    names = [platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        found = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        names[0] = found[1] if found else names[0]
+    if device != "cpu":
+        names.append(torch.cuda.get_device_name())
+    return ", ".join(names)
+
+
+def _write(path: Path, rows: object) -> None:
+    path.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _summary(rows: list[ThroughputRow], config: BenchmarkConfig) -> Metrics:
+    shown = config.batch_sizes[0], max(config.prompt_lengths)
+    return {
+        name: value
+        for row in rows
+        if row.rules == "natural" and (row.batch_size, row.prompt_tokens) == shown
+        for name, value in (
+            (f"{row.phase}_speedup", row.speedup),
+            (f"{row.phase}_bound", row.bound),
+            (f"{row.phase}_token_reduction", row.token_reduction),
+        )
+    }
+
+
+def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
+    """Return the rows a benchmark stage measured."""
+    found = json.loads((artifact.path / _FILE).read_text(encoding="utf-8"))
+    return [ThroughputRow(**row) for row in found]

@@ -1,0 +1,253 @@
+"""Stages ``corpus``, ``task`` and ``tokenize``: text, questions and token ids per split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from tasks.cluster.lease import ClusterLease
+from tasks.data.token_jobs import TokenizerRef, split_jobs
+from tasks.data.tokenizing import tokenize_splits
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.corpus import Corpus, DocstringCorpus, FilesCorpus, GeneratedCorpus
+from umim_core.config.recipe import TaskSizes
+from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
+from umim_core.embedded.docstring_task import build_task
+from umim_core.embedded.documents import write_rows
+from umim_core.errors import CorpusError
+from umim_core.generation.questions import SPLITS, split_questions
+from umim_core.generation.trajectory_shards import iter_rows, read_selection
+from umim_core.store.artifacts import (
+    canonical_json,
+    read_json,
+    sha256_bytes,
+    write_json,
+)
+from umim_core.text.digests import file_digests
+from umim_core.text.readers import iter_documents
+from umim_core.text.shard_files import INDEX
+from umim_core.text.shards import TokenShards
+from umim_core.text.sources import JsonLines, Source, TokenIds
+
+_RECORD = "sources.json"
+DOCSTRING_OOD = ("ood_math", "ood_stdlib")
+
+
+def corpus_stage(root: Path, corpus: Corpus, generated: Artifact | None = None) -> Artifact:
+    """Build the text of every split.
+
+    The docstring corpus and a generated one are written out as JSON Lines; sources of the user's
+    own are recorded by the digests of their files and read in place by :func:`tokenize_stage`.
+
+    Args:
+        root: Artifact root.
+        corpus: What the text is made from.
+        generated: The trajectories, for a generated corpus.
+    """
+    if isinstance(corpus, FilesCorpus):
+        return _files_stage(root, corpus)
+    if isinstance(corpus, GeneratedCorpus):
+        return _generated_stage(root, corpus, generated)
+    installed = installed_versions((*corpus.packages, *corpus.out_of_domain))
+    spec = StageSpec(
+        "corpus",
+        1,
+        {
+            "kind": "docstrings",
+            "packages": list(corpus.packages),
+            "out_of_domain": list(corpus.out_of_domain),
+        },
+        {"distributions": sha256_bytes(canonical_json(installed).encode())},
+    )
+
+    def build(out: Path) -> Metrics:
+        report = build_corpus(
+            out,
+            packages=corpus.packages,
+            out_of_domain=corpus.out_of_domain,
+            workers=os.cpu_count() or 1,
+        )
+        return {f"documents_{name}": float(size.documents) for name, size in report.splits.items()}
+
+    return run_stage(root, spec, build)
+
+
+def _files_stage(root: Path, corpus: FilesCorpus) -> Artifact:
+    sources = _in_place(corpus)
+    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
+    digests = file_digests(sources)
+
+    def build(out: Path) -> Metrics:
+        # The digests are part of the content, so that a changed file changes what depends on it.
+        write_json(out / _RECORD, {"sources": dumped, "files": digests})
+        return {"splits": float(len(sources))}
+
+    return run_stage(root, StageSpec("corpus", 2, dumped, digests), build)
+
+
+def _generated_stage(root: Path, corpus: GeneratedCorpus, generated: Artifact | None) -> Artifact:
+    if generated is None:
+        raise CorpusError(
+            "a generated corpus needs its trajectories", "none", "Run the stage generate first."
+        )
+    sources = _in_place(corpus)
+    dumped = {split: source.model_dump(mode="json") for split, source in sources.items()}
+    digests = file_digests(sources)
+    spec = StageSpec(
+        "corpus",
+        3,
+        {"splits": corpus.splits.model_dump(), "seed": corpus.seed, "in_place": dumped},
+        {"generated": generated.digest, **digests},
+    )
+
+    def build(out: Path) -> Metrics:
+        asked = read_selection(generated.path).texts
+        chosen = split_questions(asked, corpus.splits, corpus.seed)
+        metrics: Metrics = {}
+        for split in SPLITS:
+            rows = (row for row in iter_rows(generated.path) if chosen[row.question] == split)
+            write_rows(out / f"{split}.jsonl", map(asdict, rows))
+            metrics[f"questions_{split}"] = float(chosen.count(split))
+        write_json(out / _RECORD, {"sources": dumped, "files": digests})
+        return metrics
+
+    return run_stage(root, spec, build)
+
+
+def _check_unchanged(corpus: Artifact, config: Corpus) -> None:
+    """Refuse files that changed since the corpus stage recorded them.
+
+    Raises:
+        CorpusError: If one did.
+    """
+    record = read_json(corpus.path / _RECORD)
+    if not isinstance(record, dict) or record["files"] != file_digests(_in_place(config)):
+        raise CorpusError(
+            "the corpus files must stay as they are while the pipeline runs",
+            "they changed since the corpus stage",
+            "Run the same command again.",
+        )
+
+
+def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
+    """Build the embedded multiple-choice task from a docstring corpus."""
+    spec = StageSpec("task", 1, sizes.model_dump(), {"corpus": corpus.digest})
+
+    def build(out: Path) -> Metrics:
+        build_task(corpus.path, out, sizes=sizes.model_dump())
+        return {}
+
+    return run_stage(root, spec, build)
+
+
+def tokenize_stage(
+    root: Path,
+    lease: ClusterLease,
+    corpus: Artifact,
+    config: Corpus,
+    backbone: str,
+    revision: str | None = None,
+    separator: int | None = None,
+) -> Artifact:
+    """Tokenise every split once per tokenizer: a folder ``<split>/`` of token shards each.
+
+    Args:
+        root: Artifact root; on a cluster of several machines one they share.
+        lease: The cluster, started only for corpora of several files.
+        corpus: The corpus stage's artifact.
+        config: What the corpus was made from.
+        backbone: Name of the tokenizer.
+        revision: Its hub revision.
+        separator: Token id that ends each document; None for nothing, as mining wants it.
+    """
+    tokenizer = load_tokenizer(backbone, revision=revision)
+    reference = TokenizerRef(backbone, revision, tokenizer_fingerprint(tokenizer))
+    spec = StageSpec(
+        "tokenize",
+        2,
+        {"tokenizer": reference.fingerprint, "train_tokens": config.train_tokens}
+        | ({} if separator is None else {"separator": separator}),
+        {"corpus": corpus.digest},
+    )
+
+    def build(out: Path) -> Metrics:
+        if not isinstance(config, DocstringCorpus):
+            _check_unchanged(corpus, config)
+        splits = {
+            split: split_jobs(
+                split,
+                source,
+                out / split,
+                reference,
+                separator,
+                config.train_tokens if split == "train" else None,
+            )
+            for split, source in _sources(corpus, config).items()
+        }
+        metrics: Metrics = {}
+        for split, done in tokenize_splits(splits, lease).items():
+            if not done.tokens:
+                raise CorpusError(
+                    f"split {split!r} must hold text", "no tokens", "Check its source."
+                )
+            highest = max(shard.max_id for shard in done.shards)
+            if highest >= len(tokenizer):
+                raise CorpusError(
+                    f"ids of split {split!r} must lie in 0..{len(tokenizer) - 1}, the vocabulary",
+                    highest,
+                    "Name the tokenizer that made them.",
+                )
+            metrics[f"tokens_{split}"] = float(done.tokens)
+            metrics[f"bad_rows_{split}"] = float(done.bad.count)
+        return metrics
+
+    return run_stage(root, spec, build)
+
+
+def _sources(corpus: Artifact, config: Corpus) -> dict[str, Source]:
+    made: tuple[str, ...] = ()
+    if isinstance(config, DocstringCorpus):
+        made = (*SPLITS, *DOCSTRING_OOD)
+    elif isinstance(config, GeneratedCorpus):
+        made = SPLITS
+    written: dict[str, Source] = {  # docstrings show NUL characters on purpose, models by chance
+        split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep") for split in made
+    }
+    return written | _in_place(config)
+
+
+def _in_place(config: Corpus) -> dict[str, Source]:
+    """Return the sources of the user's own, by split."""
+    if isinstance(config, DocstringCorpus):
+        return {}
+    sources: dict[str, Source] = {}
+    if isinstance(config, FilesCorpus):
+        sources = {"train": config.train, "valid": config.valid, "test": config.test}
+    return sources | {f"ood_{name}": source for name, source in config.out_of_domain.items()}
+
+
+def texts(corpus: Artifact, config: Corpus, split: str) -> Iterator[str]:
+    """Yield the documents of a split.
+
+    Raises:
+        CorpusError: If the split is ready token ids.
+    """
+    source = _sources(corpus, config)[split]
+    if isinstance(source, TokenIds):
+        raise CorpusError(f"split {split!r} must be text", source.path, "Name its documents.")
+    yield from iter_documents(source)
+
+
+def tokens(artifact: Artifact, split: str) -> TokenShards:
+    """Return a split's token ids, read where they are asked for."""
+    return TokenShards.open(artifact.path / split)
+
+
+def out_of_domain(artifact: Artifact) -> list[str]:
+    """Return the names of a tokenised corpus's out-of-domain splits, without their prefix."""
+    found = artifact.path.glob(f"ood_*/{INDEX}")
+    return sorted(path.parent.name.removeprefix("ood_") for path in found)

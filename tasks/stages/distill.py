@@ -1,0 +1,100 @@
+"""Stage ``distill``: train the merge module of one cell on Ray Train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import tokens
+from tasks.training.train_worker import launch
+from umim_core.backbone.backbone_identity import backbone_identity
+from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, Recipe
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_run import CURVE, place_rows
+
+
+def distill_stage(
+    root: Path,
+    lease: ClusterLease,
+    recipe: Recipe,
+    cell: Cell,
+    tokenized: Artifact,
+    filtered: Artifact,
+) -> Artifact:
+    """Distil the frozen backbone into a merge module for one rule set.
+
+    The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
+    from its last state and ends with the same bytes (CPU, float32 weights).
+    """
+    spec = StageSpec(
+        "distill",
+        4,
+        {
+            "backbone": cell.backbone,
+            "revision": cell.revision,
+            **cell.form(),
+            "segment_length": recipe.segment_length,
+            "train": recipe.distill.model_dump(),
+            "seed": recipe.seed,
+            **parallelism(recipe.cluster),
+        },
+        {
+            "rules": filtered.digest,
+            "backbone": backbone_identity(cell.backbone, cell.revision),
+            **{split: tokenized.folder_digest(split) for split in ("train", "valid")},
+        },
+        resumable=True,
+    )
+
+    def build(out: Path) -> Metrics:
+        rows = {
+            split: TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)
+            for split in ("train", "valid")
+        }
+        job = TrainJob(
+            objective="distill",
+            backbone=cell.backbone,
+            revision=cell.revision,
+            rules=str(filtered.path / "rules"),
+            train="train",
+            valid="valid",
+            start=None,
+            form=cell.form(),
+            max_tokens=recipe.segment_length,
+            seed=recipe.seed,
+            config=recipe.distill.model_dump(),
+            strategy=recipe.cluster.strategy,
+            use_gpu=recipe.cluster.use_gpu,
+            out=str(out),
+        )
+        return train_on_rows(job, rows, lease)
+
+    return run_stage(root, spec, build)
+
+
+def parallelism(cluster: ClusterConfig) -> dict[str, object]:
+    """Return what of a cluster decides the bits of a training result."""
+    return {
+        "workers": max(1, cluster.workers),
+        "strategy": cluster.strategy,
+        "use_gpu": cluster.use_gpu,
+    }
+
+
+def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
+    """Return what a stage's key says of the backbone's data type: nothing if it is float32."""
+    return {} if dtype == "float32" else {"dtype": dtype}
+
+
+def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:
+    """Write a job's rows below its state folder (which is not published) and run it."""
+    return launch(place_rows(job, rows), lease)
+
+
+def read_curve(artifact: Artifact) -> list[dict[str, float]]:
+    """Return the rows of a training curve."""
+    lines = (artifact.path / CURVE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,266 @@
+"""Stage ``generate``: trajectories that a language model samples for questions, shard by shard.
+
+A shard is a range of questions and one file. It is written whole or not at all, with seeds of its
+own, so a run that dies goes on with the next shard and ends with the bytes of an undisturbed one,
+on the CPU with as many threads: a Ray worker has one, this process as many as torch takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.typed_errors import as_data, from_data
+from tasks.run.checks import check_device
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.training.train_worker import check_room
+from umim_core.backbone.backbone import load_backbone, load_tokenizer
+from umim_core.backbone.backbone_identity import backbone_identity
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.errors import ClusterError, UmimError
+from umim_core.generation.questions import Prompter, Selection, select_questions
+from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
+from umim_core.generation.trajectory_shards import (
+    Row,
+    has_selection,
+    iter_rows,
+    read_selection,
+    shard_path,
+    write_selection,
+    write_shard,
+)
+from umim_core.progress import followed, leave_note
+from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.text.digests import source_digests
+
+logger = logging.getLogger("umim.generate")
+# They decide what becomes of the text, not the text.
+_NOT_OF_THE_TEXT = {"splits", "out_of_domain", "train_tokens"}
+
+
+def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> Artifact:
+    """Sample trajectories for the questions of a corpus.
+
+    The artifact holds ``questions.json`` and ``shards/*.jsonl``.
+
+    Args:
+        root: Artifact root; on a cluster of several machines one they share.
+        lease: Its configuration says on how many workers (0: in this process) and on what device.
+        corpus: Questions, model and how to sample.
+
+    Raises:
+        CorpusError: If the questions cannot be used, or too few of them.
+        BackboneError: If the model cannot be loaded.
+        ConfigError: If the model has no chat template, or there is no such device.
+        GenerationError: If the model's positions or the device's memory do not suffice.
+        ClusterError: If workers were lost more often than Ray restarts them.
+    """
+    tokenizer = load_tokenizer(corpus.model, revision=corpus.revision)
+    prompter = Prompter(tokenizer, corpus)
+    chat = str(tokenizer.chat_template) if corpus.chat == "template" else ""
+    spec = StageSpec(
+        "generate",
+        1,
+        {
+            **corpus.model_dump(mode="json", exclude=_NOT_OF_THE_TEXT),
+            "device": lease.config.device,
+            "chat_template": sha256_bytes(chat.encode()) if chat else None,
+            "end_of_text": tokenizer.eos_token_id,
+        },
+        {
+            "questions": sha256_bytes(canonical_json(_digests(corpus)).encode()),
+            "model": backbone_identity(corpus.model, corpus.revision),
+            "ends": _generation_settings(corpus.model),
+            "tokenizer": tokenizer_fingerprint(tokenizer),
+        },
+        resumable=True,
+    )
+
+    def build(out: Path) -> Metrics:
+        state = out / "state"
+        if not has_selection(out):
+            write_selection(out, select_questions(corpus, prompter))
+        selection = read_selection(out)
+        count = len(selection.texts)
+        shards = range(-(-count // corpus.shard_questions))
+        missing = [number for number in shards if not shard_path(out, number).is_file()]
+        job = GenerateJob(corpus, str(out), lease.config.device)
+        with followed(state):
+            done = len(shards) - len(missing)
+            for number in _run(job, missing, lease):
+                done += 1
+                leave_note(state, done, len(shards), "sampling")
+                logger.info("generate: shard %d, %d of %d", number, done, len(shards))
+        return _metrics(out, selection)
+
+    return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class GenerateJob:
+    """What every worker needs to know.
+
+    Attributes:
+        corpus: Model and sampling.
+        folder: Where the questions are and the shards go; all workers share it.
+        device: Where the model runs.
+    """
+
+    corpus: GeneratedCorpus
+    folder: str
+    device: Literal["cpu", "cuda"]
+
+
+class Sampler:
+    """Make shards with one loaded model.
+
+    Args:
+        job: What to sample.
+    """
+
+    def __init__(self, job: GenerateJob) -> None:
+        corpus = job.corpus
+        check_device(job.device)
+        self._backbone = load_backbone(
+            corpus.model, revision=corpus.revision, dtype=corpus.dtype, device=job.device
+        )
+        self._prompter = Prompter(self._backbone.require_tokenizer(), corpus)
+        self._questions = read_selection(Path(job.folder)).texts
+        self._folder, self._corpus = Path(job.folder), corpus
+
+    def make(self, number: int) -> None:
+        """Sample and write one shard."""
+        corpus = self._corpus
+        first = number * corpus.shard_questions
+        texts = self._questions[first : first + corpus.shard_questions]
+        prompts = [self._prompter.prompt(text) for text in texts]
+        options = SamplingOptions(
+            trajectories=corpus.trajectories,
+            top_p=corpus.top_p,
+            temperature=corpus.temperature,
+            max_tokens=corpus.max_tokens,
+            batch_size=corpus.batch_size,
+        )
+        found = sample_trajectories(self._backbone, prompts, options, corpus.seed, first=first)
+        rows = [
+            Row(
+                question=first + index,
+                trajectory=trajectory,
+                ended=answer.ended,
+                tokens=len(prompts[index]) + len(answer.ids),
+                text=self._backbone.decode([*prompts[index], *answer.ids]),
+            )
+            for index, answers in enumerate(found)
+            for trajectory, answer in enumerate(answers)
+        ]
+        write_shard(self._folder, number, rows)
+
+
+class RemoteSampler:
+    """Make shards in a Ray actor; the model is loaded with the first one.
+
+    A typed error is handed back as data, for Ray would wrap it and add advice of its own.
+
+    Args:
+        job: What to sample.
+    """
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._job = job
+        self._sampler: Sampler | None = None
+
+    def __call__(self, row: dict[str, int]) -> dict[str, object]:
+        """Make the shard that a row names."""
+        number = int(row["shard"])
+        try:
+            self._sampler = self._sampler or Sampler(self._job)
+            self._sampler.make(number)
+        except UmimError as error:
+            return {"shard": number, "failed": canonical_json(as_data(error))}
+        return {"shard": number, "failed": ""}
+
+
+def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
+    """Make shards and yield their numbers as they are finished."""
+    if not shards:
+        return
+    if lease.config.workers:
+        yield from _run_on_ray(job, shards, lease)
+        return
+    sampler = Sampler(job)
+    for number in shards:
+        sampler.make(number)
+        yield number
+
+
+def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
+    import pyarrow as pa
+
+    check_room(lease.config, lease.ensure())
+    import ray
+    from ray.exceptions import RayError, UserCodeException
+
+    from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
+
+    prepare_ray_data()
+    # Ray Data warns of actors that ask for cores and a GPU at once.
+    needs = {"num_gpus": 1} if lease.config.use_gpu else {"num_cpus": 1}
+    plan = ray.data.from_blocks([pa.table({"shard": [number]}) for number in shards]).map(
+        RemoteSampler,
+        fn_constructor_args=(job,),
+        compute=ray.data.ActorPoolStrategy(
+            size=min(lease.config.workers, len(shards)), max_tasks_in_flight_per_actor=1
+        ),
+        max_restarts=TASK_RESTARTS,
+        max_task_retries=TASK_RESTARTS,
+        **needs,
+    )
+    try:
+        for row in plan.iter_rows():
+            if row["failed"]:
+                raise from_data(json.loads(row["failed"]))
+            yield row["shard"]
+    except UserCodeException:
+        raise  # a fault of ours; a worker that is lost raises none
+    except RayError as error:
+        raise ClusterError(
+            "the workers that generate must stay alive",
+            f"{type(error).__name__}: {error}",
+            "Run the same command again; finished shards are kept.",
+        ) from error
+
+
+def _digests(corpus: GeneratedCorpus) -> list[list[str]]:
+    return [source_digests(source) for source in corpus.questions]
+
+
+def _generation_settings(model: str) -> str:
+    """Return what tells which tokens end a text, where the model's identity does not cover it."""
+    path = Path(resolve_backbone(model)) / "generation_config.json"
+    return sha256_file(path) if path.is_file() else "none"
+
+
+def _metrics(out: Path, selection: Selection) -> Metrics:
+    ended: Counter[str] = Counter()
+    tokens = 0
+    for row in iter_rows(out):
+        ended[row.ended] += 1
+        tokens += row.tokens
+    return {
+        "questions": float(len(selection.texts)),
+        "questions_too_long": float(selection.too_long),
+        "questions_duplicate": float(selection.duplicates),
+        "questions_bad_rows": float(selection.bad_rows),
+        "trajectories": float(ended.total()),
+        "ended_by_eos": float(ended["eos"]),
+        "ended_by_length": float(ended["length"]),
+        "tokens": float(tokens),
+    }

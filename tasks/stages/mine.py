@@ -1,0 +1,294 @@
+"""Stages ``count`` (Ray Data) and ``filter``: frequent n-grams, then rules per threshold."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.cluster.lease import ClusterLease
+from tasks.data.counting_tables import Corpus, cluster_cpus
+from tasks.data.recounting import ClusterCounter
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import tokens
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.recipe import Cell, MiningConfig
+from umim_core.distill.token_rows import load_array
+from umim_core.errors import ArtifactError
+from umim_core.mining.corpus_mining import MiningOptions, make_rules
+from umim_core.mining.costs import Limits, Prediction
+from umim_core.mining.finding import SearchOptions, find_ngrams
+from umim_core.mining.mining_forecast import predict_search
+from umim_core.mining.preparation import (
+    check_documents,
+    excluded_ids,
+    ids_digest,
+    whole_segments,
+)
+from umim_core.progress import followed, leave_note
+from umim_core.rules.collisions import collision_rate
+from umim_core.rules.filters import step_counts
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
+from umim_core.store.arrays import save_array
+from umim_core.store.artifacts import (
+    publish_directory,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
+from umim_core.text.shards import TokenShards
+
+logger = logging.getLogger("umim.count")
+_GIB = 2.0**30
+_SCHEMA = 1
+_CORPUS = "corpus.json"
+_ARRAYS = ("keys", "support", "documents")
+
+
+def count_stage(
+    root: Path,
+    lease: ClusterLease,
+    tokenized: Artifact,
+    cell: Cell,
+    tau: int,
+    segment_length: int,
+    config: MiningConfig,
+) -> Artifact:
+    """Count the n-grams of the training split at the smallest threshold needed.
+
+    An order that is counted is kept under ``state`` until the stage is finished, so a run that
+    dies resumes with the next one.
+
+    Raises:
+        ResourceLimitError: If the cost predicted from a sample is beyond a limit of ``config``.
+        ClusterError: If workers were lost more often than Ray restarts them.
+    """
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    excluded = excluded_ids(tokenizer, config.protect)
+    options = SearchOptions(
+        check_tau(tau), config.min_documents > 1, config.sample_tokens, config.max_candidates
+    )
+    sampling = asdict(options) if config.sample_tokens is not None else {}
+    spec = StageSpec(
+        "count",
+        3,
+        {
+            "tau": tau,
+            "segment_length": segment_length,
+            "excluded": list(excluded),
+            "count_documents": options.count_documents,
+            **sampling,
+        },
+        {"tokens": tokenized.folder_digest("train")},
+        resumable=True,
+    )
+
+    def build(out: Path) -> Metrics:
+        _clear(out)
+        lease.ensure()
+        shards = tokens(tokenized, "train")
+        offsets = whole_segments(shards, tokenizer, segment_length)
+        check_documents(shards, config.min_documents)
+        corpus = Corpus(tokenized.path / "train", offsets, excluded)
+        prediction = _predict(shards, corpus, options, config) if config.limited else None
+        state = out / "state"
+        began = time.monotonic()
+        with followed(state):
+            counter = ClusterCounter(
+                corpus,
+                config.block_tokens,
+                known=lambda order: _load_order(state, order),
+                finished=lambda order, keys, support: _save_order(state, order, keys, support),
+                progress=lambda done, total, text: leave_note(state, done, total, text),
+            )
+            ends = shards.document_ends() if options.count_documents else None
+            counts, report = find_ngrams(shards, offsets, options, counter, ends)
+        seconds = time.monotonic() - began
+        _write_counts(out, counts)
+        write_corpus_digest(out, ids_digest(shards, offsets))
+        candidates = {} if report is None else asdict(report)
+        return {
+            "tokens": float(offsets[-1]),
+            "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
+            **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
+            **{f"candidates_{name}": float(value) for name, value in candidates.items()},
+            **({} if prediction is None else _errors(prediction, seconds)),
+        }
+
+    return run_stage(root, spec, build)
+
+
+def filter_stage(
+    root: Path,
+    counted: Artifact,
+    tokenized: Artifact,
+    cell: Cell,
+    segment_length: int,
+    config: MiningConfig,
+) -> Artifact:
+    """Filter counts into the rule set of one threshold and policy; the artifact holds ``rules``.
+
+    Raises:
+        CorpusError: If the corpus has fewer documents than a rule must occur in.
+    """
+    fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
+    options = MiningOptions(
+        tau=cell.tau,
+        segment_length=segment_length,
+        overlap=cell.overlap,
+        containment=cell.containment,
+        rule_budget=cell.rule_budget,
+        min_documents=config.min_documents,
+    )
+    spec = StageSpec(
+        "filter",
+        3,
+        {
+            "tau": cell.tau,
+            "overlap": cell.overlap,
+            "containment": cell.containment,
+            "rule_budget": cell.rule_budget,
+            "min_documents": config.min_documents,
+            "segment_length": segment_length,
+            "tokenizer": fingerprint,
+        },
+        {"counts": counted.digest, "tokens": tokenized.folder_digest("train")},
+    )
+
+    def build(out: Path) -> Metrics:
+        # Counts serve any least number of documents, so those found may know of fewer.
+        check_documents(tokens(tokenized, "train"), config.min_documents)
+        kept, ruleset = make_rules(
+            _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
+            options,
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest=corpus_digest(counted.path),
+        )
+        (out / "rules").mkdir()
+        ruleset.write(out / "rules")
+        raw, passed = step_counts(kept, kept.tau, cell.overlap)
+        steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
+        numbers = {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
+        return {**numbers, "tau": float(kept.tau), "collision_rate": collision_rate(ruleset)}
+
+    return run_stage(root, spec, build)
+
+
+def _predict(
+    shards: TokenShards, corpus: Corpus, options: SearchOptions, config: MiningConfig
+) -> Prediction | None:
+    """Predict the cost from a sample counted here, and refuse one beyond the limits."""
+    told = predict_search(
+        shards,
+        corpus.offsets,
+        corpus.excluded,
+        options,
+        tokens=int(corpus.offsets[-1]),
+        workers=cluster_cpus(),
+        block_tokens=config.block_tokens,
+    )
+    if told is None:
+        return None
+    Limits.of(config.max_memory_gib, config.max_disk_gib, config.max_hours).check(told)
+    logger.info(
+        "count: %.1f s, %.2f GiB per worker and %.2f GiB shuffled are predicted",
+        sum(told.seconds.values()),
+        told.memory_bytes / _GIB,
+        told.shuffle_bytes / _GIB,
+    )
+    return told
+
+
+def _errors(prediction: Prediction, seconds: float) -> Metrics:
+    """Return what was predicted, and how wrong the time was.
+
+    Memory is told but not compared: it is that of a worker, and the driver's peak says nothing
+    about it.
+    """
+    told = sum(prediction.seconds.values())
+    return {
+        "predicted_seconds": told,
+        "predicted_memory_bytes": prediction.memory_bytes,
+        "predicted_shuffle_bytes": prediction.shuffle_bytes,
+        "prediction_error_seconds": told / max(seconds, 1e-9) - 1,
+    }
+
+
+def _clear(out: Path) -> None:
+    """Remove what a run that died left behind, but for the finished orders."""
+    for path in out.iterdir():
+        if path.name != "state":
+            path.unlink()
+    for path in (out / "state").glob("*.partial"):
+        shutil.rmtree(path)
+
+
+def _save_order(
+    state: Path, order: int, keys: NDArray[np.int64], support: NDArray[np.int64]
+) -> None:
+    def write(folder: Path) -> None:
+        save_array(folder / "keys.npy", keys)
+        save_array(folder / "support.npy", support)
+        write_manifest(folder, kind="order", schema=_SCHEMA, body={"order": order})
+
+    publish_directory(state / f"order-{order}", write)
+
+
+def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return a finished order; one that is torn is removed and counted again."""
+    folder = state / f"order-{order}"
+    if not folder.is_dir():
+        return None
+    try:
+        read_manifest(folder, kind="order", schema=_SCHEMA)
+    except ArtifactError as error:
+        logger.warning("count: order %d is counted again: %s", order, error)
+        shutil.rmtree(folder)
+        return None
+    logger.info("count: order %d was finished by an earlier run", order)
+    return load_array(folder / "keys.npy"), load_array(folder / "support.npy")
+
+
+def _write_counts(out: Path, counts: NgramCounts) -> None:
+    for name in _ARRAYS:
+        arrays = getattr(counts, name)
+        for order in ORDERS if arrays is not None else ():
+            save_array(out / f"{name}_{order}.npy", arrays[order])
+
+
+def write_corpus_digest(folder: Path, digest: str) -> None:
+    """Record which tokens were read."""
+    write_json(folder / _CORPUS, {"digest": digest})
+
+
+def corpus_digest(folder: Path) -> str:
+    """Return the digest of the tokens that counts were made from.
+
+    Raises:
+        ArtifactError: If it is missing or malformed.
+    """
+    raw = read_json(folder / _CORPUS)
+    if not isinstance(raw, dict) or not isinstance(raw.get("digest"), str):
+        raise ArtifactError(
+            f"{folder / _CORPUS} must hold the corpus digest",
+            raw,
+            "Remove the artifact; it will be built again.",
+        )
+    return str(raw["digest"])
+
+
+def _read_counts(folder: Path, tau: int) -> NgramCounts:
+    keys, support = (
+        {n: load_array(folder / f"{name}_{n}.npy") for n in ORDERS} for name in _ARRAYS[:2]
+    )
+    documents = None
+    if (folder / f"{_ARRAYS[2]}_{ORDERS[0]}.npy").exists():
+        documents = {n: load_array(folder / f"{_ARRAYS[2]}_{n}.npy") for n in ORDERS}
+    return NgramCounts(keys, support, tau, documents)

@@ -1,0 +1,300 @@
+"""The only ``import mlflow``: one experiment of one tracking store.
+
+Every call names its run, because MLflow's active run is kept per thread and Prefect uses threads,
+and may be made twice: points carry step and time. MLflow is imported at first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from filelock import FileLock, Timeout
+
+from tasks.tracking.patience import limit_requests
+from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
+from umim_core.errors import TrackingError
+from umim_core.store.artifacts import canonical_json
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+REGISTERED_MODEL: Final = "umim"
+KEY_TAG: Final = "umim.key"
+KIND_TAG: Final = "umim.kind"
+_SHARED_VIEW: Final = "mlflow.sharedViewState."
+_SQLITE: Final = "sqlite:///"
+# What a store says when it will never take a call as it is; everything else may pass.
+_REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST")
+
+
+class StoreAwayError(TrackingError):
+    """The store does not answer or cannot be used now; later it may."""
+
+
+class Store:
+    """One experiment, made if it is not there.
+
+    Args:
+        uri: Tracking and registry store.
+        root: Where a store without a server keeps its artifacts (``mlruns``).
+        experiment: Name of the experiment.
+    """
+
+    def __init__(self, uri: str, root: Path, experiment: str) -> None:
+        self.uri = uri
+        self.root = root
+        self.experiment = experiment
+        self.served = uri.startswith(("http://", "https://"))
+        self._connected: tuple[MlflowClient, str] | None = None
+
+    @property
+    def experiment_id(self) -> str:
+        """Id of the experiment; inside ``session`` only."""
+        return self._connection[1]
+
+    @property
+    def _client(self) -> MlflowClient:
+        return self._connection[0]
+
+    @property
+    def _connection(self) -> tuple[MlflowClient, str]:
+        if self._connected is None:
+            raise TrackingError("the store is used inside `with store.session(...)`")
+        return self._connected
+
+    @contextlib.contextmanager
+    def session(self, connect_seconds: int, call_seconds: int) -> Iterator[Store]:
+        """Hold the store for a few writes; without a server, one process at a time.
+
+        Args:
+            connect_seconds: How long the first call after a failure may take, and how long another
+                process may hold a store without a server.
+            call_seconds: How long every other call may take.
+
+        Yields:
+            This store, connected.
+
+        Raises:
+            StoreAwayError: If the store does not answer; the next session connects anew.
+            TrackingError: If it refuses a call for good.
+        """
+        for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"):
+            os.environ.setdefault(name, "true")
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            with self._lock(connect_seconds):
+                if self._connected is None:
+                    limit_requests(connect_seconds)
+                    self._connected = self._connect()
+                limit_requests(call_seconds)
+                yield self
+        except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
+            told = redact(f"{self.uri}: {error}")
+            if _refused(error):
+                raise TrackingError("the store must take what is written", told) from error
+            self._connected = None
+            raise StoreAwayError(
+                "the tracking store must answer",
+                told,
+                "Start the server or set MLFLOW_TRACKING_URI.",
+            ) from error
+
+    def find(self, kind: Kind, key: str) -> StoredRun | None:
+        """Return the run of (kind, key), the first if there are several."""
+        return (self._find(kind, key) or [None])[0]
+
+    def ensure(
+        self,
+        kind: Kind,
+        key: str,
+        name: str,
+        tags: Mapping[str, str] | None = None,
+        *,
+        time_ms: int,
+    ) -> StoredRun:
+        """Find the run of (kind, key) or make it; of two made at once the first stays.
+
+        Args:
+            kind: What the run stands for.
+            key: Digest that identifies it; see ``require_key``.
+            name: Its name in lists, if it is made.
+            tags: Its further tags, if it is made.
+            time_ms: When it began, if it is made.
+        """
+        found = self._find(kind, key)
+        if found:
+            return found[0]
+        labels = {**(tags or {}), KEY_TAG: key, KIND_TAG: kind}
+        made = self._client.create_run(self.experiment_id, time_ms, labels, name)
+        first = self._find(kind, key)[0]
+        if first.run_id != made.info.run_id:
+            self._client.delete_run(made.info.run_id)
+        return first
+
+    def log(
+        self,
+        run_id: str,
+        params: Mapping[str, str] | None = None,
+        points: Sequence[tuple[str, int, float]] = (),
+        tags: Mapping[str, str] | None = None,
+        *,
+        time_ms: int = 0,
+    ) -> None:
+        """Write in batches what a run is described by.
+
+        Args:
+            run_id: The run.
+            params: Values by name.
+            points: (metric, step, value); NaN and infinities are left out.
+            tags: Values by name.
+            time_ms: One time for all points, so that writing them twice is writing them once.
+        """
+        from mlflow.entities import Metric, Param, RunTag
+
+        client = self._client
+        for piece in batches(sorted((params or {}).items()), 100):
+            client.log_batch(run_id, params=[Param(*item) for item in piece], synchronous=True)
+        for piece in batches(sorted((tags or {}).items()), 100):
+            client.log_batch(run_id, tags=[RunTag(*item) for item in piece], synchronous=True)
+        finite = [point for point in points if math.isfinite(point[2])]
+        for batch in batches(finite, 1000):
+            metrics = [Metric(n, float(v), time_ms, int(s)) for n, s, v in batch]
+            client.log_batch(run_id, metrics=metrics, synchronous=True)
+
+    def log_inputs(self, run_id: str, inputs: Sequence[RunInput]) -> None:
+        """Record which data sets a run read."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        entries = []
+        for entry in inputs:
+            # MLflow keeps 36 characters of a digest; the source keeps it whole.
+            source = canonical_json({"digest": entry.digest, "uri": entry.source})
+            dataset = Dataset(entry.name, entry.digest[:36], "umim", source)
+            tags = [InputTag("mlflow.data.context", entry.context)]
+            entries.append(DatasetInput(dataset, tags))
+        if entries:
+            self._client.log_inputs(run_id, entries)
+
+    def log_files(self, run_id: str, paths: Sequence[Path]) -> None:
+        """Keep files, and folders under their own name, with a run."""
+        for path in paths:
+            if path.is_dir():
+                self._client.log_artifacts(run_id, str(path), path.name)
+            else:
+                self._client.log_artifact(run_id, str(path))
+
+    def set_status(self, run_id: str, status: Status, time_ms: int) -> None:
+        """Open a run again, or close it at a time."""
+        if status == "RUNNING":
+            self._client.update_run(run_id, status=status)
+        else:
+            self._client.set_terminated(run_id, status, time_ms)
+
+    def share_view(self, name: str, state: str) -> None:
+        """Keep the state of MLflow's page of runs under a name that a link can ask for."""
+        tag = f"{_SHARED_VIEW}{name}"
+        if self._client.get_experiment(self.experiment_id).tags.get(tag) != state:
+            self._client.set_experiment_tag(self.experiment_id, tag, state)
+
+    def register(
+        self, run_id: str, directory: Path, alias: str, digest: str, backbone: str
+    ) -> None:
+        """Put a directory into the registry and point an alias there.
+
+        Args:
+            run_id: Run that made it; the files are kept with that run.
+            directory: What to register.
+            alias: Letters, digits, ``_`` and ``-``.
+            digest: SHA-256 of the directory; an equal one of the run keeps its version.
+            backbone: A tag of the version.
+        """
+        client = self._client
+        if not client.search_registered_models(f"name = '{REGISTERED_MODEL}'"):
+            client.create_registered_model(REGISTERED_MODEL)
+        tags = {"umim.digest": digest, "umim.backbone": backbone}
+        for found in client.search_model_versions(f"name = '{REGISTERED_MODEL}'"):
+            if found.run_id == run_id and found.tags == tags:
+                version = str(found.version)
+                break
+        else:
+            folder = f"checkpoint/{alias}"
+            client.log_artifacts(run_id, str(directory), folder)
+            source = f"{client.get_run(run_id).info.artifact_uri}/{folder}"
+            made = client.create_model_version(
+                REGISTERED_MODEL, source, run_id, tags, await_creation_for=None
+            )
+            version = str(made.version)
+        client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
+
+    @contextlib.contextmanager
+    def _lock(self, seconds: int) -> Iterator[None]:
+        if self.served:
+            yield
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
+        file = self.uri.removeprefix(_SQLITE).partition("?")[0]
+        place = Path(file) if self.uri.startswith(_SQLITE) and file else self.root / "mlflow"
+        lock = FileLock(place.with_name(f"{place.name}.lock"))
+        try:
+            lock.acquire(timeout=seconds)
+        except Timeout as error:
+            raise StoreAwayError(
+                f"the tracking store must be free within {seconds} s",
+                str(place),
+                "End the process that holds it, or use a server (MLFLOW_TRACKING_URI).",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _connect(self) -> tuple[MlflowClient, str]:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+
+        for noisy in ("alembic", "mlflow.store.db.utils", "mlflow.tracking"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            place = None if self.served else (self.root / "mlruns").as_uri()
+            try:
+                return client, str(client.create_experiment(self.experiment, place))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                found = client.get_experiment_by_name(self.experiment)
+        if found is None or found.lifecycle_stage != "active":
+            raise StoreAwayError(
+                "the MLflow experiment must not be deleted",
+                self.experiment,
+                "Restore it with `mlflow experiments restore`.",
+            )
+        return client, str(found.experiment_id)
+
+    def _find(self, kind: Kind, key: str) -> list[StoredRun]:
+        query = f"tags.`{KEY_TAG}` = '{key}' and tags.`{KIND_TAG}` = '{kind}'"
+        runs = [
+            StoredRun(run.info.run_id, run.info.status, run.info.start_time)
+            for run in self._client.search_runs([self.experiment_id], query)
+        ]
+        return sorted(runs, key=lambda run: (run.start_time_ms, run.run_id))
+
+
+def _refused(error: Exception) -> bool:
+    """Return whether a store will never take a call, as opposed to not now."""
+    from mlflow.exceptions import MlflowException
+    from requests import HTTPError
+
+    if isinstance(error, HTTPError) and error.response is not None:
+        return error.response.status_code in (400, 405, 411, 413, 415, 422)
+    refused = isinstance(error, MlflowException) and error.error_code in _REFUSALS
+    return refused and "must be in the 'active' state" not in str(error)  # a deletion is undone

@@ -1,0 +1,101 @@
+"""Records on their way to the tracking store: written to disk first, removed once it has them.
+
+A record is one file of JSON in ``<root>/tracking-spool``; the names sort by time. Whoever reads
+holds the lock and reads the records of every run, so a process that died leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+
+from umim_core.errors import LockError
+from umim_core.store.artifacts import canonical_json
+from umim_core.store.disk import write_bytes
+
+logger = logging.getLogger("umim.tracking")
+SPOOL: Final = "tracking-spool"
+Record = dict[str, Any]
+
+
+class Spool:
+    """The records of one artifact root.
+
+    Args:
+        root: Artifact root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / SPOOL
+        self._numbers = itertools.count()
+        self._newest_ns = 0
+
+    def add(self, record: Mapping[str, object]) -> None:
+        """Keep a record on disk, after all that were kept before.
+
+        Raises:
+            ArtifactError: If the disk refuses it.
+        """
+        self._newest_ns = max(time.time_ns(), self._newest_ns + 1)  # a clock may be set back
+        name = f"{self._newest_ns:020d}-{os.getpid()}-{next(self._numbers)}.json"
+        write_bytes(self.folder / name, canonical_json(record).encode())
+
+    def waiting(self) -> list[Path]:
+        """Return the files of the records that no store has yet, the oldest first."""
+        return sorted(self.folder.glob("*.json"))
+
+    def refused(self) -> list[Path]:
+        """Return the files of the records that a store would not take."""
+        return sorted(self.folder.glob("*.refused"))
+
+    def read(self, path: Path) -> Record | None:
+        """Return a record; None, and it is set aside, if the file is damaged."""
+        try:
+            record = json.loads(path.read_bytes())
+        except ValueError as error:
+            self.refuse(path, str(error))
+            return None
+        if not isinstance(record, dict):
+            self.refuse(path, f"a record must be a JSON object; got {type(record).__name__}")
+            return None
+        return record
+
+    def done(self, path: Path) -> None:
+        """Forget a record that the store has."""
+        path.unlink()
+
+    def refuse(self, path: Path, reason: str) -> None:
+        """Set aside a record that the store will never take, so that the others pass."""
+        logger.warning("the tracking store refuses %s: %s", path, reason)
+        path.rename(path.with_suffix(".refused"))
+
+    @contextmanager
+    def reading(self, wait_seconds: float) -> Iterator[None]:
+        """Hold the right to read; one process at a time has it.
+
+        Raises:
+            LockError: If another process still has it after ``wait_seconds``.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / ".lock")
+        try:
+            lock.acquire(timeout=max(0.0, wait_seconds))
+        except Timeout as error:
+            raise LockError(
+                "one process at a time writes the waiting records",
+                str(self.folder),
+                "It writes those of all processes.",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()

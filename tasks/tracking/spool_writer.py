@@ -1,0 +1,137 @@
+"""From the spool to the store, as far as the store answers and patience lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from tasks.cluster.stopping import undisturbed
+from tasks.tracking.mlflow_store import Store, StoreAwayError
+from tasks.tracking.patience import Patience
+from tasks.tracking.replay import replay
+from tasks.tracking.spool import Spool
+from umim_core.errors import LockError, TrackingError
+
+logger = logging.getLogger("umim.tracking")
+T = TypeVar("T")
+
+
+class SpoolWriter:
+    """Keep records on disk and write them to a store; nothing here raises because it is away.
+
+    Threads may share a writer.
+
+    Args:
+        store: Where records go.
+        spool: Where they wait.
+    """
+
+    def __init__(self, store: Store, spool: Spool) -> None:
+        self._store = store
+        self._spool = spool
+        self._patience = Patience()
+        self._busy = threading.Lock()
+        self._reason = ""
+
+    def add(self, record: Mapping[str, object]) -> None:
+        """Keep a record.
+
+        Raises:
+            ArtifactError: If the disk refuses it.
+        """
+        self._spool.add(record)
+
+    def write(self, *, last: bool = False) -> None:
+        """Write what waits, of every run of this root.
+
+        Args:
+            last: Try again although the store failed a moment ago, and wait for another process
+                that writes.
+        """
+        patience = self._patience
+        with undisturbed(), self._busy:
+            if patience.exhausted or (patience.resting() and not last):
+                return
+            wait_seconds = patience.left if last else 0.0
+            # Whoever holds the lock writes our records too.
+            with contextlib.suppress(LockError), self._spool.reading(wait_seconds):
+                self._write()
+
+    def hurry(self) -> None:
+        """Wait two seconds more at most: the process is being stopped."""
+        self._patience.hurry()
+
+    def waiting(self) -> tuple[list[Path], str]:
+        """Return the files of the records that still wait, and why they do."""
+        return self._spool.waiting(), self._reason or "another process is writing"
+
+    def refused(self) -> list[Path]:
+        """Return the files of the records that were set aside."""
+        return self._spool.refused()
+
+    def warn(self, command: str) -> None:
+        """Say what waits, that ``command`` writes it, and what was refused."""
+        waiting, reason = self.waiting()
+        if waiting:
+            logger.warning(
+                "%d records for MLflow wait in %s (%s). The next run writes them, or: %s",
+                len(waiting),
+                self._spool.folder,
+                reason,
+                command,
+            )
+        if refused := self.refused():
+            logger.warning("%d records were refused, see %s", len(refused), self._spool.folder)
+
+    def ask(self, question: Callable[[Store], T]) -> T | None:
+        """Return what the store answers; None if it does not now."""
+        with undisturbed(), self._busy:
+            if self._patience.exhausted or self._patience.resting():
+                return None
+            since = time.monotonic()
+            try:
+                with self._store.session(*self._patience.limits()) as store:
+                    return question(store)
+            except StoreAwayError as error:
+                self._failed(error, since)
+                return None
+
+    def _write(self) -> None:
+        since = time.monotonic()
+        try:
+            while waiting := self._spool.waiting():  # others add records meanwhile
+                for path in waiting:
+                    since = time.monotonic()
+                    self._write_one(path)
+        except StoreAwayError as error:
+            self._failed(error, since)
+            return
+        if self._patience.failing:
+            logger.info("MLflow answers again and has what waited")
+        self._reason = ""
+        self._patience.succeeded()
+
+    def _write_one(self, path: Path) -> None:
+        record = self._spool.read(path)
+        if record is None:
+            return
+        try:
+            with self._store.session(*self._patience.limits()) as store:
+                replay(store, record)
+        except StoreAwayError:
+            raise
+        except TrackingError as error:
+            self._spool.refuse(path, str(error))
+        else:
+            self._spool.done(path)
+
+    def _failed(self, error: StoreAwayError, since: float) -> None:
+        if not self._patience.failing:
+            logger.warning("MLflow is away, the run goes on: %s", error)
+        self._reason = str(error.value)
+        self._patience.failed(time.monotonic() - since)

@@ -1,0 +1,298 @@
+"""Records of a pipeline: its run, its stages, the comparison, its checkpoints.
+
+Everything is written to the spool first and to the store from there, at once if it answers. So a
+store that is away costs a run no more than ``Patience`` allows, and loses nothing: what waits is
+written by the next run, or by ``python -m flows replay``. A run is found by its key before one is
+made, so the same command again adds nothing. How it is stored is ``tracking.py``'s matter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.tracking.compare_view import VIEW
+from tasks.tracking.mlflow_store import Store
+from tasks.tracking.spool import Spool
+from tasks.tracking.spool_writer import SpoolWriter
+from tasks.tracking.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
+from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.errors import ArtifactError
+from umim_core.store.artifacts import directory_digest
+
+logger = logging.getLogger("umim.tracking")
+PREFECT_TAG: Final = "umim.prefect_flow_run"
+REPLAY_COMMAND: Final = "python -m flows replay"
+_UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
+_LOCAL_UI: Final = "http://127.0.0.1:5000"
+_WORK: Final = "workflowType=machine_learning"
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where MLflow shows a pipeline.
+
+    Attributes:
+        run: Address of the pipeline's run.
+        compare: Address of the comparison of all runs.
+        command: What starts the pages at those addresses; None where a server shows them.
+    """
+
+    run: str
+    compare: str
+    command: str | None
+
+    def links(self) -> dict[str, str]:
+        """Return the addresses by name; nothing where no server shows them."""
+        return {} if self.command else {"MLflow": self.run, "Comparison": self.compare}
+
+    def told(self) -> str:
+        """Return in one line where a person finds the comparison."""
+        return f"{self.command}, then {self.compare}" if self.command else self.compare
+
+
+class Tracker:
+    """Write runs to one MLflow experiment.
+
+    No method waits for a store that is away, nor raises because of it. Threads may share a tracker.
+
+    Args:
+        uri: Tracking store; None means ``MLFLOW_TRACKING_URI``, else ``mlflow.db`` (sqlite) in the
+            checkout.
+        root: Artifact root, ``artifact_root()`` if None. MLflow's files go to its ``mlruns``
+            folder unless a server decides, what waits to its spool.
+        experiment: Name of the experiment.
+
+    Raises:
+        ArtifactError: From every method that records, if the disk refuses the record.
+    """
+
+    def __init__(
+        self, uri: str | None = None, root: Path | None = None, experiment: str = "umim"
+    ) -> None:
+        default = f"sqlite:///{CHECKOUT / 'mlflow.db'}"
+        self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
+        self.root = (root or artifact_root()).resolve()
+        self._store = Store(self.uri, self.root, experiment)
+        self._writer = SpoolWriter(self._store, Spool(self.root))
+
+    def another(self) -> Tracker:
+        """Return a tracker of the same store with a connection and a patience of its own."""
+        return Tracker(self.uri, self.root, self._store.experiment)
+
+    def pipeline_run(
+        self,
+        key: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str] | None = None,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        """Open the run of a pipeline, or open it again.
+
+        Args:
+            key: Digest of the recipe; equal keys share one run. Close it with ``finish``.
+            params: The recipe; nested values become dotted names.
+            tags: Extra tags, e.g. ``{PREFECT_TAG: id}``; replaced when the run is found again.
+            name: Name shown in lists.
+            description: Markdown shown on the run's page (a place for links).
+
+        Raises:
+            TrackingError: If the key has signs that a query cannot hold.
+        """
+        note = {} if description is None else {"mlflow.note.content": description}
+        self._record("open", key, name=name, params=flatten(params), tags={**(tags or {}), **note})
+
+    def points(self, pipeline: str, points: Sequence[tuple[str, int, float]]) -> None:
+        """Add points (metric, step, value) to a pipeline; NaN and infinities are left out."""
+        self._record("points", pipeline, points=_finite(points))
+
+    def stage_run(
+        self,
+        pipeline: str,
+        stage: str,
+        artifact_key: str,
+        params: Mapping[str, object],
+        metrics: Mapping[str, float | None],
+        curves: Mapping[str, Curve] | None = None,
+        artifacts: Sequence[Path] = (),
+        inputs: Sequence[RunInput] = (),
+        *,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record a finished stage under its pipeline; a stage recorded before is left alone.
+
+        Args:
+            pipeline: Key of the pipeline.
+            stage: Name of the stage.
+            artifact_key: Key of the stage's artifact, and of the run.
+            params: Its configuration.
+            metrics: Final values; None is skipped.
+            curves: (step, value) points by metric name.
+            artifacts: Files and folders to keep with the run.
+            inputs: Data sets the stage read.
+            tags: Extra tags.
+        """
+        curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
+        self._record(
+            "stage",
+            pipeline,
+            stage=stage,
+            key=require_key(artifact_key),
+            params=flatten(params),
+            points=_final(metrics) + _finite(curve_points),
+            files=[str(path) for path in artifacts],
+            inputs=[vars(entry) for entry in inputs],
+            tags=dict(tags or {}),
+        )
+
+    def comparison_run(
+        self,
+        key: str,
+        params: Mapping[str, object],
+        metrics: Mapping[str, float | None],
+        *,
+        name: str | None = None,
+        pipeline: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record one flat row of the comparison, so that Compare finds everything in one run.
+
+        Args:
+            key: Digest of what the row was measured on.
+            params: Numbers stay numbers; see ``ComparisonRow.params``.
+            metrics: See ``ComparisonRow.measured``; None is skipped.
+            name: What the run is called in lists; its key if None.
+            pipeline: Key of the pipeline that measured it; its run is kept as a tag (not as the
+                parent, because nested runs are folded away in the list).
+            tags: Extra tags, e.g. ``{"umim.source": "shipped"}``.
+        """
+        self._record(
+            "comparison",
+            pipeline,
+            key=require_key(key),
+            name=name or key,
+            params=flatten({n: v for n, v in params.items() if v is not None}),
+            points=_final(metrics),
+            tags=dict(tags or {}),
+        )
+
+    def attach(self, pipeline: str, paths: Sequence[Path]) -> None:
+        """Keep files or folders with a pipeline; equal names are replaced."""
+        self._record("files", pipeline, files=[str(path) for path in paths])
+
+    def register_checkpoint(
+        self, backbone: str, directory: Path, stage_key: str, digest: str | None = None
+    ) -> None:
+        """Put a checkpoint directory into the registry, as it is, and point its alias there.
+
+        It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
+        keeps its version.
+
+        Args:
+            backbone: Name of the backbone; the alias is this name with ``-`` for other signs.
+            directory: The checkpoint.
+            stage_key: Key of the stage that made it; the files are kept with its run.
+            digest: SHA-256 of the checkpoint; computed where None.
+        """
+        self._record(
+            "checkpoint",
+            None,
+            key=require_key(stage_key),
+            directory=str(directory),
+            alias=re.sub(r"[^\w\-]+", "-", backbone),
+            digest=digest or directory_digest(directory),
+            backbone=backbone,
+        )
+
+    def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
+        """Close a pipeline, try the store a last time, and say what waits or was refused."""
+        if status == "KILLED":
+            self._writer.hurry()
+        self._record("status", pipeline, last=True, status=status)
+        self._writer.warn(REPLAY_COMMAND)
+
+    def replay(self) -> tuple[list[Path], str]:
+        """Write what waits, of every run of this root, if the store answers.
+
+        Returns:
+            The files of the records that still wait, and why they do.
+        """
+        self._writer.write(last=True)
+        return self._writer.waiting()
+
+    def refused(self) -> list[Path]:
+        """Return the files of the records that were refused, of every run of this root."""
+        return self._writer.refused()
+
+    def pages(self, pipeline: str) -> Pages | None:
+        """Return where a pipeline and the comparison are shown; None if that is not known now."""
+
+        def places(store: Store) -> tuple[str, str] | None:
+            run = store.find("pipeline", pipeline)
+            return None if run is None else (store.experiment_id, run.run_id)
+
+        found = self._writer.ask(places)
+        if found is None:
+            return None
+        experiment, run_id = found
+        ui = self.uri if self._store.served else _LOCAL_UI
+        place = f"{redact(ui).rstrip('/')}/#/experiments/{experiment}/runs"
+        start = f"mlflow ui --backend-store-uri {shlex.quote(redact(self.uri))}"
+        return Pages(
+            # Without the type of work MLflow's pages are those of prompts and traces.
+            run=f"{place}/{run_id}?{_WORK}",
+            compare=f"{place}?{_WORK}&compareRunsMode=CHART&viewStateShareKey={VIEW}",
+            command=None if self._store.served else start,
+        )
+
+    def _record(
+        self, kind: str, pipeline: str | None, *, last: bool = False, **fields: object
+    ) -> None:
+        key = None if pipeline is None else require_key(pipeline)
+        time_ms = time.time_ns() // 1_000_000
+        self._writer.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
+        self._writer.write(last=last)
+
+
+def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:
+    return _finite([(name, 0, value) for name, value in metrics.items() if value is not None])
+
+
+def _finite(points: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
+    return [point for point in points if math.isfinite(point[2])]
+
+
+class LiveMetrics:
+    """Writes the numbers of a stage under way to the run of its pipeline, as ``live/...``.
+
+    A finished stage has a run of its own with all of them.
+
+    Args:
+        tracker: Says which store.
+        pipeline: Key of the pipeline.
+        stage: Name of the stage, with what it works on.
+    """
+
+    def __init__(self, tracker: Tracker, pipeline: str, stage: str) -> None:
+        self._tracker = tracker
+        self._pipeline = pipeline
+        self._prefix = f"live/{_UNFIT.sub(' ', stage)}"
+
+    def __call__(self, points: Mapping[str, tuple[int, float]]) -> None:
+        """Write points (step, value) by the name of their metric."""
+        named = [(f"{self._prefix}/{name}", at, x) for name, (at, x) in points.items()]
+        try:
+            self._tracker.points(self._pipeline, named)
+        except ArtifactError as error:  # called from a thread of its own
+            logger.warning("live numbers are lost: %s", error)

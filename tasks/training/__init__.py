@@ -1,0 +1,1 @@
+"""Training on Ray Train, on DeepSpeed, or in this process."""

@@ -1,0 +1,191 @@
+"""Training workers on Ray Train or in process: what they run, and their launch.
+
+Workers share the file system of the artifact root.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.ray_cluster import Cluster
+from tasks.cluster.stopping import going_on_at
+from tasks.cluster.typed_errors import as_data, from_data
+from tasks.training.strategies import make_strategy
+from umim_core.config.recipe import ClusterConfig
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_ranks import (
+    leave_mark,
+    rank_and_world,
+    ranks_where,
+    require_mark,
+    sees_mark,
+)
+from umim_core.distill.train_run import run_job
+from umim_core.distill.train_state import last_step
+from umim_core.errors import ClusterError, UmimError
+from umim_core.progress import followed
+from umim_core.store.artifacts import write_json
+
+Fields = dict[str, object]
+Worker = Callable[[Fields], None]
+
+
+def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
+    """Run a job to its end.
+
+    Args:
+        job: What to train.
+        lease: The cluster; its configuration says how many workers (0: in this process).
+
+    Returns:
+        Steps taken, best step and score, skipped steps.
+
+    Raises:
+        ClusterError: If workers died more often than allowed, or do not share the artifact root.
+        UmimError: What a worker raised on purpose.
+    """
+    return launch_worker(run_worker, asdict(job), Path(job.out), lease)
+
+
+def launch_worker(
+    worker: Worker, fields: Fields, out: Path, lease: ClusterLease
+) -> dict[str, float]:
+    """Call a worker function on every rank, and return the ``summary.json`` it left in ``out``.
+
+    Args:
+        worker: Called once per rank, in this process if the lease has no workers.
+        fields: Its argument, plain data.
+        out: Directory of the run; ``out/state`` is scratch.
+        lease: The cluster.
+
+    Raises:
+        ClusterError: If workers died more often than allowed, or do not share the artifact root.
+        UmimError: What a worker raised on purpose.
+    """
+    state = out / "state"
+    with going_on_at(partial(last_step, state)), followed(state):
+        if lease.config.workers == 0:
+            worker(fields)
+        else:
+            check_room(lease.config, lease.ensure())
+            _launch_ray(worker, fields, lease.config, state / "ray")
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return {name: float(value) for name, value in summary.items()}
+
+
+def check_room(config: ClusterConfig, cluster: Cluster) -> None:
+    """Refuse workers that a cluster of this machine can never hold; Ray would wait for room."""
+    kind, room = ("GPUs", cluster.gpus) if config.use_gpu else ("cores", cluster.cpus)
+    local = cluster.address.startswith("127.0.0.1:")  # other clusters may still grow
+    if local and config.workers > room:
+        raise ClusterError(
+            f"{config.workers} workers need as many {kind}",
+            room,
+            "Lower cluster.workers, or name a larger cluster with cluster.address.",
+        )
+
+
+def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch: Path) -> None:
+    from ray.train import (
+        ControllerError,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+        WorkerGroupError,
+    )
+    from ray.train.torch import TorchTrainer
+
+    from tasks.training.process_group import MeetingConfig
+
+    shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
+    mark = leave_mark(scratch)
+    trainer = TorchTrainer(
+        partial(_run_rank, worker, str(scratch), mark),
+        train_loop_config=fields,
+        scaling_config=ScalingConfig(num_workers=cluster.workers, use_gpu=cluster.use_gpu),
+        torch_config=MeetingConfig(backend="nccl" if cluster.use_gpu else "gloo"),
+        run_config=RunConfig(
+            name="train",
+            storage_path=str(scratch),
+            failure_config=FailureConfig(
+                max_failures=cluster.max_restarts,
+                controller_failure_limit=cluster.max_restarts,  # Ray's default never gives up
+            ),
+        ),
+    )
+    try:
+        # In the main thread Ray would take over Ctrl-C for good, and lose other signals.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="fit")
+        try:
+            thread.submit(trainer.fit).result()
+        finally:
+            thread.shutdown(wait=False)
+        _raise_told(scratch, cluster.workers)
+    except WorkerGroupError as error:
+        _raise_told(scratch, cluster.workers)
+        for cause in error.worker_failures.values():
+            if isinstance(cause, UmimError):  # of a worker that does not share the scratch folder
+                raise cause from error
+        raise ClusterError(
+            f"training workers may be lost at most {cluster.max_restarts} times",
+            str(error).strip().splitlines()[-1],
+            "Run the same command again; it resumes from the last state.",
+        ) from error
+    except ControllerError as error:
+        _raise_told(scratch, cluster.workers)
+        raise ClusterError(
+            f"{cluster.workers} training workers must start",
+            str(error.controller_failure),
+            "Look at the cluster's free resources; the same command resumes.",
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
+    """Call a worker function on a Ray worker, once: Ray starts a group again after any error.
+
+    A lost worker is worth another try, but a typed error would only come back. It is told in a
+    file, and a group that finds one ends at once, all ranks together.
+    """
+    folder = Path(scratch)
+    rank, world = rank_and_world()
+    shared = sees_mark(folder, mark)
+    if ranks_where(shared and bool(_told(folder, world))):
+        return
+    try:
+        require_mark(folder, mark)  # before rules and rows are looked for on a disk without them
+        worker(fields)
+    except UmimError as error:
+        if shared:
+            write_json(_error_path(folder, rank), as_data(error))
+        raise
+
+
+def _error_path(scratch: Path, rank: int) -> Path:
+    return scratch / f"error-{rank}.json"
+
+
+def _told(scratch: Path, world: int) -> list[Path]:
+    """Return the errors told; by name, for a listing may be older than the files."""
+    return [path for rank in range(world) if (path := _error_path(scratch, rank)).is_file()]
+
+
+def _raise_told(scratch: Path, world: int) -> None:
+    for path in _told(scratch, world):
+        raise from_data(json.loads(path.read_text(encoding="utf-8")))
+
+
+def run_worker(job_fields: Fields) -> None:
+    """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory."""
+    logging.getLogger("umim").setLevel(logging.INFO)
+    job = TrainJob(**job_fields)  # type: ignore[arg-type]  # a TrainJob as plain data
+    run_job(job, partial(make_strategy, job.strategy))

@@ -1,0 +1,99 @@
+"""Beyond an attention window: one row is exact, rows together are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from support.engine_matrix import VOCAB as RULE_IDS
+from support.engine_matrix import from_scratch, module_for, random_prompts, random_rules, settings
+from support.family_configs import EXACT, VOCAB, random_model
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.errors import GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward
+from umim_core.merging.continuations import score_continuations
+from umim_core.merging.likelihood import token_log_probs
+
+WINDOW = 6
+FAMILIES = ["mistral", "gemma3_text", "gpt_oss", "gpt_neo", "olmo3", "exaone4", "starcoder2"]
+PROMPT = np.concatenate(random_prompts(5, 3))
+
+
+def windowed(family: str) -> Backbone:
+    """A family with a window that the texts below outgrow."""
+
+    def config() -> object:
+        made = EXACT[family]()
+        name = "window_size" if family == "gpt_neo" else "sliding_window"
+        setattr(made, name, WINDOW)
+        return made
+
+    return wrap_backbone(random_model(config, torch.float64), None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
+    backbone = windowed(family)
+    module, matcher = module_for(backbone), random_rules(3, infix_free=False)
+    engine = Engine(backbone, module, matcher)
+    parts = [PROMPT.tolist()]
+    errors, lengths = [], []
+
+    def compare(forward: Forward) -> None:
+        expected, units = from_scratch(
+            backbone, module, matcher, [*parts, list(forward.generated[0])]
+        )
+        assert forward.lengths[0] == units
+        errors.append(float((forward.logits[0] - expected).abs().max()))
+        lengths.append(units)
+
+    dense = settings(
+        8, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
+    )
+    first = engine.generate([PROMPT], dense, observer=compare, seed=1)
+    assert first.rows[0].prompt_spans
+    assert first.rows[0].gen_kv_reduction > 0
+    # The next turn is read in one piece on top of the cache.
+    parts += [first.rows[0].ids[:-1], first.rows[0].ids[-1:], PROMPT[:9].tolist()]
+    engine.generate([PROMPT[:9]], dense, past=first.state, observer=compare, seed=1)
+    assert max(errors) < 1e-5
+    assert min(lengths) > WINDOW
+
+
+@pytest.mark.parametrize("family", ["mistral", "gpt_neo"])
+def test_rows_together_and_stretched_positions_are_refused(family: str) -> None:
+    backbone = windowed(family)
+    two = [PROMPT, PROMPT[:5]]
+    with pytest.raises(GenerationError, match=r"attention window \(6\); got .* one prompt at a"):
+        Engine(backbone, None, None).generate(two, settings(4))
+    with pytest.raises(GenerationError, match="attention window"):
+        Engine(backbone, None, None).generate(
+            [PROMPT], settings(4, num_return_sequences=2, do_sample=True)
+        )
+    with pytest.raises(GenerationError, match="attention window"):
+        Engine(backbone, None, None, unit_positions="preserved").generate([PROMPT], settings(4))
+    with pytest.raises(GenerationError, match="attention window"):
+        token_log_probs(two, backbone, module_for(backbone), random_rules(3, infix_free=True))
+    with pytest.raises(GenerationError, match="attention window"):
+        score_continuations([PROMPT], [[PROMPT[:2], PROMPT[:3]]], backbone, None, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_plain_texts_and_single_continuations_are_the_models_own(family: str) -> None:
+    backbone = windowed(family)
+    rows = [PROMPT, PROMPT[:13]]
+    for row, ours in zip(rows, token_log_probs(rows, backbone, None, None), strict=True):
+        logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, :-1]
+        expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row[1:])[:, None])[:, 0]
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-5)
+    scored = score_continuations(
+        [row[:-3] for row in rows], [[row[-3:]] for row in rows], backbone, None, None
+    )
+    for row, [score] in zip(rows, scored, strict=True):
+        logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, -4:-1]
+        expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row[-3:])[:, None])[:, 0]
+        assert torch.allclose(score.log_probs, expected, rtol=0, atol=1e-5)

@@ -1,0 +1,270 @@
+"""Backbones: the three parts of many architectures, fingerprints, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
+from umim_core.backbone.fingerprint import special_ids
+from umim_core.errors import BackboneError, ConfigError
+from umim_core.evaluation.model_choice import choose_backbone
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+PLAIN = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
+SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama-tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "mistral": lambda: MistralConfig(**SMALL),
+    "qwen2": lambda: Qwen2Config(**SMALL),
+    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=4),
+    "gpt-neox": lambda: GPTNeoXConfig(**PLAIN),
+    "phi-head-bias": lambda: PhiConfig(**PLAIN),
+    "opt": lambda: OPTConfig(
+        vocab_size=32,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        ffn_dim=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+    ),
+    "gpt-neo": lambda: GPTNeoConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        max_position_embeddings=64,
+    ),
+}
+
+
+def build(config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def check_parts(backbone: Backbone) -> None:
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+    ours = backbone.head(backbone.hidden(backbone.embed(ids)))
+    theirs = backbone.model(input_ids=ids).logits
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-5)
+    weight, bias = backbone.head_weight, backbone.head_bias
+    hidden = backbone.hidden(backbone.embed(ids))
+    assert torch.allclose(nn.functional.linear(hidden, weight, bias), theirs, rtol=0, atol=1e-5)
+    assert theirs.std() > 0.01
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_three_parts_give_the_logits_of_every_supported_architecture(name: str) -> None:
+    check_parts(wrap_backbone(build(SUPPORTED[name]()), None))
+
+
+def test_three_parts_give_the_logits_of_the_tiny_backbones(tiny_backbone: Backbone) -> None:
+    check_parts(tiny_backbone)
+    assert (tiny_backbone.hidden_size, tiny_backbone.vocab_size) == (16, 32)
+    assert tiny_backbone.max_positions == 64
+    assert tiny_backbone.dtype is torch.float32
+
+
+def test_a_model_without_output_projection_is_refused() -> None:
+    config = BertConfig(
+        vocab_size=32,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    with pytest.raises(BackboneError, match="and an output projection; got BertModel"):
+        wrap_backbone(BertModel(config), None)
+
+
+def test_a_backbone_is_frozen_and_in_evaluation_mode(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+) -> None:
+    model = tiny_model("gpt2", 0).train()
+    backbone = wrap_backbone(model, None)
+    assert not any(parameter.requires_grad for parameter in backbone.model.parameters())
+    assert not any(module.training for module in backbone.model.modules())
+
+
+def test_special_ids_are_those_of_the_tokenizer(tiny_backbone: Backbone) -> None:
+    assert special_ids(tiny_backbone.tokenizer) == tiny_backbone.special_ids == {0}
+
+
+def test_text_is_encoded_without_special_tokens_and_decoded_without_them(
+    tiny_llama: Backbone,
+) -> None:
+    assert tiny_llama.encode("w3 w1 w31") == [3, 1, 31]
+    assert tiny_llama.encode("") == []
+    assert tiny_llama.decode([3, 0, 1]) == "w3 w1"
+
+
+def test_text_without_a_tokenizer_is_refused(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+) -> None:
+    backbone = wrap_backbone(tiny_model("llama", 0), None)
+    assert (backbone.special_ids, backbone.tokenizer_fingerprint) == (frozenset(), "")
+    with pytest.raises(BackboneError, match="text needs a tokenizer; got in-memory has none"):
+        backbone.encode("w1")
+
+
+@pytest.fixture
+def saved(tiny_llama: Backbone, tmp_path: Path) -> Path:
+    tiny_llama.model.save_pretrained(tmp_path)
+    tiny_llama.tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_directory_loads_with_the_fingerprints_it_was_saved_with(
+    tiny_llama: Backbone, saved: Path, dtype: str
+) -> None:
+    back = load_backbone(str(saved), dtype=dtype)
+    assert back.fingerprint == tiny_llama.fingerprint
+    assert back.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
+    assert str(back.dtype) == f"torch.{dtype}"
+
+
+@pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
+def test_the_embedded_backbones_load_with_one_fingerprint_per_type(name: str) -> None:
+    wide, narrow = load_backbone(name), load_backbone(name, dtype="bfloat16")
+    assert wide.fingerprint == narrow.fingerprint
+    assert wide.special_ids
+    text = "Return a new array of given shape and type, filled with zeros."
+    assert wide.decode(wide.encode(text)) == text
+
+
+def test_the_embedded_backbones_share_a_tokenizer_and_nothing_else() -> None:
+    llama, gpt2 = load_backbone("umim-docs-llama"), load_backbone("umim-docs-gpt2")
+    assert llama.tokenizer_fingerprint == gpt2.tokenizer_fingerprint
+    assert llama.fingerprint != gpt2.fingerprint
+
+
+def test_an_unknown_name_lists_the_embedded_ones(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    for load in (load_backbone, load_tokenizer):
+        with pytest.raises(BackboneError) as caught:
+            load(missing)
+        message = str(caught.value)
+        assert "umim-docs-gpt2, umim-docs-llama" in message
+        assert "nowhere" in message
+        assert "without code of its own" in message
+
+
+def test_an_unknown_dtype_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"one of \['bfloat16', 'float16'.*'auto'\]; got int8"):
+        load_backbone("umim-docs-llama", dtype="int8")
+
+
+def test_torn_weights_are_refused(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(BackboneError, match="directory with safetensors weights"):
+        load_backbone(str(saved))
+
+
+def test_pickled_weights_are_not_read(saved: Path, tiny_llama: Backbone) -> None:
+    (saved / "model.safetensors").unlink()
+    torch.save(tiny_llama.model.state_dict(), saved / "pytorch_model.bin")
+    with pytest.raises(BackboneError, match="directory with safetensors weights"):
+        load_backbone(str(saved))
+
+
+def add_code(directory: Path, model_type: str) -> Path:
+    """Give a saved backbone code of its own that leaves a trace when it is imported."""
+    trace = directory / "fired"
+    (directory / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(trace)!r}).touch()\n"
+        "from transformers import LlamaConfig as C, LlamaForCausalLM as M\n"
+        "from transformers import PreTrainedTokenizerFast as T\n"
+    )
+    config = json.loads((directory / "config.json").read_text())
+    config |= {
+        "model_type": model_type,
+        "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    path = directory / "tokenizer_config.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["auto_map"] = {"AutoTokenizer": [None, "evil.T"]}
+    path.write_text(json.dumps(tokenizer))
+    return trace
+
+
+def test_code_from_a_repository_is_refused_even_if_the_user_would_agree(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = add_code(saved, "evil")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(BackboneError, match="without code of its own"):
+        load_backbone(str(saved))
+    with pytest.raises(BackboneError, match="without code of its own"):  # as lm-eval loads it
+        choose_backbone(str(saved), None, None, "auto", "cpu")
+    assert not trace.exists()
+
+
+def test_code_beside_a_known_architecture_is_refused(saved: Path) -> None:
+    trace = add_code(saved, "llama")
+    with pytest.raises(BackboneError, match=r"backbone must come without code of its own; .*evil"):
+        load_backbone(str(saved))
+    with pytest.raises(BackboneError, match="tokenizer must come without code of its own"):
+        load_tokenizer(str(saved))
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "gpt-neox", "opt"])
+def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(SUPPORTED[name]()).double()
+    backbone = wrap_backbone(model, None)
+    embeddings = backbone.embed(torch.tensor([[3, 7, 5, 9, 4]]))
+    hidden_columns = torch.tensor([1, 3])
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[:, hidden_columns] = torch.eye(5, dtype=torch.bool)[:, hidden_columns]
+    lowest = torch.finfo(torch.float64).min
+    positions = torch.arange(5)[None]
+    whole = backbone.hidden(
+        embeddings, torch.zeros(5, 5).double().masked_fill(~mask, lowest)[None, None], positions
+    )
+    kept = torch.tensor([0, 2, 4])
+    found = backbone.hidden(embeddings[:, kept], position_ids=positions[:, kept])
+    assert torch.allclose(found, whole[:, kept], rtol=0, atol=1e-6)
+    assert not torch.allclose(backbone.hidden(embeddings[:, kept]), found, rtol=0, atol=1e-4)

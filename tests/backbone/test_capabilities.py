@@ -1,0 +1,145 @@
+"""The probe at wrap: what is refused by name, and how little it costs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM, PreTrainedConfig
+
+from support.family_configs import EXACT, REFUSED, random_model
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.errors import BackboneError
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "mpt"])
+def test_a_deviation_below_a_hundredth_is_refused_in_every_data_type(
+    name: str, dtype: torch.dtype
+) -> None:
+    config, word = REFUSED[name]
+    model = random_model(config, dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.01)  # logits so small that a cap of 30 changes no digit of them
+    with pytest.raises(BackboneError, match=f"got {type(model).__name__}: .*{word}"):
+        wrap_backbone(model, None)
+
+
+class _Swallows(LlamaForCausalLM):
+    """A model that takes position_ids and ignores them."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        rotate = self.model.rotary_emb.forward
+
+        def columns(states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            return rotate(states, torch.arange(states.shape[1])[None].expand(len(states), -1))
+
+        self.model.rotary_emb.forward = columns
+
+
+def test_a_model_that_ignores_positions_is_refused() -> None:
+    torch.manual_seed(0)
+    model = _Swallows(EXACT["llama"]())
+    with pytest.raises(BackboneError, match=r"position_ids and a 4-D mask .*_Swallows: off by"):
+        wrap_backbone(model, None)
+
+
+class _Mixes(LlamaForCausalLM):
+    """A model whose rows see what stands in the same column of other rows."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+
+        def mix(module: nn.Module, args: object, out: Tensor) -> Tensor:
+            return out + 0.01 * out.mean(dim=0, keepdim=True)
+
+        self.model.norm.register_forward_hook(mix)
+
+
+def test_a_model_whose_rows_see_each_other_is_refused() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(BackboneError, match=r"got _Mixes: off by"):
+        wrap_backbone(_Mixes(EXACT["llama"]()), None)
+
+
+@pytest.mark.parametrize("implementation", ["flex_attention", "flash_attention_2"])
+def test_attention_without_an_additive_mask_is_refused(implementation: str) -> None:
+    model = random_model(EXACT["llama"])
+    model.config._attn_implementation = implementation
+    with pytest.raises(BackboneError, match=r"additive mask; .*attn_implementation='sdpa'"):
+        wrap_backbone(model, None)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
+def test_a_peft_model_is_refused_until_its_adapters_are_merged() -> None:
+    model = random_model(EXACT["llama"])
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "lm_head"]))
+    with pytest.raises(BackboneError, match=r"got Peft.*merge_and_unload"):
+        wrap_backbone(adapted, None)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora" in name:
+                parameter.fill_(0.1)
+    with pytest.raises(BackboneError, match="head must be one linear projection"):
+        wrap_backbone(adapted.base_model.model, None)  # the model inside, its adapters in place
+    assert wrap_backbone(adapted.merge_and_unload(), None).vocab_size
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*quantize_per_tensor")
+def test_a_model_with_packed_int8_weights_is_refused() -> None:
+    model = torch.ao.quantization.quantize_dynamic(random_model(EXACT["llama"]), {nn.Linear})
+    with pytest.raises(BackboneError, match=r"plain tensors; got LlamaForCausalLM: .* is packed"):
+        wrap_backbone(model, None)
+
+
+def test_weights_on_no_device_are_refused() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(EXACT["llama"]())
+    with pytest.raises(BackboneError, match=r"LlamaForCausalLM: .*on no device"):
+        wrap_backbone(model, None)
+
+
+def test_the_probe_takes_six_forwards_of_few_units() -> None:
+    model = random_model(EXACT["llama"])
+    sizes: list[int] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        sizes.append(args[0].shape[0] * args[0].shape[1])
+
+    model.model.layers[0].register_forward_pre_hook(note)
+    wrap_backbone(model, None)
+    assert len(sizes) <= 7
+    assert sum(sizes) < 64
+
+
+def test_wrapping_leaves_the_callers_model_as_it_was() -> None:
+    model = random_model(EXACT["llama"]).train()
+    hooks = copy.copy(model.lm_head._forward_hooks)
+    backbone = wrap_backbone(model, None)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+    assert model.lm_head._forward_hooks == hooks
+    assert not any(parameter.requires_grad for parameter in backbone.model.parameters())
+    assert not any(module.training for module in backbone.model.modules())
+    ours = {name: value.data_ptr() for name, value in backbone.model.named_parameters()}
+    assert ours == {name: value.data_ptr() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma3_text", "biogpt", "xglm"])
+def test_the_module_starts_at_the_size_of_scaled_embeddings(name: str) -> None:
+    backbone = wrap_backbone(random_model(EXACT[name]), None)
+    ids = torch.arange(backbone.vocab_size)
+    read: list[Tensor] = []
+    first = next(module for module in backbone.trunk.modules() if isinstance(module, nn.ModuleList))
+    first[0].register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    backbone.trunk(inputs_embeds=backbone.embed(ids[None]))
+    assert torch.equal(backbone.embedding_table, backbone.embed(ids))
+    assert backbone.embedding_std == pytest.approx(float(backbone.embed(ids).std()), rel=1e-6)
+    assert backbone.embedding_std > 3.9 * float(backbone.embedding_weight.std())

@@ -1,0 +1,74 @@
+"""Devices: one check tells what this machine has, before anything is loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.devices import (
+    default_device,
+    float64_device,
+    has_device,
+    release_memory,
+    usable_device,
+)
+from umim_core.errors import ConfigError
+
+
+@pytest.mark.parametrize(("name", "place"), [("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "cpu")])
+def test_a_device_without_float64_computes_it_on_the_cpu(name: str, place: str) -> None:
+    assert float64_device(torch.device(name)) == torch.device(place)
+
+
+def test_every_machine_has_its_processor() -> None:
+    assert has_device("cpu")
+    assert usable_device("cpu") == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cudaa", "cuda:99", "cpu:7", "meta", ""])
+def test_what_nothing_can_run_on_is_no_device(name: str) -> None:
+    assert not has_device(name)
+
+
+def test_without_a_gpu_the_processor_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert default_device() == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cudaa"])
+def test_a_backbone_on_a_device_that_is_not_there_is_refused_before_it_is_looked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    message = rf"^device must be cpu: there is no usable GPU; got {name}\. Choose"
+    with pytest.raises(ConfigError, match=message):
+        load_backbone("no-such-backbone", device=name)
+
+
+def test_the_devices_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert default_device() == "cuda"
+    assert usable_device("cuda:1") == "cuda:1"
+    with pytest.raises(ConfigError, match="device must be cpu, cuda, cuda:0, cuda:1; got cuda:2"):
+        usable_device("cuda:2")
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_memory_is_released_only_where_a_gpu_was_used(
+    used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: released.append(True))
+    release_memory()
+    assert bool(released) == used
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_released_memory_is_no_longer_reserved() -> None:
+    held = torch.zeros(1 << 24, device="cuda")
+    del held
+    release_memory()
+    assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated()

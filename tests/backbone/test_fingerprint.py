@@ -1,0 +1,128 @@
+"""Fingerprints: equal for what is the same model or tokenizer, different for all else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.backbone.model_identity import model_fingerprint, model_identity
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_fingerprint_does_not_depend_on_the_type_it_was_loaded_in(
+    tiny_model: Callable[[str, int], PreTrainedModel], name: str, dtype: torch.dtype
+) -> None:
+    published = tiny_model(name, 0).to(torch.bfloat16)
+    want = model_fingerprint(published)
+    assert model_fingerprint(tiny_model(name, 0).to(torch.bfloat16).float()) == want
+    assert model_fingerprint(tiny_model(name, 0).to(torch.bfloat16).to(dtype)) == want
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_one_changed_weight_changes_the_fingerprint(
+    tiny_model: Callable[[str, int], PreTrainedModel], name: str
+) -> None:
+    want = model_fingerprint(tiny_model(name, 0))
+    assert model_fingerprint(tiny_model(name, 0)) == want
+    names = [key for key, _ in tiny_model(name, 0).named_parameters()]
+    assert len(names) > 10
+    for key in names:
+        model = tiny_model(name, 0)
+        with torch.no_grad():
+            flat = model.get_parameter(key).view(-1)
+            flat[flat.numel() // 2] += 0.1
+        assert model_fingerprint(model) != want, key
+
+
+def test_two_architectures_differ_in_their_fingerprint() -> None:
+    llama, mistral = (
+        AutoModelForCausalLM.from_config(config(**SMALL)) for config in (LlamaConfig, MistralConfig)
+    )
+    assert set(llama.state_dict()) == set(mistral.state_dict())
+    mistral.load_state_dict(llama.state_dict())
+    assert model_fingerprint(llama) != model_fingerprint(mistral)
+
+
+def test_a_field_counts_where_the_code_that_may_read_it_is_not_known() -> None:
+    config = LlamaConfig(**SMALL, my_note="hello")
+    known = LlamaForCausalLM(config)
+    unknown = type("Mine", (LlamaForCausalLM,), {"__module__": "builtins"})(config)
+    assert "my_note" in model_identity(known).neutral
+    assert "my_note" not in model_identity(unknown).neutral
+
+
+WORDS = ["<eos>", "cat", "dog", "owl"]
+
+
+def test_tokenizers_of_one_size_with_other_vocabularies_differ(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    one, same = word_tokenizer(WORDS), word_tokenizer(WORDS)
+    other, renamed = (
+        word_tokenizer(["<eos>", "dog", "cat", "owl"]),
+        word_tokenizer([*WORDS[:3], "x"]),
+    )
+    assert len(one) == len(other) == len(renamed)
+    assert tokenizer_fingerprint(one) == tokenizer_fingerprint(same)
+    assert len({tokenizer_fingerprint(t) for t in (one, other, renamed)}) == 3
+
+
+def test_padding_truncation_and_use_leave_the_fingerprint_alone(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer(WORDS)
+    want = tokenizer_fingerprint(tokenizer)
+    tokenizer(["cat", "dog owl"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_fingerprint(tokenizer) == want
+    tokenizer.save_pretrained(tmp_path)
+    assert tokenizer_fingerprint(load_tokenizer(str(tmp_path))) == want
+
+
+def test_another_way_of_splitting_changes_the_fingerprint(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    state = json.loads(word_tokenizer(WORDS).backend_tokenizer.to_str())
+    state["pre_tokenizer"] = {"type": "Whitespace"}
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)), eos_token="<eos>"
+    )
+    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(word_tokenizer(WORDS))
+
+
+def test_added_tokens_flagged_special_are_special_without_a_role(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_tokens([AddedToken("<|eot_id|>", special=True), AddedToken("plain")])
+    marks = tokenizer.convert_tokens_to_ids(["<eos>", "<|eot_id|>"])
+    assert tokenizer.convert_tokens_to_ids("<|eot_id|>") not in tokenizer.all_special_ids
+    assert special_ids(tokenizer) == set(marks)

@@ -1,0 +1,146 @@
+"""What is loaded by name: safetensors only, the pinned revision, no code (RELIABILITY 42).
+
+Refusals of pickled weights and of ``auto_map`` are in ``backbone/test_backbone.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from umim_core import UMIM
+from umim_core.backbone.backbone import load_backbone, load_tokenizer
+from umim_core.checkpoint.checkpoint import CHECKPOINT_SCHEMA, Checkpoint
+from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import write_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "owner/name"
+FIRST, SECOND = "a" * 40, "b" * 40
+# Keywords that every call of a function must have; None stands for any value.
+REQUIRED: dict[str, dict[str, object]] = {
+    "AutoConfig.from_pretrained": {"trust_remote_code": False, "revision": None},
+    "AutoTokenizer.from_pretrained": {"trust_remote_code": False, "revision": None},
+    "AutoModelForCausalLM.from_pretrained": {
+        "trust_remote_code": False,
+        "revision": None,
+        "use_safetensors": True,
+    },
+    "snapshot_download": {"revision": None, "allow_patterns": None},
+    "hf_hub_download": {"revision": None},
+}
+
+
+def lacking(source: str) -> Iterator[str]:
+    """Yield "line: function needs keyword" for calls that lack what they must have."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        given = {k.arg: k.value for k in node.keywords}
+        known = next((known for known in REQUIRED if f".{name}".endswith(f".{known}")), None)
+        if name.startswith("Auto") and name.endswith(".from_pretrained") and known is None:
+            yield f"{node.lineno}: {name} is not in the table of this test"
+        for keyword, wanted in REQUIRED.get(known or "", {}).items():
+            value = given.get(keyword)
+            if value is None or (wanted is not None and ast.unparse(value) != str(wanted)):
+                yield f"{node.lineno}: {name} needs {keyword}" + (
+                    "" if wanted is None else f"={wanted}"
+                )
+
+
+def test_every_load_by_name_pins_its_revision_and_refuses_code_and_pickle() -> None:
+    files = [
+        path for room in ("umim_core", "tasks", "flows") for path in (ROOT / room).rglob("*.py")
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{problem}"
+        for path in files
+        for problem in lacking(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "AutoConfig.from_pretrained(name, revision=r)",
+        "AutoConfig.from_pretrained(name, trust_remote_code=False)",
+        "AutoTokenizer.from_pretrained(name, revision=r, trust_remote_code=True)",
+        "transformers.AutoModelForCausalLM.from_pretrained(n, revision=r, trust_remote_code=False)",
+        "AutoModel.from_pretrained(name, revision=r, trust_remote_code=False)",
+        "snapshot_download(name, allow_patterns=[])",
+        "huggingface_hub.hf_hub_download(name)",
+    ],
+)
+def test_a_load_that_lacks_something_is_found(source: str) -> None:
+    assert list(lacking(source))
+
+
+@pytest.fixture
+def hub(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    """A hub's cache, offline: a repository whose main branch has moved on to other weights."""
+    repository = tmp_path / "models--owner--name"
+    for seed, commit in enumerate((FIRST, SECOND)):
+        tiny_model("llama", seed).save_pretrained(repository / "snapshots" / commit)
+        tiny_tokenizer.save_pretrained(repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(SECOND)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return repository
+
+
+def checkpoint_of(revision: str | None, folder: Path) -> Path:
+    backbone = load_backbone(NAME, revision=FIRST)
+    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    made = Checkpoint.of(module, rules, backbone)
+    config = made.config.model_copy(update={"backbone_revision": revision})
+    Checkpoint(config, module, rules).save(folder / "merge")
+    return folder / "merge"
+
+
+def test_a_checkpoint_loads_the_revision_it_was_trained_with(hub: Path, tmp_path: Path) -> None:
+    first, second = (load_backbone(NAME, revision=commit) for commit in (FIRST, SECOND))
+    assert first.fingerprint != second.fingerprint == load_backbone(NAME).fingerprint
+    umim = UMIM.from_pretrained(checkpoint_of(FIRST, tmp_path))
+    assert umim.backbone.fingerprint == first.fingerprint
+
+
+def test_a_branch_that_moved_on_is_refused(hub: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackboneMismatchError, match="owner/name"):
+        UMIM.from_pretrained(checkpoint_of(None, tmp_path))
+
+
+def test_a_revision_that_is_not_there_is_an_error_not_another_one(hub: Path) -> None:
+    for load in (load_backbone, load_tokenizer):
+        with pytest.raises(BackboneError, match="owner/name"):
+            load(NAME, revision="c" * 40)
+
+
+def test_a_merge_checkpoint_with_pickled_weights_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    loaded = Checkpoint.load(tiny_checkpoint)
+    folder = tmp_path / "merge"
+    loaded.save(folder)
+    torch.save(loaded.module.state_dict(), folder / "model.safetensors")
+    (folder / "manifest.json").unlink()
+    write_manifest(folder, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
+    with pytest.raises(CheckpointError, match="safetensors"):
+        Checkpoint.load(folder)

@@ -1,0 +1,245 @@
+"""The row cache: what attention sees, writes per row, rollback without a copy, growth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GPTNeoConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
+
+from umim_core.backbone.attention_masks import attention_window, check_attention_window, step_mask
+from umim_core.backbone.row_cache import RowCache
+from umim_core.errors import GenerationError
+
+
+def states(*values: float) -> Tensor:
+    """Key states [B, 1, 1, 1], one number per row."""
+    return torch.tensor(values)[:, None, None, None]
+
+
+def write(cache: RowCache, *values: float) -> Tensor:
+    """Write one unit per row; return the key columns attention sees [B, view]."""
+    cache.begin(1)
+    keys, _ = cache.update(states(*values), states(*values), 0)
+    cache.commit(torch.ones(len(values)))
+    return keys[:, 0, :, 0]
+
+
+def test_rows_of_different_lengths_write_behind_their_own_last_unit() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 10.0)
+    write(cache, 2.0, 20.0)
+    cache.rollback(torch.tensor([0, 1]))
+    seen = write(cache, 3.0, 30.0)
+    assert seen.tolist() == [[1.0, 2.0, 3.0], [10.0, 30.0, 0.0]]
+    assert cache.lengths.tolist() == [3, 2]
+
+
+def test_rollback_moves_and_clears_no_state() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    for value in (1.0, 2.0, 3.0):
+        write(cache, value, 10 * value)
+    before, address = cache.layers[0].keys.clone(), cache.layers[0].keys.data_ptr()
+    cache.rollback(torch.tensor([2, 1]))
+    assert cache.lengths.tolist() == [1, 2]
+    assert torch.equal(cache.layers[0].keys, before)
+    assert cache.layers[0].keys.data_ptr() == address
+
+
+def test_attention_gets_a_view_up_to_the_longest_row() -> None:
+    cache = RowCache(1, 1, max_length=100)
+    seen = write(cache, 1.0)
+    assert seen.shape == (1, 1)
+    assert seen.data_ptr() == cache.layers[0].keys.data_ptr()
+
+
+def test_rows_that_gain_nothing_keep_their_length_and_states() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 10.0)
+    cache.begin(1)
+    cache.update(states(2.0, 99.0), states(2.0, 99.0), 0)
+    cache.commit(torch.tensor([1, 0]))
+    assert write(cache, 3.0, 30.0)[1, :2].tolist() == [10.0, 30.0]
+
+
+def test_buffers_double_until_the_maximum_and_keep_their_contents() -> None:
+    cache = RowCache(1, 1, max_length=150)
+    capacities = []
+    for step in range(150):
+        seen = write(cache, float(step))
+        capacities.append(cache.layers[0].keys.shape[2])
+    assert sorted(set(capacities)) == [64, 128, 150]
+    assert seen[0].tolist() == [float(step) for step in range(150)]
+
+
+def test_a_row_never_outgrows_the_maximum() -> None:
+    cache = RowCache(1, 1, max_length=2)
+    write(cache, 1.0)
+    write(cache, 2.0)
+    with pytest.raises(GenerationError, match="may hold 2 units; got 3"):
+        cache.begin(1)
+
+
+@pytest.mark.parametrize("counts", [[2, 0], [0, -1]])
+def test_rollback_beyond_a_row_is_refused(counts: list[int]) -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 10.0)
+    with pytest.raises(GenerationError, match="between 0 and the length of its row"):
+        cache.rollback(torch.tensor(counts))
+    assert cache.lengths.tolist() == [1, 1]
+
+
+def test_a_forward_without_begin_is_refused() -> None:
+    cache = RowCache(1, 1, max_length=8)
+    with pytest.raises(GenerationError, match="begin"):
+        cache.update(states(1.0), states(1.0), 0)
+
+
+def test_a_forward_of_another_width_than_planned_is_refused() -> None:
+    cache = RowCache(1, 1, max_length=8)
+    cache.begin(2)
+    with pytest.raises(GenerationError, match="1 new columns, planned 2"):
+        cache.update(states(1.0), states(1.0), 0)
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_empty_caches_are_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(GenerationError, match="at least one"):
+        RowCache(*sizes)
+
+
+def test_mask_hides_what_lies_behind_a_rows_own_units() -> None:
+    cache = RowCache(1, 3, max_length=8)
+    for _ in range(3):
+        write(cache, 1.0, 1.0, 1.0)
+    cache.rollback(torch.tensor([0, 2, 1]))
+    cache.begin(1)
+    mask = step_mask(cache, torch.float32)
+    assert mask is not None and mask.shape == (3, 1, 1, 4) and mask.dtype == torch.float32
+    assert (mask[:, 0, 0] == 0).int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]
+    assert cache.columns.tolist() == [[3], [1], [2]]
+
+
+def test_several_units_per_row_on_ragged_lengths_are_masked_causally() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 1.0)
+    write(cache, 1.0, 1.0)
+    cache.rollback(torch.tensor([0, 1]))
+    cache.begin(2)
+    mask = step_mask(cache, torch.float64)
+    assert mask is not None
+    assert (mask[:, 0] == 0).int().tolist() == [
+        [[1, 1, 1, 0], [1, 1, 1, 1]],
+        [[1, 1, 0, 0], [1, 1, 1, 0]],
+    ]
+
+
+def test_rows_of_one_length_need_no_mask() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    cache.begin(3)
+    assert step_mask(cache, torch.float32) is None
+
+
+def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=13,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).eval()
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
+    cache = RowCache(2, 2, max_length=6)
+
+    def feed(part: Tensor) -> Tensor:
+        cache.begin(part.shape[1])
+        out = model.model(
+            input_ids=part,
+            attention_mask=step_mask(cache, torch.float32),
+            position_ids=cache.columns,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        cache.commit(torch.full((2,), part.shape[1]))
+        return out
+
+    with torch.no_grad():
+        feed(ids[:, :4])
+        cache.rollback(torch.tensor([0, 2]))  # row 1 is at 7 8
+        ours = feed(torch.tensor([[5, 6], [9, 10]]))
+        for row, kept in ((0, [1, 2, 3, 4, 5, 6]), (1, [7, 8, 9, 10])):
+            theirs = model.model(
+                input_ids=torch.tensor([kept]), past_key_values=DynamicCache(), use_cache=True
+            ).last_hidden_state
+            assert torch.allclose(ours[row], theirs[0, -2:], atol=1e-5)
+
+
+def test_crop_and_reset_follow_the_public_cache_interface() -> None:
+    cache = RowCache(1, 2, max_length=8)
+    write(cache, 1.0, 1.0)
+    write(cache, 1.0, 1.0)
+    assert (cache.get_seq_length(), cache.get_max_length()) == (2, 8)
+    cache.crop(-1)
+    assert cache.lengths.tolist() == [1, 1]
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_sliding_windows_are_refused_beyond_their_window() -> None:
+    config = MistralConfig(sliding_window=16)
+    check_attention_window(config, 16)
+    with pytest.raises(GenerationError, match=r"attention window \(16\); got 17 units"):
+        check_attention_window(config, 17)
+
+
+def test_gpt_neo_local_layers_count_as_windows() -> None:
+    config = GPTNeoConfig(num_layers=2, attention_types=[[["global", "local"], 1]], window_size=8)
+    assert attention_window(config) == 8
+
+
+def test_full_attention_has_no_window() -> None:
+    assert attention_window(LlamaConfig()) is None
+    assert attention_window(Qwen2Config(use_sliding_window=False)) is None
+
+
+def test_recurrent_layers_are_refused() -> None:
+    with pytest.raises(GenerationError, match="full or sliding-window attention"):
+        attention_window(MambaConfig(num_hidden_layers=2))
+
+
+def test_repeated_rows_are_equal_and_grow_apart() -> None:
+    cache = RowCache(1, 2, 8)
+    states = torch.arange(4.0).view(2, 1, 2, 1)
+    cache.begin(2)
+    cache.update(states, states, 0)
+    cache.commit(torch.tensor([2, 1]))
+    original, cache = cache, cache.repeated(2)
+    assert original.lengths.tolist() == [2, 1]
+    assert cache.lengths.tolist() == [2, 2, 1, 1]
+    cache.begin(1)
+    new = torch.tensor([5.0, 6.0, 7.0, 8.0]).view(4, 1, 1, 1)
+    keys, _ = cache.update(new, new, 0)
+    assert keys[:, 0, :, 0].tolist() == [[0, 1, 5], [0, 1, 6], [2, 7, 0], [2, 8, 0]]
+
+
+def test_a_cache_may_be_allowed_to_grow_further() -> None:
+    cache = RowCache(1, 1, 2)
+    cache.allow(4)
+    cache.begin(3)
+    cache.update(torch.ones(1, 1, 3, 1), torch.ones(1, 1, 3, 1), 0)
+    cache.commit(torch.tensor([3]))
+    assert (cache.max_length, cache.nbytes) == (4, 2 * 4 * 4)
+    cache.allow(1)  # never less
+    assert cache.max_length == 4

@@ -1,0 +1,300 @@
+"""Merge checkpoints: round trip, and refusal of what does not fit, is torn or is hostile."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from support.merge_modules import FORMS
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint, resolve_checkpoint
+from umim_core.embedded.assets import embedded_names
+from umim_core.errors import (
+    ArtifactError,
+    BackboneMismatchError,
+    CheckpointError,
+    TokenizerMismatchError,
+    UmimError,
+)
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, write_json, write_manifest
+
+SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+
+
+def make(backbone: Backbone, form: str = "paper", **rules: str) -> Checkpoint:
+    module = MergeModule(backbone.hidden_size, 4, **FORMS[form])
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
+    return Checkpoint.of(
+        module, RuleSet.from_spans(SPANS, **rules), backbone, {"steps": 3, "loss": 1.5, "note": "a"}
+    )
+
+
+@pytest.fixture
+def saved(tiny_llama: Backbone, tmp_path: Path) -> Path:
+    make(tiny_llama).save(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def sign(directory: Path, schema: int = 1) -> None:
+    """Write a manifest that fits whatever the directory holds now."""
+    write_manifest(directory, kind="checkpoint", schema=schema, body={})
+
+
+def edit(directory: Path, **changes: object) -> None:
+    write_json(directory / "config.json", {**dict(read_json(directory / "config.json")), **changes})
+    sign(directory)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_round_trip(tiny_backbone: Backbone, form: str, tmp_path: Path) -> None:
+    fingerprint = tiny_backbone.tokenizer_fingerprint
+    checkpoint = make(tiny_backbone, form, tokenizer_fingerprint=fingerprint)
+    checkpoint.save(tmp_path / "x")
+    back = Checkpoint.load(tmp_path / "x")
+    assert back.config == checkpoint.config
+    assert type(back.module) is type(checkpoint.module)
+    assert back.config.training == {"steps": 3, "loss": 1.5, "note": "a"}
+    assert back.rules.digest == checkpoint.rules.digest
+    state = checkpoint.module.state_dict()
+    assert set(back.module.state_dict()) == set(state)
+    for name, value in back.module.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    spans, lengths = torch.randn(3, 4, 16), torch.tensor([2, 3, 4])
+    assert torch.equal(back.module(spans, lengths), checkpoint.module(spans, lengths))
+    back.check_backbone(tiny_backbone)
+
+
+@pytest.mark.parametrize("name", embedded_names())
+def test_a_shipped_configuration_is_written_again_to_its_bytes(name: str, tmp_path: Path) -> None:
+    Checkpoint.load(name).save(tmp_path / "again")
+    for file in ("config.json", "model.safetensors"):
+        shipped = resolve_checkpoint(name) / file
+        assert (tmp_path / "again" / file).read_bytes() == shipped.read_bytes()
+
+
+def test_weights_of_another_form_are_refused(saved: Path) -> None:
+    edit(saved, kind="linear")
+    with pytest.raises(CheckpointError, match="must hold the tensors"):
+        Checkpoint.load(saved)
+
+
+def test_a_loaded_module_is_frozen_and_takes_no_random_numbers(saved: Path) -> None:
+    before = torch.get_rng_state()
+    module = Checkpoint.load(saved).module
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> None:
+    names = {p.relative_to(saved).as_posix() for p in saved.rglob("*") if p.is_file()}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "manifest.json",
+        "rules/rules.parquet",
+        "rules/matcher/tables.npy",
+        "rules/manifest.json",
+    }
+    parameters = 2 * 16 * 16 + 7 * 16
+    assert (saved / "model.safetensors").stat().st_size < 4 * parameters + 2048
+
+
+def test_an_existing_directory_is_never_overwritten(tiny_llama: Backbone, saved: Path) -> None:
+    with pytest.raises(ArtifactError, match="output directory must not exist"):
+        make(tiny_llama).save(saved)
+
+
+def test_other_weights_of_the_same_size_are_refused(
+    saved: Path,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    other = wrap_backbone(tiny_model("llama", 1), tiny_tokenizer, name="other")
+    with pytest.raises(BackboneMismatchError, match=r"belongs to tiny-llama \(.*got other \("):
+        Checkpoint.load(saved).check_backbone(other)
+
+
+def test_another_architecture_is_refused(
+    saved: Path,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    other = wrap_backbone(tiny_model("gpt2", 0), tiny_tokenizer)
+    with pytest.raises(BackboneMismatchError, match="Load the backbone it was trained for"):
+        Checkpoint.load(saved).check_backbone(other)
+
+
+@pytest.mark.parametrize("rules_know", [True, False])
+def test_another_vocabulary_of_the_same_size_is_refused(
+    tiny_llama: Backbone,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+    rules_know: bool,
+) -> None:
+    words = ["<eos>", *(f"w{i}" for i in range(1, 32))]
+    words[3], words[4] = words[4], words[3]
+    other = wrap_backbone(tiny_model("llama", 0), word_tokenizer(words))
+    assert other.fingerprint == tiny_llama.fingerprint
+    known = {"tokenizer_fingerprint": tiny_llama.tokenizer_fingerprint} if rules_know else {}
+    checkpoint = make(tiny_llama, **known)
+    checkpoint.check_backbone(tiny_llama)
+    with pytest.raises(TokenizerMismatchError, match=f"got {other.tokenizer_fingerprint[:12]}"):
+        checkpoint.check_backbone(other)
+
+
+def test_an_altered_file_is_refused(saved: Path) -> None:
+    path = saved / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x10
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"model\.safetensors must have the SHA-256"):
+        Checkpoint.load(saved)
+
+
+class _Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    pickle.loads(pickle.dumps(_Bomb(fired)))  # noqa: S301  the bomb works
+    assert fired.exists()
+    fired.unlink()
+    (saved / "model.safetensors").write_bytes(pickle.dumps(_Bomb(fired)))
+    sign(saved)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors must be safetensors"):
+        Checkpoint.load(saved)
+    assert not fired.exists()
+
+
+def test_a_torch_zip_renamed_to_safetensors_does_nothing(saved: Path, tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    torch.save(_Bomb(fired), saved / "model.safetensors")
+    sign(saved)
+    with pytest.raises(CheckpointError, match="must be safetensors"):
+        Checkpoint.load(saved)
+    assert not fired.exists()
+
+
+@pytest.mark.parametrize("declared", [1 << 20, 1 << 31, 1 << 40, 2**63, 2**64 - 1])
+def test_a_huge_declared_header_is_refused(saved: Path, declared: int) -> None:
+    data = (saved / "model.safetensors").read_bytes()
+    (saved / "model.safetensors").write_bytes(struct.pack("<Q", declared) + data[8:])
+    sign(saved)
+    with pytest.raises(CheckpointError, match="must be safetensors"):
+        Checkpoint.load(saved)
+
+
+def test_a_file_far_larger_than_the_module_is_refused_unread(saved: Path) -> None:
+    with (saved / "model.safetensors").open("r+b") as stream:
+        stream.truncate(1 << 26)
+    sign(saved)
+    with pytest.raises(CheckpointError, match="a module of size 16; got 67108864 bytes"):
+        Checkpoint.load(saved)
+
+
+def test_a_huge_declared_size_allocates_nothing(saved: Path) -> None:
+    edit(saved, hidden_size=1 << 16)  # 34 GB of weights
+    with pytest.raises(CheckpointError, match="must hold the tensors"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": 1 << 17}, "hidden_size"),
+        ({"hidden_size": "many"}, "hidden_size"),
+        ({"num_heads": -1}, "num_heads"),
+        ({"positions": "rotary"}, "positions"),
+        ({"depth": 2}, "depth"),
+        ({"kind": "mean"}, "kind"),
+        ({"kind": "linear", "depth": 3}, "linear"),
+        ({"backbone": None}, "backbone"),
+        ({"training": {"loss": [1]}}, "training"),
+        ({"code": "import os"}, "code"),
+    ],
+)
+def test_a_configuration_out_of_bounds_is_refused(
+    saved: Path, changes: dict[str, object], where: str
+) -> None:
+    edit(saved, **changes)
+    with pytest.raises(CheckpointError, match=f"describe a merge checkpoint; got .*{where}"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: weights.pop("query"),
+        lambda weights: weights.update(extra=torch.zeros(1)),
+        lambda weights: weights.update(query=torch.zeros(4, 5)),
+        lambda weights: weights.clear(),
+    ],
+    ids=["missing", "more", "shape", "none"],
+)
+def test_weights_that_do_not_fit_are_refused(
+    saved: Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> None:
+    weights = dict(Checkpoint.load(saved).module.state_dict())
+    change(weights)
+    save_file(weights, saved / "model.safetensors")
+    sign(saved)
+    with pytest.raises(CheckpointError, match="must hold the tensors"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(
+    tiny_llama: Backbone, tmp_path: Path, value: float
+) -> None:
+    checkpoint = make(tiny_llama)
+    with torch.no_grad():
+        checkpoint.module.linear_o.weight[3, 4] = value
+    checkpoint.save(tmp_path / "x")
+    with pytest.raises(CheckpointError, match=r"finite weights; got \['linear_o\.weight'\]"):
+        Checkpoint.load(tmp_path / "x")
+
+
+def test_an_unknown_schema_is_refused(saved: Path) -> None:
+    sign(saved, schema=2)
+    with pytest.raises(ArtifactError, match=r"must have schema 1; got 2\. Use the version of umim"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rules/rules.parquet", "manifest.json"])
+def test_a_missing_file_is_refused(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(ArtifactError, match="must"):
+        Checkpoint.load(saved)
+
+
+def test_missing_rules_are_refused_even_if_the_manifest_agrees(saved: Path) -> None:
+    shutil.rmtree(saved / "rules")
+    sign(saved)
+    with pytest.raises(UmimError, match=r"manifest\.json must exist"):
+        Checkpoint.load(saved)
+
+
+@pytest.mark.parametrize("name", ["no-such-checkpoint", "umim-docs-lama"])
+def test_an_unknown_name_lists_the_embedded_ones(name: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_checkpoint(name)
+    assert name in str(caught.value)
+    assert len(embedded_names()) == 2
+    assert all(embedded in str(caught.value) for embedded in embedded_names())

@@ -1,0 +1,109 @@
+"""One's own checkpoints have names; what is no checkpoint is told what it is instead."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.command_line import Umim, console
+from umim_core.checkpoint.checkpoint import resolve_checkpoint
+from umim_core.checkpoint.own_checkpoints import (
+    artifact_root,
+    own_checkpoint,
+    own_checkpoints,
+    own_name,
+    record_checkpoint,
+)
+from umim_core.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    return console(monkeypatch, capsys)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def stage(root: Path, tiny_checkpoint: Path) -> Path:
+    """A finished stage that holds a checkpoint."""
+    directory = root / "distill" / f"0123abcd{'e' * 56}"
+    shutil.copytree(tiny_checkpoint, directory / "checkpoint")
+    return directory
+
+
+def test_a_root_that_is_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
+    with pytest.raises(ConfigError, match=r"UMIM_ROOT must be a directory.*got s3://bucket/umim"):
+        artifact_root()
+
+
+def test_a_name_is_fit_for_the_command_line() -> None:
+    name = own_name("novels", "llama tau 5 greedy+drop, learned positions", "WT + FT")
+    assert name == "novels/llama-tau-5-greedy-drop-learned-positions/wt-ft"
+
+
+def test_a_name_in_another_script_is_no_empty_one() -> None:
+    russian, chinese = own_name("trained", "правила"), own_name("trained", "规则")
+    assert re.fullmatch("trained/[0-9a-f]{8}", russian) and russian != chinese
+    assert own_name("_mine_") == "mine"
+
+
+def test_a_recorded_checkpoint_is_found_by_its_name(root: Path, stage: Path, umim: Umim) -> None:
+    record_checkpoint(root, "novels/llama-tau-5/wt", stage / "checkpoint")
+    assert resolve_checkpoint("novels/llama-tau-5/wt") == stage / "checkpoint"
+    assert umim("path", "novels/llama-tau-5/wt").out.strip() == str(stage / "checkpoint")
+    listed = umim("path").out.splitlines()
+    assert listed[-1].split() == ["novels/llama-tau-5/wt", str(stage / "checkpoint")]
+
+
+def test_names_survive_a_move_of_the_root(
+    root: Path, stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_checkpoint(root, "a/b/wt", stage / "checkpoint")
+    moved = root.rename(root.with_name("moved"))
+    assert own_checkpoints(moved) == {"a/b/wt": moved / stage.relative_to(root) / "checkpoint"}
+
+
+def test_a_checkpoint_that_is_gone_is_not_listed(root: Path, stage: Path) -> None:
+    record_checkpoint(root, "a/b/wt", stage / "checkpoint")
+    shutil.rmtree(stage)
+    assert own_checkpoints(root) == {}
+
+
+def test_the_digits_that_a_log_shows_find_the_checkpoint(stage: Path) -> None:
+    assert resolve_checkpoint(stage.name[:12]) == stage / "checkpoint"
+    shutil.copytree(stage, stage.with_name(stage.name[:63] + "f"))
+    assert own_checkpoint(stage.name[:12]) is None  # two begin so
+
+
+def test_the_directory_above_a_checkpoint_stands_for_it(stage: Path) -> None:
+    assert resolve_checkpoint(stage) == stage / "checkpoint"
+
+
+@pytest.mark.parametrize("name", ["../distill", "a/../../distill", ".."])
+def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
+    assert own_checkpoint(name) is None
+
+
+def test_a_model_directory_is_called_one(tiny_checkpoint: Path) -> None:
+    model = tiny_checkpoint.parent / "backbone"
+    with pytest.raises(CheckpointError, match=r"a language model.*umim train "):
+        resolve_checkpoint(model)
+
+
+def test_a_rule_directory_is_called_one(tiny_checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"a rule directory.*umim train MODEL --rules "):
+        resolve_checkpoint(tiny_checkpoint / "rules")
+
+
+def test_a_misspelt_name_is_told_the_right_one() -> None:
+    with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean 'umim-docs-llama'\?"):
+        resolve_checkpoint("umim-docs-lama")

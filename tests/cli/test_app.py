@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from umim_core import UMIM
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.cli.app import main
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
+UNITS = [2, 1, 3, 4, 1]
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Umim = Callable[..., Result]
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    """Run the console entry with arguments and the bytes of stdin, in this process."""
+
+    def run(*arguments: object, stdin: bytes | None = b"") -> Result:
+        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
+        stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin), "utf-8")
+        monkeypatch.setattr(sys, "stdin", stream)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Result(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    """A merge checkpoint of random weights for a backbone of 64 positions."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    tiny_model("llama", 0).save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
+    rules = RuleSet.from_spans(SPANS, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    Checkpoint.of(module, rules, backbone).save(folder / "merge")
+    return folder / "merge"
+
+
+def document(result: Result) -> dict[str, object]:
+    """The one JSON document on stdout."""
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_compress_prints_units_and_figures(umim: Umim, checkpoint: Path) -> None:
+    found = document(umim("compress", TEXT, "-c", checkpoint, "--json"))
+    assert found["unit_lengths"] == UNITS
+    assert found["spans"] == [[0, 2], [3, 3], [6, 4]]
+    assert found["units"] == ["w1 w2", " w9", " w3 w4 w5", " w6 w7 w8 w9", " w1"]
+    assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
+
+
+def test_compress_shows_the_text_and_a_summary(umim: Umim, checkpoint: Path) -> None:
+    result = umim("compress", TEXT, "-c", checkpoint)
+    assert result.code == 0
+    assert "11 tokens -> 5 units, 3 merged spans, token reduction 54.5%" in result.out
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_compress_reads_stdin(umim: Umim, checkpoint: Path, arguments: list[str]) -> None:
+    result = umim("compress", *arguments, "-c", checkpoint, "--json", stdin=TEXT.encode())
+    assert document(result)["unit_lengths"] == UNITS
+
+
+def test_compress_of_an_empty_text_is_empty(umim: Umim, checkpoint: Path) -> None:
+    found = document(umim("compress", "", "-c", checkpoint, "--json"))
+    assert (found["tokens"], found["units"], found["token_reduction"]) == (0, [], 0.0)
+
+
+def test_compress_writes_a_page(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    document(umim("compress", TEXT, "-c", checkpoint, "--html", page, "--json"))
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith('<!doctype html><meta charset="utf-8">')
+    assert text.count("<mark") == 3
+
+
+def test_generate_prints_what_the_library_returns(umim: Umim, checkpoint: Path) -> None:
+    expected = UMIM.from_pretrained(checkpoint).generate(TEXT, max_new_tokens=9)
+    found = document(umim("generate", TEXT, "-c", checkpoint, "--max-new-tokens", "9", "--json"))
+    assert found["text"] == expected.text[0]
+    assert found["ids"] == list(expected.ids[0])
+    assert found["prompt_spans"] == [[0, 2], [3, 3], [6, 4]]
+    assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
+    assert found["cache_lengths"] == list(expected.cache_lengths[0])
+    assert found["token_reduction"] == pytest.approx(6 / 11)
+    assert found["gen_kv_reduction"] == expected.gen_kv_reduction[0]
+
+
+def test_generate_prints_the_text_alone(umim: Umim, checkpoint: Path) -> None:
+    expected = UMIM.from_pretrained(checkpoint).generate(TEXT, max_new_tokens=5).text[0]
+    result = umim("generate", "-c", checkpoint, "--max-new-tokens", "5", stdin=TEXT.encode())
+    assert (result.code, result.out) == (0, expected + "\n")
+
+
+@pytest.mark.parametrize(("merge", "units"), [("all", 5), ("prompt", 5), ("none", 11)])
+def test_generate_merges_as_it_is_told(
+    umim: Umim, checkpoint: Path, merge: str, units: int
+) -> None:
+    few = ["--max-new-tokens", "4"]
+    found = document(umim("generate", TEXT, "-c", checkpoint, "--merge", merge, *few, "--json"))
+    lengths = found["cache_lengths"]
+    assert isinstance(lengths, list)
+    assert lengths[0] == units
+
+
+def test_sampling_follows_the_seed(umim: Umim, checkpoint: Path) -> None:
+    def ids(seed: int) -> object:
+        options = ["--sample", "--seed", seed, "--max-new-tokens", "12", "--json"]
+        return document(umim("generate", TEXT, "-c", checkpoint, *options))["ids"]
+
+    assert ids(1) == ids(1)
+    assert len({str(ids(seed)) for seed in range(4)}) > 1
+
+
+def test_ppl_agrees_with_the_library(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    found = document(umim("ppl", tmp_path / "*.txt", "-c", checkpoint, "--json"))
+    model = UMIM.from_pretrained(checkpoint)
+    assert found["ppl_base"] == pytest.approx(model.perplexity(TEXT, merge="none"), rel=1e-5)
+    assert found["ppl_umim"] == pytest.approx(model.perplexity(TEXT), rel=1e-5)
+    assert (found["targets"], found["windows"]) == (10, 1)
+    assert found["token_reduction"] == pytest.approx(6 / 11)
+
+
+def test_ppl_cuts_windows(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    options = ["--segment-length", "3", "--max-segments", "2", "--json"]
+    found = document(umim("ppl", tmp_path / "a.txt", "-c", checkpoint, *options))
+    assert (found["targets"], found["windows"]) == (4, 2)
+
+
+def test_ppl_reads_no_more_than_its_windows(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("w1 " * 500_000)  # more than one call of the tokenizer
+    (tmp_path / "unread.txt").write_text("w1\0")
+    files = [tmp_path / "long.txt", tmp_path / "unread.txt"]
+    options = ["--segment-length", "8", "--max-segments", "2", "--json"]
+    found = document(umim("ppl", *files, "-c", checkpoint, *options))
+    assert (found["targets"], found["windows"]) == (14, 2)
+
+
+def test_ppl_prints_a_line(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    result = umim("ppl", tmp_path / "a.txt", "-c", checkpoint)
+    assert result.code == 0
+    assert "token reduction 54.5%   (10 targets in 1 windows)" in result.out
+
+
+@pytest.mark.parametrize("name", embedded_names())
+def test_path_prints_a_directory(umim: Umim, name: str) -> None:
+    result = umim("path", name, "--part", "backbone")
+    assert (result.code, result.out) == (0, f"{embedded_path(name, 'backbone')}\n")
+    assert Path(result.out.strip(), "model.safetensors").is_file()
+    found = document(umim("path", name, "--part", "backbone", "--json"))
+    assert found == {"name": name, "part": "backbone", "path": result.out.strip()}
+
+
+CHECKPOINT = ("-c", "CHECKPOINT")
+ERRORS = {
+    "compress: checkpoint": (("compress", "x", "-c", "no-such"), "a checkpoint must be one of"),
+    "compress: html": (("compress", "x", *CHECKPOINT, "--html", "folder"), "must be writable"),
+    "compress: surrogate": (("compress", "a\udcff", *CHECKPOINT), "a text must be UTF-8"),
+    "generate: checkpoint": (("generate", "x", "-c", "no-such"), "a checkpoint must be one of"),
+    "generate: empty": (("generate", "", *CHECKPOINT), "at least one token id"),
+    "generate: no new": (
+        ("generate", "w1", *CHECKPOINT, "--max-new-tokens", "0"),
+        "`max_new_tokens` must be greater than 0, but is 0",
+    ),
+    "generate: long": (
+        ("generate", "w1", *CHECKPOINT, "--max-new-tokens", "65"),
+        "must fit the backbone's 64 positions",
+    ),
+    "generate: seed": (
+        ("generate", "w1", *CHECKPOINT, "--sample", "--seed", "-1"),
+        "a seed must not be negative; got -1",
+    ),
+    "generate: cold": (
+        ("generate", "w1", *CHECKPOINT, "--sample", "--temperature", "0"),
+        "temperature",
+    ),
+    "generate: top-p": (("generate", "w1", *CHECKPOINT, "--sample", "--top-p", "2"), "top_p"),
+    "ppl: file": (("ppl", "no.txt", *CHECKPOINT), "a corpus file must exist; got no.txt"),
+    "ppl: folder": (("ppl", "folder", *CHECKPOINT), "a corpus path must be a file; got folder"),
+    "ppl: one token": (("ppl", "one.txt", *CHECKPOINT), "at least two tokens; got 1"),
+    "ppl: empty": (("ppl", "none.txt", *CHECKPOINT), "at least one non-empty document"),
+    "ppl: NUL": (("ppl", "nul.txt", *CHECKPOINT), "text must not hold NUL"),
+    "ppl: window": (
+        ("ppl", "a.txt", *CHECKPOINT, "--segment-length", "1"),
+        "a window must hold at least two tokens; got 1",
+    ),
+    "ppl: positions": (("ppl", "long.txt", *CHECKPOINT), "must fit the backbone's 64 positions"),
+    "ppl: checkpoint": (("ppl", "a.txt", "-c", "no-such"), "a checkpoint must be one of"),
+    "path: name": (
+        ("path", "no-such"),
+        "a name must be one of umim-docs-gpt2, umim-docs-llama",
+    ),
+    "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    texts = {"a": TEXT, "one": "w1", "none": "", "nul": "w1\0", "long": "w1 " * 99}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_broken_rule_is_told_and_leaves_nothing(
+    umim: Umim, checkpoint: Path, folder: Path, name: str
+) -> None:
+    arguments, message = ERRORS[name]
+    before = sorted(folder.rglob("*"))
+    result = umim(*(str(checkpoint) if a == "CHECKPOINT" else a for a in arguments), "--json")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("umim: error: ")
+    assert message in result.err
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["compress", "generate"])
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [(None, "a text must be given; got nothing"), (b"\xff", "stdin must be UTF-8")],
+)
+def test_unusable_stdin_is_told_before_a_model_is_loaded(
+    umim: Umim, command: str, stdin: bytes | None, message: str
+) -> None:
+    result = umim(command, "-c", "no-such", stdin=stdin)
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--merge", "some"], "'some' is not one of 'all', 'prompt', 'none'"),
+        (["generate", "x", "--max-new-tokens", "few"], "Invalid value for '--max-new-tokens'"),
+        (["ppl", "x", "--max-segments", "0"], "Invalid value for '--max-segments'"),
+        (["ppl"], "Missing argument"),
+        (["path", "umim-docs-llama", "--part", "x"], "'x' is not one of 'checkpoint', 'backbone'"),
+        (["mime"], "No such command 'mime'"),
+    ],
+)
+def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> None:
+    result = umim(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in " ".join(result.err.replace("│", " ").split())
+
+
+def test_an_error_of_a_real_process_has_no_traceback() -> None:
+    entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
+    done = subprocess.run([*entry, "path", "no-such"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("umim: error: a name must be one of")
+    assert len(done.stderr.splitlines()) == 1

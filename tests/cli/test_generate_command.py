@@ -1,0 +1,162 @@
+"""``umim generate`` in this process: streaming, samples, colours, pages and refusals."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import Result
+from umim_core import UMIM
+from umim_core.cli.app import main
+
+PROMPT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
+NEW = ["--max-new-tokens", "9"]
+Generate = Callable[..., Result]
+
+
+class Received(io.BytesIO):
+    """Remembers what it was given at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def write(self, data: object) -> int:
+        piece = bytes(data)  # type: ignore[call-overload]
+        self.pieces.append(piece.decode())
+        return super().write(piece)
+
+
+class Terminal(io.TextIOWrapper):
+    """A stdout that says it is a terminal."""
+
+    def __init__(self, received: Received) -> None:
+        super().__init__(received, "utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def generate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_checkpoint: Path
+) -> Generate:
+    """Run the command on the prompt with some options, in this process."""
+
+    def run(*options: object) -> Result:
+        arguments = ["generate", PROMPT, "-c", tiny_checkpoint, *NEW, *options]
+        monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Result(int(caught.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def test_a_stream_prints_the_text_of_a_whole_run(generate: Generate, tiny_umim: UMIM) -> None:
+    expected = tiny_umim.generate(PROMPT, max_new_tokens=9).text[0]
+    assert generate("--stream").out == generate("--no-stream").out == expected + "\n"
+
+
+@pytest.mark.parametrize(("options", "streams"), [([], True), (["--no-stream"], False)])
+def test_a_terminal_gets_pieces_unless_it_refuses_them(
+    generate: Generate,
+    tiny_umim: UMIM,
+    monkeypatch: pytest.MonkeyPatch,
+    options: Sequence[str],
+    streams: bool,
+) -> None:
+    received = Received()
+    monkeypatch.setattr(sys, "stdout", Terminal(received))
+    assert generate(*options).code == 0
+    text = tiny_umim.generate(PROMPT, max_new_tokens=9).text[0]
+    assert "".join(received.pieces) == text + "\n"
+    words = [piece for piece in received.pieces if piece.strip()]
+    assert (len(words) > 1) == streams
+
+
+def test_samples_are_those_of_the_library(generate: Generate, tiny_umim: UMIM) -> None:
+    expected = tiny_umim.generate(PROMPT, max_new_tokens=9, do_sample=True, n=3, seed=5)
+    found = json.loads(generate("--sample", "-n", 3, "--seed", 5, "--json").out)["samples"]
+    assert [sample["ids"] for sample in found] == [list(ids) for ids in expected.ids]
+    assert len({str(sample["ids"]) for sample in found}) > 1
+
+
+def test_every_call_samples_anew_unless_it_gives_a_seed(generate: Generate) -> None:
+    assert len({generate("--sample").out for _ in range(4)}) > 1
+    assert len({generate("--sample", "--seed", 3).out for _ in range(4)}) == 1
+
+
+def test_samples_for_people_are_numbered(generate: Generate) -> None:
+    lines = generate("--sample", "--samples", 2).out.splitlines()
+    assert (lines[0], lines[2]) == ("--- 1 of 2 ---", "--- 2 of 2 ---")
+
+
+def test_top_k_of_one_is_greedy(generate: Generate) -> None:
+    assert generate("--sample", "--top-k", 1).out == generate().out
+
+
+def test_a_text_ends_at_a_stop_string(generate: Generate) -> None:
+    """The tiny tokenizer has no letters to look a stop string up by; an embedded one has."""
+    embedded = ("-c", "umim-docs-gpt2")
+    word = generate(*embedded).out.split()[2]
+    found = json.loads(generate(*embedded, "--stop", word, "--json").out)
+    assert found["stop_reason"] == "stop_string"
+    assert found["text"].endswith(word)
+
+
+def test_log_probabilities_come_with_the_document(generate: Generate, tiny_umim: UMIM) -> None:
+    found = json.loads(generate("--logprobs", 2, "--json").out)
+    assert len(found["logprobs"]) == len(found["ids"]) == len(found["top_logprobs"])
+    for token, logprob, top in zip(
+        found["ids"], found["logprobs"], found["top_logprobs"], strict=True
+    ):
+        assert len(top) == 2 and top[0] == [token, pytest.approx(logprob)]  # greedy
+
+
+def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMIM) -> None:
+    expected = tiny_umim.generate(PROMPT, max_new_tokens=9)
+    found = json.loads(generate("--json").out)
+    assert found["cumulative_kv_reduction"] == expected.cumulative_kv_reduction[0]
+    assert found["stop_reason"] == expected.stop_reasons[0]
+    assert set(found["timings"]) == {"first_token", "decode"} and "logprobs" not in found
+
+
+def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:
+    found = " ".join(generate("--show").out.split())
+    assert "11 prompt tokens -> 5 units, token reduction 54.5%" in found
+    assert re.search(r"first token after [\d,]+ ms", found)
+    assert found.replace("[", "").replace("]", "").startswith(PROMPT)
+
+
+def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert generate("--html", page).out == generate().out
+    text = page.read_text("utf-8")
+    assert text.startswith("<!doctype html>") and text.count('title="4 tokens"') >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--stream", "--sample", "-n", "2"], "--stream prints one text as it comes"),
+        (["--stream", "--json"], "--json prints one document and nothing else; got --stream"),
+        (["--show", "--json"], "--json prints one document and nothing else; got --show"),
+        (["--logprobs", "2"], "log-probabilities are printed as JSON; got --logprobs 2"),
+        (["-n", "2"], "greedy decoding gives one text and draws nothing; got --samples 2"),
+        (["--top-k", "3", "--top-p", "0.5"], "got --top-k 3, --top-p 0.5"),
+        (["--temperature", "0.5"], "got --temperature 0.5. Add --sample."),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    generate: Generate, options: list[str], message: str
+) -> None:
+    result = generate(*options)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("umim: error: ") and message in result.err

@@ -1,0 +1,29 @@
+"""The command line answers before it imports what an answer does not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forbidden"),
+    [
+        (("--help",), "numpy torch transformers numba pyarrow"),
+        (("--version",), "numpy torch transformers numba pyarrow"),
+        (("mine", "no.txt", "--out", "x", "--threads", "0"), "torch transformers numba pyarrow"),
+        (("compress", "Return a new array."), "torch pandas scipy.sparse"),
+    ],
+    ids=["help", "version", "mine", "compress"],
+)
+def test_nothing_heavy_is_imported_for_it(arguments: tuple[str, ...], forbidden: str) -> None:
+    probe = (
+        f"import sys; sys.argv = ['umim', *{arguments!r}]\n"
+        "from umim_core.cli.app import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {forbidden.split()!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,139 @@
+"""``umim mine --policy confidence`` against the probabilities of the model itself."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from support.command_line import Umim, console
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+
+LENGTH, SPECIAL = 25, 0
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    return console(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[[str, int], PreTrainedModel]) -> PreTrainedModel:
+    return tiny_model("llama", 3).eval()
+
+
+@pytest.fixture(scope="module")
+def backbone(
+    tmp_path_factory: pytest.TempPathFactory,
+    model: PreTrainedModel,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    folder = tmp_path_factory.mktemp("backbone")
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def confident(model: PreTrainedModel, ids: np.ndarray, threshold: float) -> Counter[tuple]:
+    """Walk through every segment, token by token."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for segment in ids.reshape(-1, LENGTH):
+        with torch.no_grad():
+            chances = model(torch.tensor(segment[None])).logits[0].softmax(-1).numpy()
+        run: list[int] = []
+        for position in range(1, LENGTH + 1):
+            token = int(segment[position]) if position < LENGTH else SPECIAL
+            if position < LENGTH and token != SPECIAL and chances[position - 1, token] > threshold:
+                run.append(token)
+                continue
+            if len(run) in ORDERS:
+                found[tuple(run)] += 1
+            run = []
+    return found
+
+
+@pytest.mark.parametrize(("threshold", "tau"), [(0.04, 1), (0.032, 2)])
+def test_rules_are_the_runs_of_confident_tokens(
+    umim: Umim, tmp_path: Path, backbone: Path, model: PreTrainedModel, threshold: float, tau: int
+) -> None:
+    ids = np.random.default_rng(6).integers(0, 12, 40 * LENGTH)
+    np.save(tmp_path / "ids.npy", ids.astype(np.uint16))
+    how = ("--policy", "confidence", "--backbone", backbone, "--confidence", threshold)
+    plain = ("--overlap", "none", "--containment", "keep", "--segment-length", LENGTH, "--json")
+    out = tmp_path / "out"
+    result = umim("mine", tmp_path / "ids.npy", *how, *plain, "--tau", tau, "--out", out)
+    assert result.code == 0, result.err
+    rules = RuleSet.load(out)
+    found = {
+        tuple(span): int(count)
+        for n in ORDERS
+        for span, count in zip(
+            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
+        )
+    }
+    want = {run: c for run, c in confident(model, ids, threshold).items() if c >= tau}
+    assert len(want) > 5
+    assert found == want
+    document = json.loads(result.out)
+    assert document["raw"] == document["overlap"] == {}
+    assert sum(document["rules"].values()) == len(want)
+
+
+def test_the_table_has_no_columns_for_steps_that_there_are_not(
+    umim: Umim, tmp_path: Path, backbone: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("w1 w2 w3 " * 40)
+    how = ("--policy", "confidence", "--backbone", backbone, "--segment-length", LENGTH)
+    result = umim("mine", tmp_path / "a.txt", *how, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    assert "100 tokens in 4 segments, 1 documents; tau 5" in result.out
+    assert ["rules"] in [line.split() for line in result.out.splitlines()]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
+
+
+ERRORS = {
+    "budget": (("--rule-budget", 5), "rule_budget must be left out for confidence rules; got 5"),
+    "documents": (("--min-documents", 2), "min_documents must be left out for confidence rules"),
+    "sample": (("--sample-tokens", 9), "sample_tokens must be left out for confidence rules"),
+    "threshold": (("--confidence", 1.5), "threshold must lie between 0 and 1; got 1.5"),
+    "long": (("--segment-length", 100), "rows must fit the backbone's 64 positions"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_broken_rule_is_told_and_leaves_nothing(
+    umim: Umim, tmp_path: Path, backbone: Path, name: str
+) -> None:
+    options, message = ERRORS[name]
+    (tmp_path / "a.txt").write_text("w1 w2 w3 " * 40)
+    how = ("--policy", "confidence", "--backbone", backbone, "--segment-length", LENGTH)
+    result = umim("mine", tmp_path / "a.txt", *how, "--out", tmp_path / "out", *options)
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+CONFIDENCE_ERRORS = {
+    "no model": (),
+    "dry model": ("--backbone", "x", "--dry-run"),
+    "model with limits": ("--backbone", "x", "--max-hours", 1),
+}
+
+
+@pytest.mark.parametrize("name", CONFIDENCE_ERRORS)
+def test_what_the_confidence_policy_needs_is_told(
+    umim: Umim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a b c")
+    result = umim("mine", "a.txt", "--policy", "confidence", "--out", "o", *CONFIDENCE_ERRORS[name])
+    message = "the confidence policy needs --out and --backbone, and has no dry run or limits"
+    assert (result.code, result.out) == (1, "")
+    assert message in result.err

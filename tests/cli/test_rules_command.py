@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from support.command_line import Result, Umim, console
+from umim_core.backbone.backbone import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.embedded.assets import embedded_path
+from umim_core.merging.module import MergeModule
+from umim_core.rules.collisions import collision_rate
+from umim_core.rules.ruleset import RuleSet
+
+# span -> count; (1, 2) and (2, 1) share a surrogate
+COUNTED = {(1, 2): 9, (2, 1): 40, (3, 4, 5): 7, (6, 7, 8, 9): 5}
+HELD_OUT = [1, 2, 10, 3, 4, 5, 2, 1]  # twice [1 2] 10 [3 4 5] [2 1], one segment each
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    return console(monkeypatch, capsys)
+
+
+def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> RuleSet:
+    rows = {n: sorted(span for span in counted if len(span) == n) for n in (2, 3, 4)}
+    return RuleSet(
+        {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
+        {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
+        tau=5,
+        segment_length=8,
+        tokenizer_fingerprint=fingerprint,
+        corpus_digest="c" * 64,
+        min_documents=2,
+    )
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_tokenizer: PreTrainedTokenizerFast
+) -> Path:
+    """A folder with rules, tokenizers and held-out files, and the current one."""
+    monkeypatch.chdir(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer)).save(tmp_path / "rules")
+    ruleset(COUNTED, None).save(tmp_path / "unknown")
+    ruleset({(1, 99): 5}, None).save(tmp_path / "wide")
+    ruleset(COUNTED, None).save(tmp_path / "torn")
+    table = tmp_path / "torn" / "rules.parquet"
+    table.write_bytes(table.read_bytes()[:-1])
+    np.save(tmp_path / "ids.npy", np.array(HELD_OUT * 2, np.uint16))
+    words = " ".join(f"w{i}" for i in HELD_OUT)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(words)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"body": f"{words} {words}"}) + "\n")
+    (tmp_path / "short.txt").write_text("w1 w2 w3")
+    return tmp_path
+
+
+def document(result: Result) -> dict[str, object]:
+    """The one JSON document on stdout."""
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:
+    rules = RuleSet.load("rules")
+    found = document(umim("rules", "rules", "--json"))
+    assert (found["rules"], found["orders"]) == (4, {"2": 2, "3": 1, "4": 1})
+    assert (found["tau"], found["segment_length"]) == (5, 8)
+    assert (found["overlap"], found["containment"]) == ("greedy", "drop")
+    assert found["tokenizer_fingerprint"] == rules.tokenizer_fingerprint
+    assert (found["corpus_digest"], found["digest"]) == ("c" * 64, rules.digest)
+    assert (found["source"], found["min_documents"]) == ("frequency", 2)
+    assert found["infix_free"] is True
+    assert found["collision_rate"] == collision_rate(rules) == 0.5
+    assert (found["heldout"], found["leaks"]) == (None, None)
+
+
+def test_json_names_the_most_frequent_rules_and_those_that_collide(
+    umim: Umim, folder: Path
+) -> None:
+    arguments = ("--tokenizer", "tokenizer", "--top", 3, "--json")
+    found = document(umim("rules", "rules", *arguments))
+    first = {"ids": [2, 1], "count": 40, "text": "w2 w1"}
+    second = {"ids": [1, 2], "count": 9, "text": "w1 w2"}
+    assert found["top"] == [first, second, {"ids": [3, 4, 5], "count": 7, "text": "w3 w4 w5"}]
+    assert found["collisions"] == [[second, first]]
+
+
+def test_without_a_tokenizer_texts_are_null(umim: Umim, folder: Path) -> None:
+    found = document(umim("rules", "rules", "--top", 1, "--json"))
+    assert found["top"] == [{"ids": [2, 1], "count": 40, "text": None}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "documents"),
+    [
+        (["--heldout", "ids.npy"], None),
+        (["--heldout", "a.txt", "--heldout", "b.txt", "--tokenizer", "tokenizer"], 2),
+        (["--heldout", "[ab].txt", "--tokenizer", "tokenizer"], 2),
+        (["--heldout", "rows.jsonl", "--field", "body", "--tokenizer", "tokenizer"], 1),
+    ],
+)
+def test_held_out_text_is_measured(
+    umim: Umim, folder: Path, arguments: list[str], documents: int | None
+) -> None:
+    found = document(umim("rules", "rules", *arguments, "--json"))["heldout"]
+    assert isinstance(found, dict)
+    assert found["documents"] == documents
+    assert found["segment_length"] == 8
+    spans = {"2": 4, "3": 2, "4": 0}
+    assert found["coverage"] == {
+        "tokens": 16,
+        "segments": 2,
+        "token_reduction": 0.5,
+        "spans": spans,
+    }
+    points = [(p["tau"], p["rules"], p["token_reduction"]) for p in found["curve"]]
+    assert points == [(5, 4, 0.5), (7, 3, 0.5), (9, 2, 0.25), (40, 1, 0.125)]
+
+
+def test_the_table_shows_orders_spans_collisions_and_the_curve(umim: Umim, folder: Path) -> None:
+    result = umim("rules", "rules", "--heldout", "ids.npy", "--tokenizer", "tokenizer")
+    assert (result.code, result.err) == (0, "")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["documents", "at", "least", "2", "per", "rule"] in rows
+    assert ["2-grams", "2", "50.0%", "9", "24", "40"] in rows
+    assert ["40", "2", "w2·w1"] in rows
+    assert "w1·w2 (9)  =  w2·w1 (40)" in result.out
+    assert "16 tokens in 2 segments of 8\n" in result.out
+    assert "Token reduction 50.00% by 6 merged spans: 2-grams 66.7%, 3-grams 33.3%" in result.out
+    assert "those rules of this set whose count is at least tau'" in result.out
+    assert ["9", "2", "25.00%", "█" * 20] in rows
+
+
+def test_the_table_says_why_it_shows_ids(umim: Umim, folder: Path) -> None:
+    result = umim("rules", "rules")
+    assert "Rules are shown as token ids: no --tokenizer was given to decode them." in result.out
+    assert ["40", "2", "2", "1"] in [line.split() for line in result.out.splitlines()]
+
+
+def test_an_empty_rule_set_is_shown(umim: Umim, folder: Path) -> None:
+    ruleset({}, None).save("none")
+    result = umim("rules", "none", "--heldout", "ids.npy")
+    assert result.code == 0, result.err
+    assert "Token reduction 0.00% by 0 merged spans" in result.out
+    assert document(umim("rules", "none", "--json"))["top"] == []
+
+
+def test_a_checkpoint_shows_the_rules_inside(
+    umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
+    module = MergeModule(tiny_llama.hidden_size)
+    module.initialise(1.0, torch.Generator().manual_seed(0))
+    Checkpoint.of(module, rules, tiny_llama).save("checkpoint")
+    assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
+
+
+def test_collisions_are_shown_only_where_the_module_does_not_see_the_order(
+    umim: Umim, folder: Path, tiny_llama
+) -> None:
+    for positions, rate in (("none", 0.5), ("learned", None)):
+        module = MergeModule(tiny_llama.hidden_size, positions=positions)
+        Checkpoint.of(module, RuleSet.load("rules"), tiny_llama).save(positions)
+        assert document(umim("rules", positions, "--json"))["collision_rate"] == rate
+    assert "no two rules share a surrogate" in umim("rules", "learned").out
+
+
+def test_an_embedded_name_brings_its_tokenizer(umim: Umim) -> None:
+    found = document(umim("rules", "umim-docs-llama", "--top", 1, "--json"))
+    assets = embedded_path("umim-docs-llama", "checkpoint")
+    assert assets is not None
+    assert found["digest"] == RuleSet.load(assets / "rules").digest
+    assert [rule["text"] for rule in found["top"]] == ["\n\nArgs:"]
+
+
+@pytest.fixture
+def leaking(folder: Path, word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast]) -> Path:
+    """A folder with a rule that spells out an address."""
+    tokenizer = word_tokenizer(["<eos>", "write", "jane@corp.net"])
+    tokenizer.save_pretrained(folder / "words")
+    ruleset({(1, 1): 9, (1, 2): 6}, tokenizer_fingerprint(tokenizer)).save(folder / "leaking")
+    return folder
+
+
+def test_a_scan_lists_leaks_and_fails(umim: Umim, leaking: Path) -> None:
+    result = umim("rules", "leaking", "--tokenizer", "words", "--scan", "--json")
+    text = "write jane@corp.net"
+    leak = {"span": [1, 2], "text": text, "kind": "e-mail address", "count": 6}
+    assert result.code == 1
+    assert json.loads(result.out)["leaks"] == [leak]
+    shown = umim("rules", "leaking", "--tokenizer", "words", "--scan")
+    assert shown.code == 1
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert ["6", "e-mail", "address", "write·jane@corp.net"] in rows
+
+
+def test_leaks_are_looked_for_only_on_request(umim: Umim, leaking: Path) -> None:
+    assert umim("rules", "leaking", "--tokenizer", "words").code == 0
+
+
+def test_a_scan_without_leaks_succeeds(umim: Umim, folder: Path) -> None:
+    arguments = ("rules", "rules", "--tokenizer", "tokenizer", "--scan")
+    assert document(umim(*arguments, "--json"))["leaks"] == []
+    assert "Scan: no rule spells out an address" in umim(*arguments).out
+
+
+NAMED = ("--tokenizer", "tokenizer")
+ERRORS = {
+    "missing": (("no-such",), "rules must be a rule directory, a checkpoint or one of umim-docs-"),
+    "file": (("a.txt",), "umim-docs-llama; got a.txt. Check the name"),
+    "other directory": (("tokenizer",), "umim-docs-llama; got tokenizer. Check the name"),
+    "torn": (("torn",), "torn/rules.parquet"),
+    "tokenizer": (("rules", "--tokenizer", "./rules"), "a tokenizer must be an embedded name"),
+    "other tokenizer": (
+        ("rules", "--tokenizer", "umim-docs-llama"),
+        "these rules belong to the tokenizer",
+    ),
+    "small tokenizer": (("wide", *NAMED), "0..31, the tokenizer's vocabulary; got 99"),
+    "scan": (("rules", "--scan"), "a scan needs a tokenizer to read the rules; got none"),
+    "text": (("rules", "--heldout", "a.txt"), "text needs a tokenizer; got none"),
+    "short": (
+        ("rules", "--heldout", "short.txt", *NAMED),
+        "held-out text must hold at least one segment of 8 tokens; got 3 tokens",
+    ),
+    "no file": (("rules", "--heldout", "no.txt", *NAMED), "a corpus file must exist; got no.txt"),
+    "kinds": (
+        ("rules", "--heldout", "a.txt", "--heldout", "ids.npy", *NAMED),
+        "must be of one kind; got ids, text",
+    ),
+    "field": (
+        ("rules", "--heldout", "rows.jsonl", *NAMED),
+        "must have the field 'text'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_broken_rule_is_told(umim: Umim, folder: Path, name: str) -> None:
+    arguments, message = ERRORS[name]
+    result = umim("rules", *arguments, "--json")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("umim: error: ")
+    assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "Missing argument 'DIR'"), (["rules", "--top", "-1"], "Invalid value for '--top'")],
+)
+def test_wrong_usage_is_told(umim: Umim, arguments: list[str], message: str) -> None:
+    result = umim("rules", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert message in " ".join(result.err.replace("│", " ").split())
+
+
+def test_a_terminal_without_unicode_gets_escapes(folder: Path) -> None:
+    entry = [sys.executable, "-c", "from umim_core.cli.app import main; main()"]
+    command = [*entry, "rules", "rules", "--heldout", "ids.npy"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"12.50%  \u2588\u2588" in done.stdout
+
+
+def test_the_help_of_the_command_loads_no_model_library() -> None:
+    probe = (
+        "import sys, umim_core.cli.app; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

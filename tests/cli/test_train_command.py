@@ -1,0 +1,181 @@
+"""``umim train``: rules and text to a checkpoint, found again, gone on with, refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from support.command_line import Result, Umim, console
+from umim_core.backbone.backbone import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.backbone_recipe import load_any_recipe
+from umim_core.distill import own_training
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import directory_digest
+
+SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+TINY = ("--segment-length", "16", "--batch-size", "4", "--steps", "6")
+
+
+@pytest.fixture
+def umim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Umim:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    return console(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_checkpoint: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    """A model, rules for it, and a text in which they occur."""
+    place = tmp_path_factory.mktemp("own")
+    (place / "model").symlink_to(tiny_checkpoint.parent / "backbone")
+    fingerprint = tokenizer_fingerprint(tiny_tokenizer)
+    RuleSet.from_spans(SPANS, tokenizer_fingerprint=fingerprint).save(place / "rules")
+    RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64).save(place / "strange")
+    RuleSet.from_spans([], tokenizer_fingerprint=fingerprint).save(place / "none")
+    chosen = np.random.default_rng(7).integers(0, len(SPANS), 300)
+    words = [f"w{token}" for number in chosen for token in (*SPANS[number], 10 + number)]
+    (place / "text.txt").write_text(" ".join(words), encoding="utf-8")
+    return place
+
+
+def train(umim: Umim, folder: Path, *more: object) -> Result:
+    return umim("train", folder / "model", folder / "text.txt", "--rules", folder / "rules", *more)
+
+
+def test_a_module_is_trained_and_the_next_commands_are_printed(
+    umim: Umim, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "trained"
+    done = train(umim, folder, *TINY, "--out", out)
+    assert done.code == 0
+    commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]
+    assert [command[0] for command in commands] == ["umim", "lm_eval", "python"]
+    assert commands[1][1:5] == ["--model", "umim", "--model_args", f"checkpoint={out}"]
+    assert commands[1][5:7] == ["--tasks", "umim_docstrings"]
+    assert (Path(commands[1][-1]) / "umim_docstrings.yaml").is_file()
+    shown = umim(*commands[0][1:3], "-c", out, "--max-new-tokens", 2)
+    assert shown.code == 0
+    config = Checkpoint.load(out).config
+    assert config.training["steps"] == 6
+    assert config.backbone == str((folder / "model").resolve())
+    recipe = load_any_recipe(Path(commands[2][-1]))
+    assert [cell.rules for cell in recipe.cells] == [str(out / "checkpoint" / "rules")] * 2
+
+
+def test_the_checkpoint_has_a_name(umim: Umim, folder: Path) -> None:
+    found = json.loads(train(umim, folder, *TINY, "--json").out)
+    assert found["name"] == "trained/rules"
+    assert umim("path", "trained/rules").out.strip() == found["checkpoint"]
+    assert found["kl_best"] <= found["kl_first"]
+
+
+def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "trained"
+    first = json.loads(train(umim, folder, *TINY, "--out", out, "--json").out)
+    written = (out / "manifest.json").stat().st_mtime_ns
+    assert json.loads(train(umim, folder, *TINY, "--out", out, "--json").out) == first
+    assert (out / "manifest.json").stat().st_mtime_ns == written
+    other = train(umim, folder, *TINY, "--out", out, "--seed", 1)
+    assert other.code == 1
+    assert "must hold the training that was asked for" in other.err
+
+
+class Interrupt(logging.Handler):
+    """Ctrl-C when a message is logged."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self._message = message
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith(self._message):
+            raise KeyboardInterrupt
+        return True
+
+
+def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
+    umim: Umim, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("umim.train")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    handler = Interrupt("step 4:")
+    logger.addHandler(handler)
+    stopped = train(umim, folder, *TINY, "--out", tmp_path / "trained")
+    logger.removeHandler(handler)
+    assert stopped.code == 130
+    assert "the same command goes on" in stopped.err
+    other = train(umim, folder, *TINY, "--out", tmp_path / "trained", "--seed", 1)
+    assert "must be of the same training to be continued" in other.err
+    resumed = train(umim, folder, *TINY, "--out", tmp_path / "trained")
+    assert "resuming at step 3" in resumed.err
+    train(umim, folder, *TINY, "--out", tmp_path / "whole")
+    digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}
+    assert len(digests) == 1
+
+
+def test_a_training_killed_on_the_way_to_its_name_trains_nothing_again(
+    umim: Umim,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_training, "flush_tree", killed)
+        assert train(umim, folder, *TINY, "--out", tmp_path / "trained").code == 130
+    assert not (tmp_path / "trained").exists()
+    assert "resuming at step 6" in train(umim, folder, *TINY, "--out", tmp_path / "trained").err
+    assert train(umim, folder, *TINY, "--out", tmp_path / "other").code == 0
+    digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "other")}
+    assert len(digests) == 1
+    assert not [*tmp_path.glob("*.state"), *tmp_path.glob("*.partial")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"--rules": "nowhere"}, "--rules must be a rule directory; got nowhere"),
+        ({"--rules": "{folder}/strange"}, "belong"),
+        ({"--rules": "{folder}/none"}, "must hold rules; got none"),
+        ({"--segment-length": "4096"}, "at least one segment of 4096 tokens"),
+        ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
+        ({"--learning-rate": "5"}, "learning_rate: Input should be less than or equal to 1"),
+    ],
+    ids=["absent", "other tokenizer", "empty", "short", "positions", "rate"],
+)
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
+    umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    options = {"--rules": str(folder / "rules"), "--out": str(tmp_path / "out")}
+    options |= {name: value.format(folder=folder) for name, value in change.items()}
+    flat = [part for pair in options.items() for part in pair]
+    done = umim("train", folder / "model", folder / "text.txt", *flat)
+    assert done.code == 1
+    assert message in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_mining_ends_with_the_command_that_trains(umim: Umim, folder: Path, tmp_path: Path) -> None:
+    model, text = str(folder / "model"), str(folder / "text.txt")
+    mined = umim(
+        *("mine", text, "--tokenizer", model, "--out", tmp_path / "rules"),
+        *("--segment-length", "16"),
+    )
+    command = shlex.split(mined.out.splitlines()[-1])
+    assert command[:4] == ["umim", "train", model, text]
+    done = umim(*command[1:], "--steps", "2", "--batch-size", "2")
+    assert done.code == 0

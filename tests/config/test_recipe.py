@@ -1,0 +1,235 @@
+"""Recipes: shipped ones validate, wrong ones are refused with file, field, value and rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from umim_core.config.backbone_recipe import load_any_recipe
+from umim_core.config.backbone_recipe import load_any_recipe as load_recipe
+from umim_core.config.recipe import DistillConfig, PreferenceConfig, Recipe
+from umim_core.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "infra" / "recipes").glob("*.yaml"))
+TRAIN = {"max_steps": 4, "batch_size": 4}
+GOOD: dict[str, Any] = {
+    "name": "small",
+    "corpus": {"kind": "docstrings"},
+    "cells": [{"backbone": "umim-docs-llama", "tau": 5, "adapt": True}],
+    "distill": TRAIN,
+    "adapt": {"sft": TRAIN, "dpo": TRAIN},
+}
+
+
+def write(path: Path, raw: object) -> Path:
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def changed(where: str, value: object) -> dict[str, Any]:
+    """A copy of the good recipe with one field set; the last part of ``where`` names it."""
+    raw = json.loads(json.dumps(GOOD))
+    *outer, last = [int(part) if part.isdigit() else part for part in where.split(".")]
+    node: Any = raw
+    for part in outer:
+        node = node[part] if isinstance(part, int) else node.setdefault(part, {})
+    node[last] = value
+    return raw
+
+
+def test_there_are_recipes() -> None:
+    assert "embedded" in {path.stem for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert load_any_recipe(path).name == path.stem
+
+
+def test_a_recipe_survives_being_saved(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path / "a.yaml", GOOD))
+    assert load_recipe(write(tmp_path / "b.yaml", recipe.model_dump(mode="json"))) == recipe
+
+
+def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path / "a.yaml", GOOD))
+    cell, train = recipe.cells[0], recipe.distill
+    assert (cell.overlap, cell.containment, cell.positions) == ("greedy", "drop", "none")
+    assert (recipe.segment_length, train.max_epochs, train.patience) == (512, 15, 3)
+    assert (train.warmup_fraction, train.weight_decay, train.clip_norm) == (0.1, 1e-3, 1.0)
+
+
+def test_cells_differ_by_the_form_of_their_module() -> None:
+    forms = [{}, {"depth": 3}, {"kind": "linear"}, {"positions": "learned"}]
+    forms.append({"unit_positions": "preserved"})
+    cells = [{"backbone": "a", "tau": 5, **form} for form in forms]
+    recipe = Recipe.model_validate(changed("cells", cells))
+    assert [cell.form() for cell in recipe.cells] == [{"positions": "none", **f} for f in forms]
+
+
+def test_the_form_of_the_paper_adds_nothing_to_a_saved_recipe() -> None:
+    saved = Recipe.model_validate(GOOD).model_dump(mode="json")["cells"][0]
+    assert saved["positions"] == "none"
+    assert not {"depth", "kind", "unit_positions"} & set(saved)
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "bf16", "expected"),
+    [
+        (False, True, ("cpu", "float32")),
+        (False, False, ("cpu", "float32")),
+        (True, True, ("cuda", "bfloat16")),
+        (True, False, ("cuda", "float32")),
+    ],
+)
+def test_a_backbone_is_measured_as_it_is_distilled(
+    use_gpu: bool, bf16: bool, expected: tuple[str, str]
+) -> None:
+    raw = changed("distill.bf16", bf16) | {"cluster": {"use_gpu": use_gpu}}
+    recipe = Recipe.model_validate(raw)
+    assert recipe.placement == expected
+    assert recipe.distill.backbone_dtype(recipe.cluster.device) == expected[1]
+
+
+def test_preferences_are_trained_in_float32_everywhere() -> None:
+    config = PreferenceConfig(max_steps=1)
+    assert {config.backbone_dtype("cpu"), config.backbone_dtype("cuda")} == {"float32"}
+
+
+def test_how_a_distillation_is_dumped_is_what_it_was() -> None:
+    assert DistillConfig(max_steps=1).model_dump() == {
+        "max_steps": 1,
+        "max_epochs": 15,
+        "batch_size": 8,
+        "learning_rate": 8e-4,
+        "weight_decay": 1e-3,
+        "warmup_fraction": 0.1,
+        "clip_norm": 1.0,
+        "validate_every": 50,
+        "validation_rows": 64,
+        "patience": 3,
+        "checkpoint_every": 50,
+        "bf16": True,
+        "max_skipped_steps": 5,
+    }
+
+
+def test_recipes_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Recipe.model_validate(GOOD).seed = 3
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("name", "Big Name!", "name: String should match pattern.*; got Big Name!"),
+        ("name", "../x", "name: String should match pattern"),
+        ("seed", -1, "seed: Input should be greater than or equal to 0; got -1"),
+        ("segment_length", 4, "segment_length: Input should be greater than or equal to 8; got 4"),
+        ("cells", [], "cells: Tuple should have at least 1 item"),
+        ("cells.0.tau", 0, r"cells\.0\.tau: Input should be greater than or equal to 1; got 0"),
+        ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
+        ("cells.0.tua", 5, r"cells\.0\.tua: Extra inputs are not permitted; got 5"),
+        ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
+        ("cells.0.kind", "mean", r"cells\.0\.kind: .*'attention' or 'linear'; got mean"),
+        (
+            "cells",
+            [{"backbone": "a", "kind": "linear", "positions": "learned"}],
+            r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
+        ),
+        (
+            "cells",
+            [{"backbone": "a", "kind": "linear", "depth": 3}],
+            r"cells\.0: .*a linear merge module must have positions 'none' and depth 1",
+        ),
+        ("corpus.kind", "web", "corpus: .*'docstrings', 'files'"),
+        ("corpus.train_tokens", 0, r"corpus\.docstrings\.train_tokens: .*; got 0"),
+        ("distill.max_steps", 0, r"distill\.max_steps: .*greater than or equal to 1; got 0"),
+        ("distill.learning_rate", 0, r"distill\.learning_rate: .*greater than 0; got 0"),
+        ("distill.learning_rate", 2, r"distill\.learning_rate: .*less than or equal to 1; got 2"),
+        ("distill.learning_rate", float("nan"), r"distill\.learning_rate: .*; got nan"),
+        ("distill.clip_norm", float("inf"), r"distill\.clip_norm: .*finite number; got inf"),
+        ("distill.warmup_fraction", 1.0, r"distill\.warmup_fraction: .*less than 1; got 1\.0"),
+        ("adapt.dpo.beta", 0, r"adapt\.dpo\.beta: .*greater than 0; got 0"),
+        ("cluster.strategy", "magic", r"cluster\.strategy: .*'ddp' or 'deepspeed'; got magic"),
+        ("cluster.workers", -1, r"cluster\.workers: .*; got -1"),
+        ("cluster.object_store_gib", 0, r"cluster\.object_store_gib: .*equal to 0\.1; got 0"),
+        ("cluster", {"address": "h:1", "dashboard": True}, "are of a cluster started here"),
+        ("cluster.workers", 3, "workers must divide every batch_size"),
+        ("cluster", {"strategy": "deepspeed", "workers": 0}, "strategy deepspeed needs workers"),
+        ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16: Extra inputs are not permitted; got True"),
+        ("benchmark.prompt_lengths", [256, 4], r"benchmark\.prompt_lengths\.1: .*; got 4"),
+        ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
+        ("task", None, "adaptation needs the embedded task"),
+        ("cells", [{"backbone": "a"}, {"backbone": "a", "tau": 5}], "cells must all be different"),
+        ("cells", [{"backbone": "a", "rules": "r", "tau": 9}], "tau belongs to mining"),
+    ],
+)
+def test_a_field_out_of_bounds_is_named(
+    tmp_path: Path, where: str, value: object, message: str
+) -> None:
+    path = write(tmp_path / "mine.yaml", changed(where, value))
+    with pytest.raises(ConfigError, match=rf"^mine\.yaml: .*{message}.*"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "remedy"),
+    [
+        (GOOD | {"segment_lenght": 64}, "Did you mean 'segment_length'?"),
+        (
+            GOOD | {"cells": [{"backbone": "a", "containmet": "keep"}]},
+            "Did you mean 'containment'?",
+        ),
+        (
+            GOOD | {"corpus": {"kind": "docstrings", "train_token": 5}},
+            "Did you mean 'train_tokens'?",
+        ),
+        (
+            GOOD | {"task": {"train": 5, "nonsense": 5}},
+            "The fields here are test, train, valid.",
+        ),
+    ],
+)
+def test_a_misspelt_field_is_told_the_right_name(tmp_path: Path, raw: object, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(tmp_path / "x.yaml", raw))
+    assert caught.value.remedy == remedy
+
+
+@pytest.mark.parametrize("field", ["name", "corpus", "cells", "distill"])
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
+    raw = {name: value for name, value in GOOD.items() if name != field}
+    with pytest.raises(ConfigError, match=f"{field}: Field required"):
+        load_recipe(write(tmp_path / "x.yaml", raw))
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 5])
+def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path, raw: object) -> None:
+    with pytest.raises(ConfigError, match=r"x\.yaml: the recipe: .*dictionary"):
+        load_recipe(write(tmp_path / "x.yaml", raw))
+
+
+@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\x00", b"a: b: c", b"a:\n\t- 1"])
+def test_a_file_that_is_not_yaml_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"x\.yaml must be YAML"):
+        load_recipe(tmp_path / "x.yaml")
+
+
+def test_yaml_cannot_make_objects(tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    (tmp_path / "x.yaml").write_text(f"!!python/object/apply:os.mkdir ['{fired}']")
+    with pytest.raises(ConfigError, match="must be YAML"):
+        load_recipe(tmp_path / "x.yaml")
+    assert not fired.exists()
+
+
+def test_a_missing_file_says_how_to_list_recipes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must exist; got .*nowhere\.yaml\. `python -m flows"):
+        load_recipe(tmp_path / "nowhere.yaml")

@@ -1,0 +1,130 @@
+"""Alignment metrics against naive loops over Python lists, ties included."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
+
+P = 0.9
+
+
+def ranking(logits: list[float]) -> list[int]:
+    return sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+
+
+def softmax(logits: list[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp(value - top) for value in logits]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def nucleus(logits: list[float]) -> set[int]:
+    probs, chosen, mass = softmax(logits), set[int](), 0.0
+    for token in ranking(logits):
+        if mass >= P:
+            break
+        chosen.add(token)
+        mass += probs[token]
+    return chosen
+
+
+def naive(teacher: list[list[float]], student: list[list[float]]) -> dict[str, float]:
+    sums = dict.fromkeys(METRICS, 0.0)
+    for t, s in zip(teacher, student, strict=True):
+        order_t, order_s = ranking(t), ranking(s)
+        p_t, p_s = softmax(t), softmax(s)
+        sums["top1"] += order_t[0] == order_s[0]
+        for k in (3, 10):
+            size = min(k, len(t))
+            sums[f"top{k}"] += len(set(order_t[:size]) & set(order_s[:size])) / size
+        ours, theirs = nucleus(t), nucleus(s)
+        sums["topp"] += len(ours & theirs) / min(len(ours), len(theirs))
+        sums["mrr"] += 1 / (1 + order_s.index(order_t[0]))
+        cross = -math.fsum(a * math.log(b) for a, b in zip(p_t, p_s, strict=True))
+        sums["cross_entropy"] += cross
+        sums["kl"] += cross + math.fsum(a * math.log(a) for a in p_t)
+    return {name: total / len(teacher) for name, total in sums.items()}
+
+
+def measure(*batches: tuple[Tensor, Tensor]) -> dict[str, float]:
+    sums = AlignmentSums()
+    for teacher, student in batches:
+        sums.add(row_metrics(teacher, student))
+    return sums.means()
+
+
+def logits(seed: int, rows: int = 12, vocab: int = 40) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2.0 * torch.randn(rows, vocab, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("vocab", [2, 7, 40])
+def test_every_metric_equals_a_naive_loop(noise: float, vocab: int) -> None:
+    teacher = logits(1, vocab=vocab)
+    student = teacher + noise * logits(2, vocab=vocab)
+    expected = naive(teacher.tolist(), student.tolist())
+    assert measure((teacher, student)) == pytest.approx(expected, abs=1e-12)
+
+
+# Logits in steps of 0.75 tie often, and no partial sum of such a softmax lands on 0.9 exactly.
+TIED = st.lists(
+    st.lists(st.integers(-2, 2).map(lambda step: 0.75 * step), min_size=5, max_size=5),
+    min_size=2,
+    max_size=2,
+)
+
+
+@settings(max_examples=200)
+@given(TIED)
+def test_ties_are_broken_by_id_in_teacher_and_student(rows: list[list[float]]) -> None:
+    teacher, student = [rows[0]], [rows[1]]
+    found = measure((torch.tensor(teacher), torch.tensor(student)))
+    assert found == pytest.approx(naive(teacher, student), abs=1e-6)
+
+
+def test_top1_is_one_exactly_where_the_reciprocal_rank_is_one() -> None:
+    teacher = torch.tensor([[0.0, 1.0, 0.0]])
+    tied = torch.tensor([[1.0, 1.0, 0.0]])  # id 0 comes first, so the teacher's choice has rank 2
+    found = measure((teacher, tied))
+    assert (found["top1"], found["mrr"]) == (0.0, 0.5)
+
+
+def test_a_worked_example() -> None:
+    teacher = torch.tensor([[0.6, 0.25, 0.1, 0.05]]).log()
+    student = torch.tensor([[0.3, 0.65, 0.01, 0.04]]).log()
+    found = measure((teacher, student))
+    assert found["top1"] == 0.0
+    assert found["mrr"] == 0.5
+    assert found["top3"] == pytest.approx(2 / 3)  # {0, 1, 2} and {1, 0, 3}
+    assert found["topp"] == 1.0  # {0, 1, 2} and {0, 1}: both of the smaller set
+    assert found["top10"] == 1.0  # k is cut to the vocabulary
+
+
+def test_equal_distributions_score_perfectly() -> None:
+    same = logits(3)
+    found = measure((same, same + 5.0))  # a constant does not change a distribution
+    assert found["kl"] == pytest.approx(0.0, abs=1e-12)
+    for name in ("top1", "top3", "top10", "topp", "mrr"):
+        assert found[name] == 1.0
+    assert found["cross_entropy"] > 0.0
+
+
+def test_means_are_over_rows_and_not_over_batches() -> None:
+    teacher, student = logits(4), logits(5)
+    whole = measure((teacher, student))
+    parts = measure((teacher[:1], student[:1]), (teacher[1:], student[1:]))
+    assert parts == pytest.approx(whole, abs=1e-12)
+    empty = measure((teacher, student), (teacher[:0], student[:0]))
+    assert empty == pytest.approx(whole)
+
+
+def test_without_rows_the_means_are_nan() -> None:
+    assert all(math.isnan(value) for value in AlignmentSums().means().values())

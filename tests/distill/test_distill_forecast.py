@@ -1,0 +1,197 @@
+"""Predicted memory and FLOPs of a step, against what torch itself saves and counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedConfig
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.shape import BackboneShape
+from umim_core.config.form import ModuleForm
+from umim_core.config.hardware import HardwareConfig
+from umim_core.distill.distill_cost import MFU, DistillPrediction, check_fits
+from umim_core.distill.distill_forecast import predict_distillation
+from umim_core.distill.step import DistillModel
+from umim_core.errors import ResourceLimitError
+from umim_core.merging.module import MergeModule
+
+ROWS, LENGTH, VOCAB = 3, 64, 97
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=176,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "gpt2": GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=48,
+        n_layer=3,
+        n_head=4,
+        n_positions=LENGTH,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+}
+FORMS = {
+    "paper": ModuleForm(),
+    "learned": ModuleForm(positions="learned"),
+    "depth 3": ModuleForm(depth=3),
+    "linear": ModuleForm(kind="linear"),
+}
+# Of units of 1, 4, 1 and 2 tokens by turns: half of the tokens are saved, spans have 3 on average.
+HARDWARE = HardwareConfig(
+    name="test GPU",
+    gpus=2,
+    gpu_memory_gib=48,
+    bf16_tflops=100,
+    memory_bandwidth_gbs=1000,
+    expected_token_reduction=0.5,
+)
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> Backbone:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=attention)
+    return wrap_backbone(model.to(dtype), None)
+
+
+def step(backbone: Backbone, form: ModuleForm) -> Tensor:
+    module = MergeModule(
+        backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
+    )
+    module.initialise(0.02, torch.Generator().manual_seed(1))
+    half = backbone.dtype is torch.bfloat16
+    model = DistillModel(backbone, module, autocast=half, micro_batch=ROWS)
+    rng = np.random.default_rng(2)
+    rows = [rng.integers(0, VOCAB, LENGTH) for _ in range(ROWS)]
+    lengths = np.tile(np.array([1, 4, 1, 2]), LENGTH // 8)
+    return model(rows, [(np.cumsum(lengths) - lengths, lengths)] * ROWS).cross_entropy
+
+
+def predict(
+    name: str,
+    form: ModuleForm = FORMS["paper"],
+    *,
+    bf16: bool = False,
+    strategy: str = "ddp",
+    hardware: HardwareConfig = HARDWARE,
+    micro_batch: int | None = None,
+) -> DistillPrediction:
+    return predict_distillation(
+        BackboneShape.of_config(CONFIGS[name]),
+        form,
+        rows=ROWS,
+        segment_length=LENGTH,
+        bf16=bf16,
+        strategy="deepspeed" if strategy == "deepspeed" else "ddp",
+        hardware=hardware,
+        micro_batch=micro_batch,
+        steps=10,
+    )
+
+
+def saved_bytes(backbone: Backbone, form: ModuleForm) -> int:
+    """Bytes that autograd keeps during a step, the weights themselves left out."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        step(backbone, form)
+    model = backbone.model
+    frozen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    trained = (torch.nn.Parameter,)
+    sizes = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in kept
+        if not isinstance(tensor, trained) and not isinstance(tensor._base, trained)
+    }
+    return sum(size for place, size in sizes.items() if place not in frozen)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("bf16", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_activations_are_those_that_autograd_saves(name: str, form: str, bf16: bool) -> None:
+    backbone = build(name, torch.bfloat16 if bf16 else torch.float32)
+    memory = predict(name, FORMS[form], bf16=bf16).memory
+    assert memory.student + memory.spans == pytest.approx(
+        saved_bytes(backbone, FORMS[form]), rel=0.2
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_are_those_that_torch_counts(name: str, form: str) -> None:
+    backbone = build(name, attention="eager")  # counted as its products; the fused kernel is not
+    with FlopCounterMode(display=False) as counter:
+        step(backbone, FORMS[form]).backward()
+    told = predict(name, FORMS[form]).flops
+    whole_square = told.total + told.attention  # eager attention computes what causality forbids
+    assert whole_square == pytest.approx(counter.get_total_flops(), rel=0.05)
+
+
+def test_a_micro_batch_holds_its_own_rows_only() -> None:
+    whole, part = predict("llama").memory, predict("llama", micro_batch=1).memory
+    for name in ("student", "teacher", "backward", "loss"):
+        assert getattr(part, name) == pytest.approx(getattr(whole, name) / ROWS)
+    assert part.spans == whole.spans  # merged once per batch
+    assert predict("llama", micro_batch=1).flops == predict("llama").flops
+
+
+def test_sharding_leaves_less_of_the_optimiser_on_a_gpu() -> None:
+    parameters = sum(p.numel() for p in MergeModule(64).parameters())
+    plain, sharded = (predict("llama", strategy=s).memory.module for s in ("ddp", "deepspeed"))
+    assert plain == parameters * (4 + 4 + 8 + 4)  # weights, gradients, moments, DDP's buckets
+    assert sharded == parameters * (4 + 4 + (8 + 4 + 4) / 2)
+
+
+def test_time_is_that_of_the_flops_and_of_the_exchange() -> None:
+    fast = HARDWARE.model_copy(update={"memory_bandwidth_gbs": 1e9})
+    told = predict("llama", hardware=fast)
+    exchange = 4 * sum(p.numel() for p in MergeModule(64).parameters()) / 32e9
+    assert told.exchange_seconds == pytest.approx(exchange)
+    assert told.step_seconds == pytest.approx(told.flops.total / (MFU * 1e14) + exchange)
+    assert told.seconds == pytest.approx(10 * told.step_seconds)
+
+
+def test_a_step_is_not_faster_than_the_memory() -> None:
+    slow = HARDWARE.model_copy(update={"memory_bandwidth_gbs": 1e-3, "bf16_tflops": 1e6})
+    told = predict("llama", hardware=slow)
+    assert told.step_seconds > 3 * told.memory.weights / 1e6
+
+
+@pytest.mark.parametrize("fields", [{"loss": 9e9}, {"backward": 9e9}, {"teacher": 9e9}])
+def test_the_parts_that_are_shown_add_up_to_the_total(fields: dict[str, float]) -> None:
+    told = predict("llama")
+    told = replace(told, memory=replace(told.memory, **fields))
+    total, *parts = (line.split() for line in told.lines() if "GiB" in line)
+    assert total[-3:] == ["of", "48,", "fits"]
+    shown = sum(float(words[-2]) for words in parts)
+    assert shown == pytest.approx(float(total[4]), abs=0.005 * (len(parts) + 1))
+    assert shown > 9e9 / 2**30
+
+
+def test_a_training_that_does_not_fit_is_refused() -> None:
+    told = predict("llama", hardware=HARDWARE.model_copy(update={"gpu_memory_gib": 1.0}))
+    assert any("does not fit" in line for line in told.lines())
+    with pytest.raises(ResourceLimitError, match=r"of tiny must fit 1 GiB per GPU; got 1\.50 GiB"):
+        check_fits([("tiny", told)])
+    with pytest.raises(ResourceLimitError, match=r"Lower distill\.micro_batch or distill\.batch"):
+        told.check("tiny")
+    check_fits([("tiny", replace(told, gpu_memory_gib=math.inf))])

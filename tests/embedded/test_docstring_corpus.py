@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from umim_core.embedded.docstring_corpus import (
+    SPLITS,
+    CorpusReport,
+    build_corpus,
+    installed_versions,
+    split_of,
+)
+from umim_core.embedded.documents import read_documents
+
+WORDS = ["array", "axis", "value", "model", "tensor", "shape", "graph", "node", "token", "rule"]
+
+
+def sentence(rng: random.Random, chars: int) -> str:
+    text = ""
+    while len(text) < chars:
+        text += rng.choice(WORDS) + (".\n" if rng.random() < 0.1 else " ")
+    return text.strip()
+
+
+def write_module(path: Path, rng: random.Random, shared: list[str]) -> None:
+    """Write a module whose docstrings mix fresh, repeated, short and long paragraphs."""
+
+    def docstring(indent: str) -> str:
+        paragraphs = [sentence(rng, rng.choice([20, 55, 61, 90, 200])) for _ in range(3)]
+        if rng.random() < 0.6:
+            paragraphs.insert(rng.randrange(4), rng.choice(shared))
+        body = "\n\n".join(paragraphs).replace("\n", "\n" + indent)
+        return f'{indent}"""{body}\n{indent}"""\n'
+
+    code = docstring("")
+    for name in "ab":
+        code += f"def {name}():\n" + docstring("    ") + "\n"
+    code += "class K:\n" + docstring("    ") + "    async def m(self):\n" + docstring("        ")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, Path]:
+    rng = random.Random(5)
+    shared = [sentence(rng, n) for n in (40, 70, 130, 250)]
+    site, library = tmp_path / "site-packages", tmp_path / "stdlib"
+    for package in ("zeta", "alpha"):
+        for i in range(25):
+            write_module(site / package / f"m{i}.py", rng, shared)
+        write_module(site / package / "sub-1" / "x.py", rng, shared)
+        write_module(site / package / "sub" / "__init__.py", rng, shared)
+        # String order is sub, sub-1, sub/deep: no depth-first walk gives it.
+        write_module(site / package / "sub" / "deep" / "x.py", rng, shared)
+        write_module(site / package / "tests" / "hidden.py", rng, shared)
+    for folder in ("sub-1", "sub/deep", "sub"):
+        write_module(site / "mathy" / folder / "x.py", rng, shared)
+    for i in range(4):
+        write_module(site / "mathy" / f"m{i}.py", rng, shared)
+        write_module(library / f"m{i}.py", rng, shared)
+    write_module(library / "site-packages" / "other.py", rng, shared)
+    return site, library
+
+
+def build(roots: tuple[Path, Path], out: Path) -> CorpusReport:
+    site, library = roots
+    return build_corpus(
+        out,
+        packages=("zeta", "alpha"),
+        out_of_domain=("mathy",),
+        site_packages=site,
+        stdlib=library,
+    )
+
+
+def reference_parts(site: Path, library: Path) -> dict[str, list[str]]:
+    """Build the splits with the script that made the training text of the shipped models.
+
+    It is kept in its own words (os.walk, absolute paths, ast.walk) to stay an oracle.
+    """
+    skip = {"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files"}
+    seen: set[bytes] = set()
+    parts: dict[str, list[str]] = {split: [] for split in SPLITS}
+
+    def visit(root: str, base: str, split: str | None) -> None:
+        for folder, _, files in sorted(os.walk(root)):
+            inside = os.path.relpath(folder, base)
+            if skip & set(inside.split(os.sep)) or "site-packages" in inside:
+                continue
+            for file in sorted(f for f in files if f.endswith(".py")):
+                path = os.path.join(folder, file)
+                tree = ast.parse(Path(path).read_text(encoding="utf8"))
+                for node in ast.walk(tree):
+                    if not isinstance(
+                        node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+                    ):
+                        continue
+                    docstring = ast.get_docstring(node)
+                    if not docstring or len(docstring) <= 120:
+                        continue
+                    kept = []
+                    for paragraph in docstring.split("\n\n"):
+                        folded = " ".join(paragraph.split()).encode()
+                        key = hashlib.blake2b(folded, digest_size=8).digest()
+                        if len(paragraph) > 60:
+                            if key in seen:
+                                continue
+                            seen.add(key)
+                        kept.append(paragraph)
+                    text = "\n\n".join(kept).strip()
+                    if len(text) > 120:
+                        name = os.path.relpath(path, base).encode()
+                        h = int(hashlib.blake2b(name, digest_size=4).hexdigest(), 16) % 100
+                        own = "test" if h < 4 else "valid" if h < 8 else "train"
+                        parts[split or own].append(text)
+
+    for package in ("zeta", "alpha"):
+        visit(f"{site}/{package}", str(site), None)
+    visit(f"{site}/mathy", str(site), "ood_math")
+    visit(str(library), str(library), "ood_stdlib")
+    return parts
+
+
+def texts(path: Path) -> list[str]:
+    return [document.text for document in read_documents(path)]
+
+
+def test_each_split_holds_the_texts_of_the_reference_script(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    report = build(roots, tmp_path / "out")
+    expected = reference_parts(*roots)
+    assert all(expected.values()), "the tree must feed every split"
+    for split in SPLITS:
+        found = texts(tmp_path / "out" / f"{split}.jsonl")
+        assert Counter(found) == Counter(expected[split])
+        assert report.splits[split].documents == len(found)
+        assert report.splits[split].characters == sum(map(len, found))
+
+
+def test_held_out_splits_keep_the_order_of_the_packages_and_train_is_shuffled(
+    roots: tuple[Path, Path], tmp_path: Path
+) -> None:
+    build(roots, tmp_path / "out")
+    expected = reference_parts(*roots)
+    for split in SPLITS:
+        in_order = texts(tmp_path / "out" / f"{split}.jsonl") == expected[split]
+        assert in_order == (split != "train")
+
+
+def test_bytes_do_not_depend_on_the_hash_seed(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path;"
+        "from umim_core.embedded.docstring_corpus import build_corpus as b;"
+        "o, s, l = map(Path, sys.argv[1:]);"
+        "b(o, packages=('zeta', 'alpha'), out_of_domain=(), site_packages=s, stdlib=l)"
+    )
+    outputs = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        subprocess.run(
+            [sys.executable, "-c", code, str(out), *map(str, roots)],
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        outputs.append({p.name: p.read_bytes() for p in out.iterdir()})
+    assert outputs[0] == outputs[1]
+    assert set(outputs[0]) == {f"{split}.jsonl" for split in SPLITS}
+
+
+@pytest.mark.parametrize(
+    ("module", "split"),
+    [
+        # Buckets 0, 3, 4, 7, 8, 99: printf %s NAME | b2sum -l 32, modulo 100.
+        ("pkg/m132.py", "test"),
+        ("pkg/m298.py", "test"),
+        ("pkg/m19.py", "valid"),
+        ("pkg/m107.py", "valid"),
+        ("pkg/m24.py", "train"),
+        ("pkg/m609.py", "train"),
+        ("transformers/core_model_loading.py", "test"),
+    ],
+)
+def test_split_of_modules_at_the_borders(module: str, split: str) -> None:
+    assert split_of(module) == split
+
+
+def test_progress_hears_of_every_package_in_order(roots: tuple[Path, Path], tmp_path: Path) -> None:
+    site, library = roots
+    heard: list[str] = []
+    build_corpus(
+        tmp_path / "out",
+        packages=("zeta", "alpha"),
+        out_of_domain=("mathy",),
+        site_packages=site,
+        stdlib=library,
+        progress=heard.append,
+    )
+    assert heard == ["zeta", "alpha", "mathy", "standard library"]
+
+
+def test_installed_versions_name_python_and_the_distributions() -> None:
+    found = installed_versions(["torch", "PIL", "numpy", "no_such_package", "numpy"])
+    assert found[0] == ["python", platform.python_version()]
+    names = [name for name, _ in found[1:]]
+    assert names == sorted(names)
+    assert {"numpy", "torch"} <= set(names) and len(names) == len(set(names)) <= 3
+    assert dict(map(tuple, found))["numpy"] == np.__version__

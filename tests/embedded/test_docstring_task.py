@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from umim_core.embedded.docstring_task import (
+    MAX_CONTEXT_CHARS,
+    TaskReport,
+    TaskSplit,
+    build_task,
+)
+from umim_core.embedded.documents import write_rows
+from umim_core.errors import ConfigError, CorpusError
+
+SPLITS: tuple[TaskSplit, ...] = ("train", "valid", "test")
+VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"]
+
+
+def document(identifier: str, text: str, **changed: object) -> dict[str, object]:
+    module, _, qualified = identifier.partition("::")
+    row = {"id": f"{module}::{qualified}", "text": text, "name": qualified.rpartition(".")[2]}
+    return {**row, "kind": "function", "has_summary": True, **changed}
+
+
+def fillers(count: int, seed: int = 0) -> list[dict[str, object]]:
+    """Make documents that all become questions: unlike summaries, long bodies."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(count):
+        summary = " ".join(rng.sample(VOCABULARY, 6)).capitalize() + "."
+        body = " ".join(rng.choices(VOCABULARY, k=60))
+        rows.append(document(f"pkg/m{seed}_{i}.py::obj", f"{summary}\n\n{body}"))
+    return rows
+
+
+def build(
+    tmp_path: Path, rows: list[dict[str, object]], size: int = 1000
+) -> tuple[dict[str, dict[str, object]], TaskReport]:
+    """Build the test split from the rows; return its questions by id, and the report."""
+    corpus, out = tmp_path / "corpus", tmp_path / "task"
+    corpus.mkdir(exist_ok=True)
+    write_rows(corpus / "test.jsonl", rows)
+    report = build_task(corpus, out, {"test": size})
+    questions = [json.loads(line) for line in (out / "test.jsonl").read_text().splitlines()]
+    return {q["id"]: q for q in questions}, report
+
+
+def question_for(tmp_path: Path, row: dict[str, object]) -> dict[str, object] | None:
+    questions, _ = build(tmp_path, [row, *fillers(20)])
+    return questions.get(str(row["id"]))
+
+
+def test_the_gold_choice_is_the_summary_and_the_context_is_the_body(tmp_path: Path) -> None:
+    rows = fillers(30)
+    questions, report = build(tmp_path, rows)
+    assert report.questions == {"test": 30}
+    for row in rows:
+        summary, _, body = str(row["text"]).partition("\n\n")
+        question = questions[str(row["id"])]
+        assert question["choices"][question["gold"]] == summary
+        assert question["context"] == body
+
+
+def test_choices_are_four_distinct_summaries_of_the_split(tmp_path: Path) -> None:
+    rows = fillers(30)
+    summaries = {str(row["text"]).partition("\n\n")[0] for row in rows}
+    questions, _ = build(tmp_path, rows)
+    for question in questions.values():
+        assert len(set(question["choices"])) == 4
+        assert set(question["choices"]) <= summaries
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 7, 40])
+def test_gold_positions_are_balanced_to_within_one(tmp_path: Path, count: int) -> None:
+    questions, _ = build(tmp_path, fillers(count))
+    positions = Counter(q["gold"] for q in questions.values())
+    assert len(questions) == count
+    assert max(positions.values()) - min(positions[i] for i in range(4)) <= 1
+
+
+def test_the_order_of_the_corpus_file_does_not_matter(tmp_path: Path) -> None:
+    rows = fillers(25)
+    forward = list(build(tmp_path, rows)[0].values())
+    assert list(build(tmp_path, rows[::-1])[0].values()) == forward
+
+
+def test_splits_do_not_mix(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    texts: dict[TaskSplit, str] = {}
+    for seed, split in enumerate(SPLITS):
+        rows = fillers(12, seed)
+        write_rows(corpus / f"{split}.jsonl", rows)
+        texts[split] = "\n".join(str(row["text"]) for row in rows)
+    build_task(corpus, tmp_path / "task")
+    for split in SPLITS:
+        lines = (tmp_path / "task" / f"{split}.jsonl").read_text().splitlines()
+        assert len(lines) == 12
+        for question in map(json.loads, lines):
+            assert question["context"] in texts[split]
+            assert all(choice in texts[split] for choice in question["choices"])
+
+
+def test_size_keeps_a_prefix_of_the_larger_task(tmp_path: Path) -> None:
+    rows = fillers(20)
+    every = list(build(tmp_path, rows)[0].values())
+    assert list(build(tmp_path, rows, size=7)[0].values()) == every[:7]
+
+
+BODY = "Walk over the inputs and collect what they hold, one after the other, " * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "reason"),
+    [
+        (f"Short one.\n\n{BODY}", {}, "summary too short or too long"),
+        (f"{'Long words here ' * 12}\n\n{BODY}", {}, "summary too short or too long"),
+        ("Collect the held inputs.\n\n" + "b" * 199, {}, "body too short"),
+        (f"Collect the held inputs.\n\n{BODY}", {"has_summary": False}, "summary repeats"),
+        (f"collect(inputs, axis) -> Tensor out\n\n{BODY}", {}, "no sentence"),
+        (f"Collect the held inputs\n=======\n\n{BODY}", {}, "no sentence"),
+        (f"Collect the held inputs like this:\n\n{BODY}", {}, "no sentence"),
+        (f"Collect the inputs.\n\nHere: collect the inputs. {BODY}", {}, "body repeats"),
+    ],
+)
+def test_unsuitable_documents_are_left_out_and_counted(
+    tmp_path: Path, text: str, changed: dict[str, object], reason: str
+) -> None:
+    row = document("pkg/x.py::obj", text, **changed)
+    questions, report = build(tmp_path, [row, *fillers(20)])
+    assert row["id"] not in questions
+    (found,) = report.dropped["test"].items()
+    assert reason in found[0]
+    assert found[1] == 1
+
+
+def test_a_wrapped_summary_becomes_one_line(tmp_path: Path) -> None:
+    row = document("pkg/x.py::obj", f"Collect the\n  held inputs.\n\n{BODY}")
+    question = question_for(tmp_path, row)
+    assert question is not None
+    assert question["choices"][question["gold"]] == "Collect the held inputs."
+
+
+def test_a_name_that_tells_the_summary_is_blanked(tmp_path: Path) -> None:
+    body = f"{BODY}\n\n>>> np.nanmedian(x)\n1.0\n>>> nanmedian_of(x)"
+    row = document("pkg/x.py::nanmedian", f"Compute the nanmedian along an axis.\n\n{body}")
+    question = question_for(tmp_path, row)
+    assert question is not None
+    assert "np.___(x)" in question["context"]
+    assert "nanmedian_of(x)" in question["context"], "other names stay"
+
+
+def test_a_name_that_tells_nothing_stays(tmp_path: Path) -> None:
+    row = document("pkg/x.py::obj", f"Collect the held inputs.\n\n{BODY}\n>>> obj(x)")
+    question = question_for(tmp_path, row)
+    assert question is not None
+    assert "obj(x)" in question["context"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"{'a' * 600}\n\n{'b' * 600}", "a" * 600),
+        (f"{'a' * 100}\n\n{'b' * 600}\n{'c' * 600}", f"{'a' * 100}\n\n{'b' * 600}"),
+        (f"{'a' * 700} {'b' * 600}", "a" * 700),
+        ("a" * 2000, "a" * MAX_CONTEXT_CHARS),
+        (f"{'a' * (MAX_CONTEXT_CHARS - 2)} b", f"{'a' * (MAX_CONTEXT_CHARS - 2)} b"),
+        (f"{'a' * MAX_CONTEXT_CHARS} b", "a" * MAX_CONTEXT_CHARS),
+    ],
+    ids=["paragraph", "line", "word", "no border", "fits", "border at the limit"],
+)
+def test_long_bodies_are_cut_at_a_border(tmp_path: Path, body: str, expected: str) -> None:
+    row = document("pkg/x.py::obj", f"Collect the held inputs.\n\n{body}")
+    question = question_for(tmp_path, row)
+    assert question is not None
+    assert question["context"] == expected
+
+
+def test_distractors_come_from_other_modules(tmp_path: Path) -> None:
+    same = [{**row, "id": f"pkg/x.py::f{i}"} for i, row in enumerate(fillers(12))]
+    other = fillers(3, seed=1)
+    questions, _ = build(tmp_path, [*same, *other])
+    expected = {str(row["text"]).partition("\n\n")[0] for row in other}
+    for i in range(12):
+        question = questions[f"pkg/x.py::f{i}"]
+        assert {c for k, c in enumerate(question["choices"]) if k != question["gold"]} == expected
+
+
+def test_distractors_share_few_words_with_the_answer(tmp_path: Path) -> None:
+    row = document("pkg/x.py::obj", f"Collect all the held inputs.\n\n{BODY}")
+    alike = [
+        document(f"pkg/y{i}.py::obj", f"Collect all the held inputs {word}.\n\n{BODY}")
+        for i, word in enumerate(["again", "twice", "later", "first"])
+    ]
+    questions, _ = build(tmp_path, [row, *alike, *fillers(4)])
+    choices = questions[str(row["id"])]["choices"]
+    assert sum("Collect" in choice for choice in choices) == 1
+
+
+def test_one_summary_makes_one_question(tmp_path: Path) -> None:
+    twins = [document(f"pkg/t{i}.py::obj", f"Collect held inputs now.\n\n{BODY}") for i in "ab"]
+    questions, report = build(tmp_path, [*twins, *fillers(8)])
+    assert len(questions) == 9
+    assert report.dropped["test"] == {"summary taken by another question": 1}
+
+
+def test_a_split_without_questions_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"test split must hold.*too few distinct distractors"):
+        build(tmp_path, fillers(3))
+
+
+def test_a_size_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1; got \{'test': 0\}"):
+        build(tmp_path, fillers(8), size=0)

@@ -1,0 +1,188 @@
+"""The engine on a model whose answers are known: cache lengths by hand, switches and limits.
+
+``chain`` is a real Llama whose blocks add nothing and whose head is a shift: after token i it
+always chooses i + 1, and a surrogate that copies its last token keeps the chain going. So every
+cache length below can be checked by hand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.errors import GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import RowOutput
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+
+def settings(max_new_tokens: int, **options: object) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=max_new_tokens, **options)
+
+
+class LastToken:
+    """A span merger that copies the last token's embedding."""
+
+    def __call__(self, spans: Tensor, lengths: Tensor) -> Tensor:
+        return spans[torch.arange(len(spans)), lengths - 1]
+
+
+@pytest.fixture(scope="module")
+def chain() -> Backbone:
+    config = LlamaConfig(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(16))
+        model.lm_head.weight.copy_(torch.eye(16).roll(1, dims=0))  # token i raises i + 1
+    return wrap_backbone(model, None)
+
+
+def follow(
+    chain: Backbone, rules: list[tuple[int, ...]], prompt: list[int], new: int, **options: object
+) -> RowOutput:
+    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans(rules)))
+    return engine.generate([prompt], settings(new, **options)).rows[0]
+
+
+def test_a_merge_replaces_its_units_by_one(chain: Backbone) -> None:
+    row = follow(chain, [(3, 4)], [0, 1], 5)
+    assert row.ids == (2, 3, 4, 5, 6)
+    #                       prompt, 2, 3, (3 4), 5; the last token is not fed
+    assert row.cache_lengths == (2, 3, 4, 4, 5)
+    assert row.generated_spans == ((1, 2),)
+    assert row.stop_reason == "length"
+
+
+def test_a_merge_right_after_the_prompt_leaves_the_prompt_alone(chain: Backbone) -> None:
+    row = follow(chain, [(2, 3, 4)], [0, 1], 4)
+    assert row.cache_lengths == (2, 3, 4, 3)
+
+
+def test_a_rule_of_four_single_tokens_takes_three_units_back(chain: Backbone) -> None:
+    row = follow(chain, [(2, 3, 4, 5)], [0, 1], 6)
+    #                       prompt, 2, 3, 4, (2 3 4 5), 6; the last token is not fed
+    assert row.cache_lengths == (2, 3, 4, 5, 3, 4)
+    assert row.generated_spans == ((0, 4),)
+
+
+def test_nested_rules_merge_in_successive_steps(chain: Backbone) -> None:
+    row = follow(chain, [(2, 3), (2, 3, 4), (2, 3, 4, 5)], [1], 6)
+    assert row.cache_lengths == (1, 2, 2, 2, 2, 3)
+    assert row.generated_spans == ((0, 4),)
+
+
+def test_rules_never_cross_from_the_prompt_into_generated_tokens(chain: Backbone) -> None:
+    row = follow(chain, [(1, 2)], [0, 1], 3)
+    assert (row.prompt_spans, row.generated_spans) == ((), ())
+    assert row.cache_lengths == (2, 3, 4)
+
+
+def test_prompt_spans_shorten_the_prefill(chain: Backbone) -> None:
+    row = follow(chain, [(0, 1), (4, 5, 6)], [0, 1, 9, 4, 5, 6], 2)
+    assert row.prompt_spans == ((0, 2), (3, 3))
+    assert row.cache_lengths[0] == 3
+    assert row.ids == (7, 8)
+
+
+def test_an_eos_that_would_complete_a_rule_ends_the_row_unmerged(chain: Backbone) -> None:
+    row = follow(chain, [(3, 4)], [0, 1], 9, eos_token_id=4)
+    assert row.ids == (2, 3, 4)
+    assert row.generated_spans == ()
+    assert row.cache_lengths == (2, 3, 4)
+    assert row.stop_reason == "eos"
+
+
+@pytest.mark.parametrize(
+    ("merge_prompt", "merge_decode", "lengths"),
+    [
+        (True, True, (1, 2, 2)),
+        (True, False, (1, 2, 3)),
+        (False, True, (2, 3, 3)),
+        (False, False, (2, 3, 4)),
+    ],
+)
+def test_prompt_and_decode_merging_switch_separately(
+    chain: Backbone, merge_prompt: bool, merge_decode: bool, lengths: tuple[int, ...]
+) -> None:
+    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])))
+    output = engine.generate(
+        [[0, 1]], settings(3), merge_prompt=merge_prompt, merge_decode=merge_decode
+    )
+    assert output.rows[0].cache_lengths == lengths
+    assert output.rows[0].ids == (2, 3, 4)
+
+
+def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
+    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])))
+    output = engine.generate([[0, 1], [9, 0, 1, 2]], settings(4))
+    assert [row.token_reduction for row in output.rows] == [1 / 2, 1 / 4]
+    # row 0 feeds 2 3 4 and keeps 2 (3 4); row 1 feeds 3 4 5 and keeps (3 4) 5
+    assert [row.gen_kv_reduction for row in output.rows] == pytest.approx([1 / 3, 1 / 3])
+
+
+def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
+    lengths: list[list[int]] = []
+    Engine(chain, None, None).generate(
+        [[0], [5]],
+        settings(5, eos_token_id=2),
+        observer=lambda forward: lengths.append(forward.lengths.tolist()),
+    )
+    # row 0 chooses 1 and 2 (the end); row 1 goes on alone
+    assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]
+
+
+def test_prompts_up_to_the_last_position_are_served(chain: Backbone) -> None:
+    # 30 units, 3 new tokens, the last one never fed: exactly 32 positions
+    assert len(follow(chain, [], [0] * 30, 3).ids) == 3
+    with pytest.raises(GenerationError, match="32 positions; got 30 prompt positions"):
+        follow(chain, [], [0] * 30, 4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "at least one prompt"),
+        ([[1], []], "prompt 1"),
+        ([[1, 16]], "between 0 and 15; got prompt 0: 1 .. 16"),
+        ([[-1]], "between 0 and 15"),
+        ([np.zeros((1, 2), dtype=np.int64)], "1-D"),
+        ([np.array([0.5])], "1-D array of at least one token id"),
+    ],
+)
+def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        Engine(chain, None, None).generate(prompts, settings(2))
+
+
+@pytest.mark.parametrize("new_tokens", [0, -3])
+def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> None:
+    config = settings(1)
+    config.max_new_tokens = new_tokens
+    with pytest.raises(GenerationError, match="max_new_tokens must be an integer of at least 1"):
+        Engine(chain, None, None).generate([[1]], config)
+
+
+def test_rules_without_a_module_are_refused(chain: Backbone) -> None:
+    with pytest.raises(GenerationError, match="merge module"):
+        Engine(chain, None, Matcher(RuleSet.from_spans([(1, 2)])))

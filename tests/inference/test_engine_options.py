@@ -1,0 +1,133 @@
+"""Border matching, unit positions, log-probabilities and what is reported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from support.engine_matrix import (
+    CONFIGS,
+    SAMPLED,
+    VOCAB,
+    build,
+    from_scratch,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
+)
+from support.pairwise import pairwise
+from umim_core.errors import GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward
+
+
+@pairwise(name=list(CONFIGS), rows=[1, 4], infix_free=[True, False])
+@torch.no_grad()
+def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
+    name: str, rows: int, infix_free: bool
+) -> None:
+    backbone = build(name)
+    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    prompts = random_prompts(5, rows)
+    compact_differs = False
+
+    def compare(forward: Forward) -> None:
+        nonlocal compact_differs
+        for b, prompt in enumerate(prompts):
+            parts = [prompt.tolist(), forward.generated[b]]
+            expected, _ = from_scratch(backbone, module, matcher, parts, "preserved")
+            assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+            other, _ = from_scratch(backbone, module, matcher, parts, "compact")
+            compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
+
+    Engine(backbone, module, matcher, unit_positions="preserved").generate(
+        prompts, settings(**SAMPLED), seed=0, observer=compare
+    )
+    assert compact_differs
+
+
+@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+@torch.no_grad()
+def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_free: bool) -> None:
+    backbone = build(name)
+    module, matcher = module_for(backbone), random_rules(6, infix_free)
+    prompts = random_prompts(8, 12)
+
+    def compare(forward: Forward) -> None:
+        for b, prompt in enumerate(prompts):
+            whole = [*prompt.tolist(), *forward.generated[b]]
+            expected, units = from_scratch(backbone, module, matcher, [whole])
+            assert forward.lengths[b] == units
+            assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+
+    output = Engine(backbone, module, matcher).generate(
+        prompts, settings(**SAMPLED), seed=0, match_border=True, observer=compare
+    )
+    assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
+    for row in output.rows:
+        whole = np.array([*row.prompt_ids, *row.ids[:-1]])
+        starts, lengths = matcher.segment(whole)
+        found = [(int(s), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]
+        assert [
+            *row.prompt_spans,
+            *((s + row.prompt_length, n) for s, n in row.generated_spans),
+        ] == found
+
+
+def test_border_matching_needs_both_kinds_of_merging() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=True))
+    with pytest.raises(GenerationError, match="match_border needs merging"):
+        engine.generate([[1, 2]], settings(2), merge_decode=False, match_border=True)
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_log_probabilities_are_the_models_own(top: int) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    seen: list[torch.Tensor] = []
+    output = engine.generate(
+        random_prompts(4, 3),
+        settings(**SAMPLED, top_k=2),
+        seed=0,
+        logprobs=top,
+        observer=lambda forward: seen.append(forward.logits),
+    )
+    for b, row in enumerate(output.rows):
+        table = torch.stack([logits[b] for logits in seen]).log_softmax(dim=-1)
+        chosen = table[torch.arange(len(row.ids)), torch.tensor(row.ids)]
+        assert row.logprobs == pytest.approx(chosen.tolist(), abs=1e-12)
+        assert row.top_logprobs is not None
+        best = [[token for token, _ in step] for step in row.top_logprobs]
+        assert best == table.argsort(dim=-1, descending=True)[:, :top].tolist()
+        values = [[value for _, value in step] for step in row.top_logprobs]
+        assert torch.allclose(torch.tensor(values), table.float().sort(descending=True)[0][:, :top])
+
+
+def test_without_asking_there_are_no_log_probabilities() -> None:
+    row = Engine(build("gpt2"), None, None).generate([[1]], settings(2)).rows[0]
+    assert (row.logprobs, row.top_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("asked", [-1, VOCAB + 1])
+def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
+    with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2), logprobs=asked)
+
+
+def test_cumulative_reduction_counts_every_step() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), seed=0).rows:
+        held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
+        expected = 1 - sum(held) / sum(range(1, len(row.ids)))
+        assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)
+        assert row.gen_kv_reduction == pytest.approx(1 - held[-1] / (len(row.ids) - 1), abs=1e-12)
+
+
+def test_an_unknown_position_policy_is_refused() -> None:
+    with pytest.raises(GenerationError, match="unit_positions must be one of"):
+        Engine(build("gpt2"), None, None, unit_positions="preserve")

@@ -1,0 +1,217 @@
+"""Processors, criteria, streamers and timings of the engine, and options of a wrong type."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from support.engine_matrix import VOCAB, build, module_for, random_prompts, random_rules, settings
+from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[1], [2, 3]]},
+        {"suppress_tokens": [0, 4, 5]},
+        {"min_new_tokens": 6, "eos_token_id": 3},
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3, "suppress_tokens": [2]},
+        {"sequence_bias": [[[1], 4.0], [[2, 3], -6.0]]},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_processors_give_what_transformers_gives(options: dict[str, object]) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, None, None)
+    prompts = random_prompts(11, 6)
+    ours = engine.generate(prompts, settings(24, **options)).rows
+    plain = engine.generate(prompts, settings(24)).rows
+    assert [row.ids for row in ours] != [row.ids for row in plain]
+    for prompt, row in zip(prompts, ours, strict=True):
+        theirs = backbone.model.generate(
+            torch.tensor(prompt)[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=24,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+        assert list(row.ids) == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [({"min_p": 0.9}, 2), ({"typical_p": 0.2}, 2), ({"epsilon_cutoff": 0.3}, 3)],
+)
+def test_warpers_leave_few_tokens_to_draw(options: dict[str, float], possible: int) -> None:
+    engine = Engine(build("llama"), None, None)
+    config = settings(1, do_sample=True, num_return_sequences=200, **options)
+    assert len({row.ids for row in engine.generate([[1, 2]], config, seed=0).rows}) <= possible
+    free = settings(1, do_sample=True, num_return_sequences=200)
+    assert len({row.ids for row in engine.generate([[1, 2]], free, seed=0).rows}) > possible
+
+
+class _Only(LogitsProcessor):
+    """Allow the successor of the newest raw id alone, and note what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.seen.append(input_ids[0].tolist())
+        masked = torch.full_like(scores, -torch.inf)
+        masked[0, (int(input_ids[0, -1]) + 1) % VOCAB] = 0.0
+        return masked
+
+
+def test_a_processor_sees_each_rows_raw_ids() -> None:
+    backbone, processor = build("gpt2"), _Only()
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    rows = engine.generate(
+        [[3], [7, 8, 9]], settings(4), logits_processor=LogitsProcessorList([processor])
+    ).rows
+    assert [row.ids for row in rows] == [(4, 5, 6, 7), (10, 0, 1, 2)]
+    assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
+
+
+class _LongerThan(StoppingCriteria):
+    """Stop texts of more than six raw ids."""
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: object, **kwargs: object
+    ) -> torch.BoolTensor:
+        done = torch.tensor([input_ids.shape[1] > 6] * len(input_ids))
+        return done  # type: ignore[return-value]  # a bool tensor
+
+
+def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    rows = engine.generate(
+        [[1], [1, 2, 3, 4]], settings(20), stopping_criteria=StoppingCriteriaList([_LongerThan()])
+    ).rows
+    assert [(len(row.ids), row.stop_reason) for row in rows] == [(6, "criteria"), (3, "criteria")]
+
+
+def test_a_request_that_takes_too_long_ends() -> None:
+    [row] = Engine(build("gpt2"), None, None).generate([[1]], settings(80, max_time=1e-9)).rows
+    assert (len(row.ids), row.stop_reason) == (1, "criteria")
+
+
+class _Record(BaseStreamer):
+    """Keep what is put."""
+
+    def __init__(self) -> None:
+        self.values: list[list[object]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.values.append(value.tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
+    backbone, ours, theirs = build("gpt2"), _Record(), _Record()
+    Engine(backbone, None, None).generate([[1, 2, 3]], settings(5), streamer=ours)
+    backbone.model.generate(
+        torch.tensor([[1, 2, 3]]),
+        attention_mask=torch.ones(1, 3, dtype=torch.int64),
+        max_new_tokens=5,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=theirs,
+    )
+    assert (ours.values, ours.ended) == (theirs.values, theirs.ended)
+
+
+def test_a_streamer_takes_one_row() -> None:
+    with pytest.raises(GenerationError, match="a streamer takes one row; got 2 rows"):
+        Engine(build("gpt2"), None, None).generate([[1], [2]], settings(5), streamer=_Record())
+
+
+def test_timings_add_up_to_the_call_less_the_consumers_pauses() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    start, paused = time.perf_counter(), 0.0
+    steps = engine.steps([[1, 2, 3]], settings(6), Request())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            timings = end.value.timings
+            break
+        pause = time.perf_counter()
+        time.sleep(0.05)
+        paused += time.perf_counter() - pause
+    total = time.perf_counter() - start
+    assert timings.first_token > 0 and timings.decode > 0
+    assert timings.first_token + timings.decode <= total - paused + 1e-3
+
+
+def test_a_streamer_is_ended_when_the_request_fails() -> None:
+    engine, streamer = Engine(build("gpt2"), None, None), _Record()
+
+    def fail(_: Forward) -> None:
+        raise RuntimeError("an observer's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        engine.generate([[1]], settings(4), streamer=streamer, observer=fail)
+    assert streamer.ended == 1
+    refused = _Record()
+    with pytest.raises(GenerationError, match="96 positions"):
+        engine.generate([[1]], settings(400), streamer=refused)
+    assert refused.values == []
+
+
+def test_scores_that_are_no_numbers_are_refused() -> None:
+    backbone = build("gpt2-untied")
+    with torch.no_grad():
+        backbone.head_weight.fill_(float("nan"))
+    for options in ({}, {"do_sample": True}):
+        with pytest.raises(NumericalError, match="finite score"):
+            Engine(backbone, None, None).generate([[1]], settings(2, **options))
+
+
+def test_ruling_out_every_token_is_refused() -> None:
+    with pytest.raises(NumericalError, match="highest score -inf"):
+        Engine(build("gpt2"), None, None).generate(
+            [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logits_processor": _Only()}, "logits_processor must be a list"),
+        ({"stopping_criteria": _LongerThan()}, "stopping_criteria must be a list"),
+        ({"logprobs": 1.5}, "logprobs must lie between"),
+        ({"seed": 1.5}, "seed must be an integer"),
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2), **options)
+
+
+def test_ids_that_a_processor_refuses_are_reported() -> None:
+    with pytest.raises(GenerationError, match=r"refused its input|out of range"):
+        Engine(build("gpt2"), None, None).generate([[1]], settings(2, bad_words_ids=[[99]]))
+
+
+def test_nested_prompts_are_refused() -> None:
+    with pytest.raises(GenerationError, match="1-D array"):
+        Engine(build("gpt2"), None, None).generate([[[1, 2], [3]]], settings(2))

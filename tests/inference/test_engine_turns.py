@@ -1,0 +1,247 @@
+"""Several samples of one prompt, and turns that go on from a cache, against fresh forwards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from support.engine_matrix import (
+    CONFIGS,
+    SAMPLED,
+    VOCAB,
+    build,
+    from_scratch,
+    module_for,
+    random_prompts,
+    random_rules,
+    settings,
+)
+from support.pairwise import pairwise
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.inference.request import Request
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+POLICIES = ("compact", "preserved")
+
+
+def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.RemovableHandle:
+    """Record how many units per row each forward of the trunk reads."""
+
+    def note(_: object, __: object, inputs: dict[str, torch.Tensor]) -> None:
+        seen.append(inputs["inputs_embeds"].shape[1])
+
+    return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
+
+
+@pairwise(name=list(CONFIGS), rows=[1, 4], unit_positions=POLICIES, infix_free=[True, False])
+@torch.no_grad()
+def test_every_step_of_three_turns_equals_a_forward_from_scratch(
+    name: str, rows: int, unit_positions: UnitPositions, infix_free: bool
+) -> None:
+    backbone = build(name)
+    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    engine = Engine(backbone, module, matcher, unit_positions=unit_positions)
+    turns = [random_prompts(turn, rows) for turn in (5, 6, 7)]
+    parts: list[list[list[int]]] = [[] for _ in range(rows)]
+    compared = 0
+
+    def compare(forward: Forward) -> None:
+        nonlocal compared
+        for b in range(rows):
+            expected, units = from_scratch(
+                backbone, module, matcher, [*parts[b], forward.generated[b]], unit_positions
+            )
+            assert forward.lengths[b] == units
+            assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+            compared += 1
+
+    output: EngineOutput | None = None
+    for seed, prompts in enumerate(turns):
+        for b, prompt in enumerate(prompts):
+            if output is not None:  # it was not fed; no rule crosses into the new turn
+                parts[b].append([output.rows[b].ids[-1]])
+            parts[b].append(prompt.tolist())
+        output = engine.generate(
+            prompts,
+            settings(6, **SAMPLED),
+            seed=seed,
+            past=None if output is None else output.state,
+            observer=compare,
+        )
+        for b, row in enumerate(output.rows):
+            parts[b].append(list(row.ids[:-1]))
+    assert compared == 3 * 6 * rows
+    assert output is not None and any(row.cache_lengths[0] > 14 for row in output.rows)
+
+
+def test_another_turn_does_not_read_the_past_again() -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, None, None)
+    first = engine.generate([[1, 2, 3, 4, 5, 6, 7, 8]], settings(4))
+    seen: list[int] = []
+    handle = widths_of(backbone, seen)
+    engine.generate([[9, 10]], settings(3), past=first.state)
+    handle.remove()
+    assert seen == [3, 1, 1]  # the token that was never fed, the two new ones; then one a step
+
+
+def test_turns_without_rules_equal_one_text() -> None:
+    backbone = build("gpt2")
+    engine = Engine(backbone, None, None)
+    first = engine.generate([[1, 2, 3]], settings(5))
+    second = engine.generate([[4, 5]], settings(5), past=first.state)
+    whole = [1, 2, 3, *first.rows[0].ids, 4, 5]
+    assert second.rows[0].ids == engine.generate([whole], settings(5)).rows[0].ids
+    assert second.rows[0].prompt_ids == (first.rows[0].ids[-1], 4, 5)
+    assert second.state.raw_ids == ((*whole, *second.rows[0].ids),)
+
+
+def test_a_state_is_continued_once() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    first = engine.generate([[1, 2, 3]], settings(2))
+    engine.generate([[4]], settings(2), past=first.state)
+    with pytest.raises(GenerationError, match="continued once"):
+        engine.generate([[4]], settings(2), past=first.state)
+
+
+def test_a_refused_turn_leaves_its_state_alone() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    first = engine.generate([[1, 2, 3]], settings(2))
+    with pytest.raises(GenerationError, match="96 positions"):
+        engine.generate([[4]], settings(200), past=first.state)
+    with pytest.raises(GenerationError, match="one prompt per row"):
+        engine.generate([[4], [5]], settings(2), past=first.state)
+    assert len(engine.generate([[4]], settings(2), past=first.state).rows[0].ids) == 2
+
+
+def test_preserved_positions_count_against_the_limit() -> None:
+    backbone = build("llama")  # 96 positions
+    module, matcher = module_for(backbone), random_rules(3, infix_free=False)
+    prompt = random_prompts(1, 1)[0].tolist() * 12
+    assert len(matcher.segment(np.array(prompt))[0]) + 20 < 96 < len(prompt) + 20
+    Engine(backbone, module, matcher).generate([prompt], settings(20))
+    with pytest.raises(GenerationError, match="96 positions"):
+        Engine(backbone, module, matcher, unit_positions="preserved").generate(
+            [prompt], settings(20)
+        )
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
+    backbone = build(name)
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    prompts = random_prompts(3, 3)
+    seen: list[int] = []
+    handle = widths_of(backbone, seen)
+    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4), seed=0)
+    handle.remove()
+    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED), seed=0)
+    assert shared.rows == apart.rows
+    assert len({row.ids for row in shared.rows}) > 3
+    assert len(seen) == 16  # one prefill, then one forward per token but the last
+
+
+def test_samples_can_be_continued_each_on_its_own() -> None:
+    engine = Engine(build("llama"), None, None)
+    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), seed=0)
+    second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
+    for b, extra in enumerate(([4], [5, 6])):
+        whole = [1, 2, *first.rows[b].ids, *extra]
+        assert second.rows[b].ids == engine.generate([whole], settings(3)).rows[0].ids
+
+
+@pytest.mark.parametrize("unit_positions", POLICIES)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_rows_of_very_different_lengths_are_continued_together(
+    name: str, unit_positions: UnitPositions
+) -> None:
+    backbone = build(name)  # 96 positions
+    engine = Engine(
+        backbone, module_for(backbone), random_rules(2, False), unit_positions=unit_positions
+    )
+    long, short = [1, 2, 3, 4] * 12, [5]
+    ends = settings(4, eos_token_id=[1, 3, 7, 9], repetition_penalty=1.5)
+    first = engine.generate([long, short], ends)
+    second = engine.generate([short, long], ends, past=first.state)
+    for b, prompts in enumerate(((long, short), (short, long))):
+        alone = engine.generate([prompts[0]], ends)
+        assert alone.rows[0] == first.rows[b]
+        assert engine.generate([prompts[1]], ends, past=alone.state).rows[0] == second.rows[b]
+
+
+def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
+    backbone = build("gpt2")
+    matcher = Matcher(RuleSet.from_spans([(a, 6) for a in range(VOCAB)]))
+    engine = Engine(backbone, module_for(backbone), matcher)
+    closed = engine.generate([[1, 2]], settings(3)).state
+    opened = engine.generate([[1, 2]], settings(3)).state
+    assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
+    [row] = engine.generate([[6]], settings(2), past=opened, match_border=True).rows
+    assert row.prompt_spans == ((0, 2),)
+
+
+def test_an_empty_prompt_goes_on_with_a_state() -> None:
+    engine = Engine(build("llama"), None, None)
+    first = engine.generate([[1, 2, 3]], settings(4))
+    second = engine.generate([[]], settings(4), past=first.state)
+    whole = engine.generate([[1, 2, 3]], settings(8)).rows[0].ids
+    assert first.rows[0].ids + second.rows[0].ids == whole
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
+    backbone = build("llama")
+    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    first = engine.generate([[1, 2, 3]], settings(4))
+    config = settings(8, **SAMPLED, num_return_sequences=samples)
+    expected = engine.generate(
+        [[4, 5]], config, past=engine.generate([[1, 2, 3]], settings(4)).state, seed=0
+    )
+
+    def fail(forward: Forward) -> None:
+        if len(forward.generated[0]) == 3:
+            raise RuntimeError("an observer's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        engine.generate([[4, 5]], config, past=first.state, observer=fail)
+    steps = engine.steps([[4, 5]], config, Request(), first.state)
+    for _ in range(4):
+        next(steps)
+    steps.close()
+    assert engine.generate([[4, 5]], config, past=first.state, seed=0).rows == expected.rows
+
+
+def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
+    backbone = build("llama")
+    state = Engine(backbone, None, None).generate([[1, 2, 3]], settings(4)).state
+    for other in (
+        Engine(build("mistral"), None, None),
+        Engine(backbone, None, None, unit_positions="preserved"),
+    ):
+        with pytest.raises(GenerationError, match="backbone and unit positions that made it"):
+            other.generate([[4]], settings(2), past=state)
+    Engine(backbone, None, None).generate([[4]], settings(2), past=state)
+
+
+def test_a_released_state_holds_no_cache() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    state = engine.generate([[1, 2, 3]], settings(4)).state
+    assert state.cache_lengths == (6,)
+    state.release()
+    assert state.cache_lengths == ()
+    with pytest.raises(GenerationError, match="continued or released"):
+        engine.generate([[4]], settings(2), past=state)
+
+
+def test_a_turn_draws_numbers_of_its_own() -> None:
+    engine = Engine(build("gpt2"), None, None)
+    config = settings(12, do_sample=True, temperature=50.0)  # nearly uniform: ids follow the draws
+    first = engine.generate([[1]], config, seed=0)
+    second = engine.generate([[1]], config, past=first.state, seed=0)
+    assert second.rows[0].ids != first.rows[0].ids

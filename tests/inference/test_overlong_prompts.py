@@ -1,0 +1,122 @@
+"""Prompts beyond the backbone's context: refused, cut on the left, or positions that go on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from tests.conftest import VOCAB_SIZE
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import UnitPositions
+from umim_core.errors import GenerationError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+NEW, CONTEXT = 5, 64
+BOS = VOCAB_SIZE - 1
+LETTERS = range(1, BOS)
+ROOM = CONTEXT - NEW + 1
+
+
+def ids_of(length: int) -> list[int]:
+    return np.random.default_rng(3).integers(1, BOS, length).tolist()
+
+
+def with_rules(backbone: Backbone, positions: UnitPositions = "compact") -> UMIM:
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    spans = [(a, b) for a in LETTERS for b in LETTERS[::2]]
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint)
+    made = Checkpoint.of(module, rules, backbone)
+    config = made.config.model_copy(update={"unit_positions": positions})
+    return UMIM(backbone, replace(made, config=config))
+
+
+def test_an_overlong_prompt_is_refused_with_what_to_do(tiny_backbone: Backbone) -> None:
+    with pytest.raises(GenerationError, match="overlong='truncate' or 'extend'"):
+        with_rules(tiny_backbone).generate(ids_of(ROOM + 1), merge="none", max_new_tokens=NEW)
+
+
+def test_without_merging_the_last_tokens_are_kept(tiny_backbone: Backbone) -> None:
+    umim, ids = with_rules(tiny_backbone), ids_of(150)
+    options = {"merge": "none", "max_new_tokens": NEW, "overlong": "truncate"}
+    output = umim.generate(ids, **options)
+    assert list(output.prompt_ids[0]) == ids[-ROOM:]
+    assert output == umim.generate(ids[-ROOM:], **options)
+    assert umim.generate(ids[:9], **options).prompt_ids[0] == tuple(ids[:9])
+
+
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPositions) -> None:
+    umim, ids = with_rules(tiny_llama, positions), ids_of(150)
+    output = umim.generate([ids, ids[:8]], max_new_tokens=NEW, overlong="truncate")
+    kept = list(output.prompt_ids[0])
+    assert kept == ids[-len(kept) :]
+    starts, lengths = umim.matcher.segment(np.array(ids))
+    assert len(ids) - len(kept) in starts.tolist()
+    after = umim.matcher.segment(np.array(kept))[1].tolist()
+    assert after == lengths[-len(after) :].tolist() and max(after) > 1
+    assert (len(after) if positions == "compact" else len(kept)) in (ROOM, ROOM - 1)
+    assert (len(kept) > ROOM) == (positions == "compact")
+    assert output.prompt_ids[1] == tuple(ids[:8])
+    assert output.ids[0] == umim.generate(kept, max_new_tokens=NEW).ids[0]
+
+
+def test_a_bos_in_front_stays(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> None:
+    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
+    tokenizer.bos_token = f"w{BOS}"
+    ids = [BOS, *ids_of(150)]
+    output = with_rules(wrap_backbone(tiny_model("llama", 0), tokenizer)).generate(
+        ids, merge="none", max_new_tokens=NEW, overlong="truncate"
+    )
+    assert list(output.prompt_ids[0]) == [BOS, *ids[-ROOM + 1 :]]
+
+
+def test_rotary_positions_go_on_with_a_warning(
+    tiny_llama: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = ids_of(CONTEXT + 20)
+    with caplog.at_level(logging.WARNING, "umim_core"):
+        output = with_rules(tiny_llama).generate(
+            ids, merge="none", max_new_tokens=NEW, overlong="extend", eos_token_id=None
+        )
+    theirs = tiny_llama.model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        max_new_tokens=NEW,
+        eos_token_id=None,
+        pad_token_id=0,
+        do_sample=False,
+    )
+    assert list(output.ids[0])[:1] == theirs[0, len(ids) : len(ids) + 1].tolist()
+    assert f"exceed the {CONTEXT}" in caplog.text
+
+
+def test_learned_positions_do_not_go_on(tiny_backbone: Backbone) -> None:
+    if tiny_backbone.name != "tiny-gpt2":
+        pytest.skip("rotary positions go on")
+    with pytest.raises(GenerationError, match="only rotary positions go on"):
+        with_rules(tiny_backbone).generate(
+            ids_of(80), merge="none", max_new_tokens=NEW, overlong="extend"
+        )
+
+
+def test_new_tokens_that_leave_no_room_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(GenerationError, match="64 positions"):
+        with_rules(tiny_llama).generate([1, 2], max_new_tokens=CONTEXT + 1, overlong="truncate")
+
+
+def test_an_unknown_way_is_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(GenerationError, match="overlong must be one of"):
+        with_rules(tiny_llama).generate([1], overlong="left")

@@ -1,0 +1,214 @@
+"""Each kind of rollback by name, against a forward from scratch after every step (RELIABILITY 10).
+
+The model is made to choose given tokens, so that what merges, and when, can be written down::
+
+    rules (1 2 3 4), chosen 1 2 3 4 5      units in the cache behind the prompt
+        1  2  3                            1  2  3
+        4 completes the rule               1  2  3 taken back, one surrogate fed:  1
+        5                                  2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as budget
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from support.engine_matrix import build, from_scratch, module_for, settings
+from umim_core.config.form import UnitPositions
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+TOLERANCES = [(torch.float64, 1e-10), (torch.float32, 1e-5)]
+NESTED = ((1, 2), (1, 2, 3), (1, 2, 3, 4))
+
+
+class Forced(LogitsProcessor):
+    """Let each row choose the tokens that were planned for its prompt, whatever the scores say.
+
+    Args:
+        plans: Raw prompt -> tokens to choose after it.
+    """
+
+    def __init__(self, plans: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+        self.plans = plans
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        ids = tuple(input_ids[0].tolist())
+        [token] = {
+            plan[len(ids) - len(prompt)]
+            for prompt, plan in self.plans.items()
+            if ids[: len(prompt)] == prompt and ids[len(prompt) :] == plan[: len(ids) - len(prompt)]
+        }
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0.0
+        return forced
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tokens that are chosen under some rules, and the cache lengths that follow by hand.
+
+    Attributes:
+        rules: Spans that merge.
+        prompt: Raw prompt.
+        chosen: What the model is made to choose; the last token is never fed.
+        lengths: Units in the cache after the prompt and after every fed token.
+        border: Whether rules may reach into the prompt.
+        end: The token that ends the row, if any.
+    """
+
+    rules: tuple[tuple[int, ...], ...]
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    lengths: tuple[int, ...]
+    border: bool = False
+    end: int | None = field(default=None)
+
+
+CASES = {
+    "two single tokens": Case(((1, 2),), (9, 8), (7, 1, 2, 5, 6), (2, 3, 4, 4, 5)),
+    "three single tokens": Case(((1, 2, 3),), (9, 8), (1, 2, 3, 5, 6), (2, 3, 4, 3, 4)),
+    "four single tokens": Case(((1, 2, 3, 4),), (9, 8), (1, 2, 3, 4, 5, 6), (2, 3, 4, 5, 3, 4)),
+    "a merged unit and a single token": Case(
+        ((1, 2), (1, 2, 3, 4)), (9,), (1, 2, 3, 4, 5, 6), (1, 2, 2, 3, 2, 3)
+    ),
+    "merges in successive steps": Case(NESTED, (9,), (1, 2, 3, 4, 5, 6), (1, 2, 2, 2, 2, 3)),
+    "two merges side by side": Case(((1, 2), (3, 4)), (9,), (1, 2, 3, 4, 5), (1, 2, 2, 3, 3)),
+    "a merge right after the prompt": Case(((1, 2),), (9, 8, 7), (1, 2, 5), (3, 4, 4)),
+    "a prompt that ends in the rule's first token": Case(((1, 2),), (9, 1), (2, 5, 6), (2, 3, 4)),
+    "the span is the whole cache, of one token": Case(
+        ((1, 2),), (1,), (2, 5, 6), (1, 1, 2), border=True
+    ),
+    "the span is the whole cache, of three tokens": Case(
+        ((1, 2, 3, 4),), (1, 2, 3), (4, 5, 6), (3, 1, 2), border=True
+    ),
+    "the span is the whole cache, of a merged prompt": Case(
+        NESTED, (1, 2), (3, 4, 5, 6), (1, 1, 1, 2), border=True
+    ),
+    "an end that completes a rule": Case(((1, 2),), (9,), (7, 1, 2), (1, 2, 3), end=2),
+}
+
+
+def compared(
+    cases: list[Case],
+    name: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    unit_positions: UnitPositions = "compact",
+) -> EngineOutput:
+    """Generate what the cases (of one rule set) plan, and compare every step of every row."""
+    [rules] = {case.rules for case in cases}
+    [border] = {case.border for case in cases}
+    [end] = {case.end for case in cases}
+    backbone = build(name, dtype)
+    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(rules))
+    seen = 0
+
+    def compare(forward: Forward) -> None:
+        nonlocal seen
+        for b, case in enumerate(cases):
+            if not forward.running[b]:
+                continue
+            made = forward.generated[b]
+            parts = [[*case.prompt, *made]] if border else [case.prompt, made]
+            expected, units = from_scratch(backbone, module, matcher, parts, unit_positions)
+            assert int(forward.lengths[b]) == units == case.lengths[len(made)]
+            assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
+            seen += 1
+
+    output = Engine(backbone, module, matcher, unit_positions=unit_positions).generate(
+        [case.prompt for case in cases],
+        settings(max(len(case.chosen) for case in cases), eos_token_id=end),
+        match_border=border,
+        logits_processor=LogitsProcessorList([Forced({c.prompt: c.chosen for c in cases})]),
+        observer=compare,
+    )
+    assert [row.ids for row in output.rows] == [case.chosen for case in cases]
+    assert [row.cache_lengths for row in output.rows] == [case.lengths for case in cases]
+    assert seen == sum(len(case.chosen) for case in cases)
+    return output
+
+
+@pytest.mark.parametrize("unit_positions", ["compact", "preserved"])
+@pytest.mark.parametrize(("dtype", "tolerance"), TOLERANCES, ids=["float64", "float32"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.no_grad()
+def test_every_step_equals_a_forward_from_scratch(
+    case: Case,
+    name: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    unit_positions: UnitPositions,
+) -> None:
+    [row] = compared([case], name, dtype, tolerance, unit_positions).rows
+    if case.end is not None:
+        assert (row.stop_reason, row.generated_spans) == ("eos", ())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_rows_that_roll_back_different_numbers_of_units_in_one_step_stay_apart(name: str) -> None:
+    rules = ((1, 2), (3, 4, 5), (6, 7, 8, 9))
+    rows = [
+        Case(rules, (10,), (6, 7, 8, 9, 0, 0), (1, 2, 3, 4, 2, 3)),
+        Case(rules, (0, 10), (0, 3, 4, 5, 0, 0), (2, 3, 4, 5, 4, 5)),
+        Case(rules, (0, 0, 10), (0, 0, 1, 2, 0, 0), (3, 4, 5, 6, 6, 7)),
+        Case(rules, (0, 0, 0, 10), (0, 0, 0, 0, 0, 0), (4, 5, 6, 7, 8, 9)),
+    ]
+    output = compared(rows, name, torch.float64, 1e-10)
+    fourth = [row.cache_lengths[4] - row.cache_lengths[3] for row in output.rows]
+    assert fourth == [-2, -1, 0, 1]
+
+
+@torch.no_grad()
+def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
+    case = CASES["an end that completes a rule"]
+    backbone = build("llama")
+    module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(case.rules))
+    first = compared([case], "llama", torch.float64, 1e-10)
+    engine = Engine(first.state._backbone, module, matcher)
+    seen: list[Tensor] = []
+    engine.generate(
+        [(5, 1, 2)], settings(1), past=first.state, observer=lambda f: seen.append(f.logits[0])
+    )
+    parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]
+    expected, units = from_scratch(first.state._backbone, module, matcher, parts)
+    assert units == 6  # 9, 7 1, the end, 5 and (1 2)
+    assert float((seen[0] - expected).abs().max()) <= 1e-10
+
+
+# Rules over few tokens, so that most chosen tokens complete one, of any number of units.
+TOKENS = st.integers(0, 3)
+SPANS = st.lists(TOKENS, min_size=2, max_size=4).map(tuple)
+
+
+@given(
+    rules=st.sets(SPANS, min_size=1, max_size=12).map(sorted),
+    prompt=st.lists(TOKENS, min_size=1, max_size=5),
+    chosen=st.lists(TOKENS, min_size=2, max_size=14),
+)
+@budget(max_examples=25)
+@torch.no_grad()
+def test_any_rules_and_any_tokens(
+    rules: list[tuple[int, ...]], prompt: list[int], chosen: list[int]
+) -> None:
+    matcher = Matcher(RuleSet.from_spans(rules))
+
+    def units(ids: list[int]) -> int:
+        return len(matcher.segment(np.array(ids, dtype=np.int64))[0])
+
+    lengths = tuple(units(prompt) + units(chosen[:fed]) for fed in range(len(chosen)))
+    case = Case(tuple(rules), tuple(prompt), tuple(chosen), lengths)
+    [row] = compared([case], "llama", torch.float64, 1e-10).rows
+    assert row.cache_lengths == lengths

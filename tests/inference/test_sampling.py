@@ -1,0 +1,237 @@
+"""Token choice and stopping against transformers' own generate, and the settings refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.errors import GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.generation_settings import check_generation_config
+from umim_core.inference.history import History
+from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.stopping import Stopper
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])
+
+
+def choose(
+    config: GenerationConfig, seed: int = 0, ids: list[list[int]] | None = None
+) -> list[int]:
+    return TokenChooser(config, [1, 1], seed).choose(LOGITS, ids or [[0], [0]])
+
+
+def test_without_sampling_the_most_probable_token_wins() -> None:
+    assert choose(GenerationConfig(max_new_tokens=1)) == [0, 2]
+
+
+def test_sampling_draws_from_the_distribution() -> None:
+    draws = 20_000
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=2.0)
+    chooser = TokenChooser(config, [1], seed=3)
+    logits = LOGITS[:1]
+    counts = torch.zeros(4)
+    for _ in range(draws):
+        counts[chooser.choose(logits, [[0]])[0]] += 1
+    expected = (logits[0] / 2.0).softmax(-1)
+    # three standard errors of each frequency
+    error = 3 * (expected * (1 - expected) / draws).sqrt()
+    assert bool(((counts / draws - expected).abs() < error).all())
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.8}])
+def test_filtered_tokens_are_never_drawn(options: dict[str, float]) -> None:
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, **options)
+    chooser = TokenChooser(config, [1], seed=0)
+    drawn = {chooser.choose(LOGITS[:1], [[0]])[0] for _ in range(300)}
+    assert drawn == {0, 1}
+
+
+def test_equal_seeds_give_equal_draws_and_other_seeds_other_draws() -> None:
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=5.0)
+
+    def draws(seed: int) -> list[list[int]]:
+        chooser = TokenChooser(config, [1, 1], seed)
+        return [chooser.choose(LOGITS, [[0], [0]]) for _ in range(20)]
+
+    assert draws(1) == draws(1)
+    assert draws(1) != draws(2)
+
+
+def test_a_rows_draws_do_not_depend_on_the_rows_beside_it() -> None:
+    config = GenerationConfig(max_new_tokens=1, do_sample=True, temperature=5.0)
+    alone, beside = TokenChooser(config, [1], 4), TokenChooser(config, [1, 1], 4)
+    for _ in range(20):
+        assert alone.choose(LOGITS[:1], [[0]])[0] == beside.choose(LOGITS, [[0], [0]])[0]
+
+
+def test_a_repetition_penalty_sees_each_rows_own_raw_ids() -> None:
+    config = GenerationConfig(max_new_tokens=1, repetition_penalty=3.0)
+    assert choose(config, ids=[[0], [0, 1, 3]]) == [1, 2]
+
+
+def test_a_repetition_penalty_gives_what_transformers_gives() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=13,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    backbone = wrap_backbone(LlamaForCausalLM(config), None)
+    prompt = [1, 2, 3, 4]
+    theirs = backbone.model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 4, dtype=torch.int64),
+        max_new_tokens=20,
+        do_sample=False,
+        repetition_penalty=1.7,
+        pad_token_id=0,
+    )
+    ours = Engine(backbone, None, None).generate(
+        [prompt], GenerationConfig(max_new_tokens=20, repetition_penalty=1.7)
+    )
+    assert list(ours.rows[0].ids) == theirs[0, 4:].tolist()
+
+
+def test_any_of_several_eos_ids_ends_a_row() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=9, eos_token_id=[5, 6]), None)
+    assert stopper.reason([5, 1, 2], 1) is None  # an EOS inside the prompt ends nothing
+    assert stopper.reason([5, 1, 6], 1) == "eos"
+
+
+def test_the_length_counts_generated_tokens_only() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=2), None)
+    assert stopper.reason([1, 1, 1, 1], 1) is None
+    assert stopper.reason([1, 1, 1, 1, 1], 2) == "length"
+
+
+def letters(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token per letter."""
+    vocabulary = {letter: i for i, letter in enumerate([*alphabet, "[UNK]"])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+
+
+def test_a_stop_string_may_span_tokens() -> None:
+    tokenizer = letters("abcdef")
+    stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), tokenizer)
+    assert stopper.reason([0, 0, 1], 1) is None
+    assert stopper.reason([0, 0, 1, 2], 2) == "stop_string"
+
+
+def test_a_stop_string_that_begins_in_the_prompt_ends_nothing() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["bc"]), letters("abcdef"))
+    assert stopper.reason([0, 0, 1, 2], 1) is None
+    assert stopper.reason([0, 0, 1, 2, 1, 2], 3) == "stop_string"
+
+
+class Watched(list[int]):
+    """Ids that note how many of them are taken at a time."""
+
+    def __init__(self, ids: list[int]) -> None:
+        super().__init__(ids)
+        self.taken: list[int] = []
+
+    def __getitem__(self, key: object) -> object:
+        found = super().__getitem__(key)  # type: ignore[index]
+        self.taken.append(len(found) if isinstance(key, slice) else 1)
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        raise AssertionError("the whole history was read")
+
+
+def test_a_token_costs_stop_strings_no_more_ids_than_they_have_characters() -> None:
+    stopper = Stopper(GenerationConfig(max_new_tokens=99, stop_strings=["bcd"]), letters("abcdef"))
+    for generated in (1, 2, 50):
+        ids = Watched([0] * (1000 + generated))
+        stopper.reason(ids, generated)
+        assert max(ids.taken) == min(generated, 3)
+
+
+def test_a_token_costs_criteria_and_processors_one_id_of_the_history() -> None:
+    history = History()
+    assert history.row(0, list(range(500))).tolist() == [list(range(500))]
+    for length in range(501, 520):
+        ids = Watched(list(range(length)))
+        assert history.row(0, ids).tolist() == [list(range(length))]
+        assert ids.taken == [1]
+
+
+def test_rows_of_a_history_are_kept_apart() -> None:
+    history = History()
+    for length in (3, 90, 200):
+        for row in range(3):
+            ids = [row] * length
+            assert history.row(row, ids).tolist() == [ids]
+
+
+def test_a_vocabulary_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, reads = letters("abcdefg"), []
+    whole = tokenizer.get_vocab
+    monkeypatch.setattr(tokenizer, "get_vocab", lambda: reads.append(1) or whole())
+    config = GenerationConfig(max_new_tokens=9, stop_strings=["bc", "fg"])
+    Stopper(config, tokenizer)
+    first = len(reads)
+    Stopper(config, tokenizer)
+    assert first > 0 and len(reads) == first
+    tokenizer.add_tokens(["new"])
+    Stopper(config, tokenizer)
+    assert len(reads) > first
+
+
+def test_a_tokenizer_that_transformers_cannot_analyse_is_reported() -> None:
+    with pytest.raises(GenerationError, match="stop strings"):
+        Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["yz"]), letters("xyz"))
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(GenerationError, match="stop strings need a tokenizer"):
+        Stopper(GenerationConfig(max_new_tokens=9, stop_strings=["x"]), None)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"num_beams": 4}, "num_beams"),
+        ({"num_return_sequences": 2}, "num_return_sequences"),
+        ({"diversity_penalty": 1.0, "num_beams": 2}, "diversity_penalty"),
+        ({"max_length": 20}, "max_length"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(options: dict[str, int], named: str) -> None:
+    config = GenerationConfig(max_new_tokens=2)
+    for name, value in options.items():  # set afterwards: transformers checks its constructor
+        setattr(config, name, value)
+    with pytest.raises(GenerationError, match=named):
+        check_generation_config(config)
+
+
+def test_neutral_settings_pass() -> None:
+    check_generation_config(GenerationConfig(max_new_tokens=2, num_beams=1, pad_token_id=0))
+
+
+@pytest.mark.parametrize("options", [{"temperature": -1.0}, {"top_p": 1.5}, {"top_k": -2}])
+def test_sampling_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
+    config = GenerationConfig(max_new_tokens=1, do_sample=True)
+    for name, value in options.items():  # set afterwards: transformers checks its constructor
+        setattr(config, name, value)
+    with pytest.raises(GenerationError, match="out of range"):
+        TokenChooser(config, [1], 0)
+
+
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(GenerationError, match="seed"):
+        TokenChooser(GenerationConfig(max_new_tokens=1), [1], -1)

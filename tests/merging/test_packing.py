@@ -1,0 +1,233 @@
+"""Packing and unit embeddings against naive constructions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import CorpusError
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import (
+    PackedUnits,
+    Segmentation,
+    pack_rows,
+    surrogates,
+    unit_embeddings,
+)
+
+VOCAB = 32
+
+
+def cut(lengths: list[int]) -> Segmentation:
+    sizes = np.array(lengths, dtype=np.int64)
+    return np.cumsum(sizes) - sizes, sizes
+
+
+def pack(rows: list[list[int]], units: list[list[int]]) -> PackedUnits:
+    return pack_rows([np.array(row, dtype=np.int32) for row in rows], [cut(u) for u in units])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
+    units = draw(st.lists(st.lists(st.integers(1, 4), max_size=8), max_size=5))
+    return [[draw(st.integers(0, 3)) for _ in range(sum(row))] for row in units], units
+
+
+def module_for(backbone: Backbone) -> MergeModule:
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(2))
+    return module.requires_grad_(False)
+
+
+def test_docstring_example() -> None:
+    packed = pack([[11, 12, 13, 14]], [[1, 2, 1]])
+    assert packed.token_ids.tolist() == [[11, 0, 14]]
+    assert packed.span_index.tolist() == [[-1, 0, -1]]
+    assert packed.span_ids.tolist() == [[12, 13]]
+    assert packed.span_lengths.tolist() == [2]
+    assert packed.starts.tolist() == [[0, 1, 3]]
+    assert packed.lengths.tolist() == [[1, 2, 1]]
+    assert packed.attention_mask.tolist() == [[True, True, True]]
+
+
+def test_positions_count_units_or_name_their_last_raw_token() -> None:
+    packed = pack([[11, 12, 13, 14, 15], [16, 17]], [[1, 2, 1, 1], [2]])
+    assert packed.position_ids("compact").tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert packed.position_ids("preserved").tolist() == [[0, 2, 3, 4], [1, 0, 0, 0]]
+
+
+@settings(max_examples=50)
+@given(case=batches())
+def test_preserved_positions_are_those_of_the_last_raw_tokens(
+    case: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    rows, units = case
+    found = pack(rows, units).position_ids("preserved").tolist()
+    longest = max((len(row) for row in units), default=0)
+    for positions, sizes in zip(found, units, strict=True):
+        ends = [sum(sizes[: s + 1]) - 1 for s in range(len(sizes))]
+        assert positions == ends + [0] * (longest - len(sizes))
+
+
+@settings(max_examples=200)
+@given(case=batches())
+def test_every_field_equals_the_naive_construction(
+    case: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    rows, units = case
+    packed = pack(rows, units)
+    longest = max((len(row) for row in units), default=0)
+    assert packed.token_ids.shape == (len(rows), longest)
+    used: set[int] = set()
+    for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
+        assert packed.unit_counts[b] == len(sizes)
+        assert packed.raw_counts[b] == len(ids)
+        position = 0
+        for s in range(longest):
+            index = int(packed.span_index[b, s])
+            if s >= len(sizes):
+                fields = (packed.token_ids, packed.starts, packed.lengths, packed.attention_mask)
+                assert [int(field[b, s]) for field in fields] == [0, 0, 0, 0]
+                assert index == -1
+                continue
+            span = ids[position : position + sizes[s]]
+            assert packed.starts[b, s] == position
+            assert packed.lengths[b, s] == sizes[s]
+            assert bool(packed.attention_mask[b, s])
+            if sizes[s] == 1:
+                assert (int(packed.token_ids[b, s]), index) == (span[0], -1)
+            else:
+                padded = span + [0] * (packed.span_ids.shape[1] - len(span))
+                assert packed.span_ids[index].tolist() == padded
+                assert packed.span_lengths[index] == sizes[s]
+                assert packed.token_ids[b, s] == 0
+                used.add(index)
+            position += sizes[s]
+    assert used == set(range(len(packed.span_ids)))
+
+
+@settings(max_examples=100)
+@given(case=batches())
+def test_spans_are_all_different_and_as_wide_as_the_longest(
+    case: tuple[list[list[int]], list[list[int]]],
+) -> None:
+    packed = pack(*case)
+    spans = list(
+        zip(packed.span_lengths.tolist(), map(tuple, packed.span_ids.tolist()), strict=True)
+    )
+    assert len(set(spans)) == len(spans)
+    assert packed.span_ids.shape[1] == max((n for n, _ in spans), default=1)
+
+
+def test_a_span_and_itself_padded_with_id_zero_stay_apart() -> None:
+    packed = pack([[5, 6, 5, 6, 0]], [[2, 3]])
+    assert packed.span_lengths.tolist() == [2, 3]
+    assert packed.span_ids.tolist() == [[5, 6, 0], [5, 6, 0]]
+    assert packed.span_index.tolist() == [[0, 1]]
+
+
+def test_one_span_in_many_rows_is_held_once() -> None:
+    packed = pack([[1, 2, 1, 2], [9, 1, 2]], [[2, 2], [1, 2]])
+    assert packed.span_ids.tolist() == [[1, 2]]
+    assert packed.span_index.tolist() == [[0, 0], [-1, 0]]
+
+
+def test_token_reduction_counts_the_whole_batch() -> None:
+    assert pack([[1, 2, 3, 4], [1, 2]], [[4], [1, 1]]).token_reduction == pytest.approx(0.5)
+    assert pack([], []).token_reduction == 0.0
+    assert pack([[]], [[]]).token_reduction == 0.0
+
+
+@pytest.mark.parametrize(
+    "units",
+    [[[1] * 6, [1] * 3], [[4, 2], [3]], [[2, 1, 3], [1, 2]], [[1, 1, 4], [3]], [[3, 3], [1, 1, 1]]],
+    ids=["no-span", "all-spans", "mixed", "long-last", "one-row"],
+)
+def test_embeddings_equal_the_naive_construction(
+    tiny_backbone: Backbone, units: list[list[int]]
+) -> None:
+    rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
+    module = module_for(tiny_backbone)
+    got = unit_embeddings(pack(rows, units), tiny_backbone, module)
+    for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
+        position = 0
+        for s, size in enumerate(sizes):
+            table = tiny_backbone.embedding_weight[ids[position : position + size]]
+            want = table[0] if size == 1 else module(table[None], torch.tensor([size]))[0]
+            assert torch.allclose(got[b, s], want, rtol=0, atol=1e-6)
+            assert size > 1 or torch.equal(got[b, s], want)
+            position += size
+
+
+def test_what_stands_in_padding_has_no_influence(tiny_backbone: Backbone) -> None:
+    packed = pack([[1, 2, 3], [4, 5, 6, 7]], [[2, 1], [1, 3]])
+    module = module_for(tiny_backbone)
+    pad = torch.arange(packed.span_ids.shape[1]) >= packed.span_lengths[:, None]
+    other = dataclasses.replace(packed, span_ids=packed.span_ids.masked_fill(pad, VOCAB - 1))
+    assert not torch.equal(other.span_ids, packed.span_ids)
+    want = unit_embeddings(packed, tiny_backbone, module)
+    assert torch.equal(unit_embeddings(other, tiny_backbone, module), want)
+
+
+def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
+    packed = pack([[1, 2], [3]], [[1, 1], [1]])
+    got = unit_embeddings(packed, tiny_backbone, None)
+    assert torch.equal(got, tiny_backbone.embed(packed.token_ids))
+    assert packed.span_ids.shape[0] == 0
+
+
+def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(CorpusError, match="merged units need a merge module"):
+        unit_embeddings(pack([[1, 2]], [[2]]), tiny_llama, None)
+
+
+def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
+    tiny_llama: Backbone,
+) -> None:
+    module = module_for(tiny_llama).double().requires_grad_(True)
+    out = surrogates(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), tiny_llama, module)
+    assert out.dtype is tiny_llama.dtype
+    out.square().sum().backward()
+    assert module.query.grad is not None
+    assert module.query.grad.abs().max() > 0
+
+
+def test_gradients_flow_to_merged_units_only(tiny_llama: Backbone) -> None:
+    module = module_for(tiny_llama).requires_grad_(True)
+    embeddings = unit_embeddings(pack([[1, 2, 3]], [[2, 1]]), tiny_llama, module)
+    raw = torch.autograd.grad(embeddings[0, 1].sum(), module.linear_o.weight, retain_graph=True)[0]
+    # of a LayerNorm's output any sum over all components is constant
+    merged = torch.autograd.grad(embeddings[0, 0, 0], module.linear_o.weight)[0]
+    assert raw.count_nonzero() == 0
+    assert merged.count_nonzero() > 0
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "message"),
+    [
+        ([0, 2], [2, 1], "cover every token .* once; got 3 of 4 tokens"),
+        ([0, 2], [2, 3], "got 5 of 4 tokens"),
+        ([0, 1], [2, 2], "cover every token"),
+        ([2, 0], [2, 2], "cover every token"),
+        ([0, 0, 0], [0, 2, 2], "cover every token"),
+        ([0, 0, 2], [0, 2, 2], r"a unit must have 1 to 4 tokens; got 0\.\.2"),
+        ([], [], "got 0 of 4 tokens"),
+    ],
+)
+def test_units_that_do_not_cover_their_row_are_refused(
+    starts: list[int], lengths: list[int], message: str
+) -> None:
+    units = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
+    with pytest.raises(CorpusError, match=message):
+        pack_rows([np.arange(4)], [units])
+
+
+def test_units_longer_than_a_rule_are_refused() -> None:
+    with pytest.raises(CorpusError, match=r"a unit must have 1 to 4 tokens; got 1\.\.5"):
+        pack([[1, 2, 3, 4, 5, 6]], [[5, 1]])

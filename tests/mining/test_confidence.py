@@ -1,0 +1,207 @@
+"""Confidence rules against runs found token by token, each with a forward of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.errors import (
+    ConfigError,
+    CorpusError,
+    EvaluationError,
+    NumericalError,
+    RuleSetError,
+)
+from umim_core.mining.confidence import confidence_counts, mine_confidence_rules
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import UniformOffsets
+
+Grams = dict[tuple[int, ...], int]
+THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part
+SIZES = (20, 1, 0, 13, 2, 30, 27, 3)
+
+
+def sure_tokens(backbone: Backbone, segment: list[int], threshold: float) -> list[bool]:
+    sure = [False][: len(segment)]
+    for t in range(1, len(segment)):
+        logits = backbone.model(input_ids=torch.tensor([segment[:t]])).logits[0, -1]
+        probability = float(torch.softmax(logits.double(), dim=-1)[segment[t]])
+        assert abs(probability - threshold) > 1e-6  # no rounding decides a token
+        sure.append(probability > threshold)
+    return sure
+
+
+def oracle(
+    segments: list[list[int]], sure: list[list[bool]], excluded: set[int]
+) -> Counter[tuple[int, ...]]:
+    """All maximal runs of any length, by a scan."""
+    runs: Counter[tuple[int, ...]] = Counter()
+    for segment, flags in zip(segments, sure, strict=True):
+        run: list[int] = []
+        for token, flag in zip(segment, flags, strict=True):
+            if flag and token not in excluded:
+                run.append(token)
+            else:
+                runs[tuple(run)] += 1
+                run = []
+        runs[tuple(run)] += 1
+    return runs
+
+
+def grams(ids: dict[int, np.ndarray], support: dict[int, np.ndarray]) -> Grams:
+    return {
+        tuple(row): int(count)
+        for n in ORDERS
+        for row, count in zip(ids[n].tolist(), support[n], strict=True)
+    }
+
+
+def rules_of(rules: RuleSet) -> Grams:
+    return grams(rules.ids_by_order, rules.support_by_order)
+
+
+@pytest.fixture
+def segments(rng: np.random.Generator) -> list[list[int]]:
+    return [rng.choice([0, 3, 4, 5, 6, 7], size, p=[0.05, *[0.19] * 5]).tolist() for size in SIZES]
+
+
+def flat(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    offsets = np.cumsum([0, *map(len, segments)], dtype=np.int64)
+    return np.array([i for segment in segments for i in segment], dtype=np.int64), offsets
+
+
+def test_runs_are_those_found_token_by_token(
+    tiny_backbone: Backbone, segments: list[list[int]]
+) -> None:
+    sure = [sure_tokens(tiny_backbone, segment, THRESHOLD) for segment in segments]
+    assert any(len(run) > 4 for run in oracle(segments, sure, {0}))  # a longer run to discard
+    for excluded, batch_size in itertools.product(({0}, {0, 5}), (1, 3, 100)):
+        runs = oracle(segments, sure, excluded)
+        expected = {run: count for run, count in runs.items() if len(run) in ORDERS}
+        assert len(expected) > 3
+        found = confidence_counts(
+            tiny_backbone,
+            *flat(segments),
+            threshold=THRESHOLD,
+            batch_size=batch_size,
+            excluded=excluded - {0},
+        )
+        assert grams(*found) == expected
+
+
+def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:
+    ids = np.tile([0, 3, 4, 0, 6, 7], 9)
+    offsets = np.array([0, len(ids)], dtype=np.int64)
+    found = confidence_counts(tiny_llama, ids, offsets, threshold=1e-9)
+    assert grams(*found) == {(3, 4): 9, (6, 7): 9}
+
+
+def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[list[int]]) -> None:
+    sure = [sure_tokens(tiny_llama, segment, THRESHOLD) for segment in segments]
+    runs = oracle(segments, sure, {0})
+    twice = {run: n for run, n in runs.items() if len(run) in ORDERS and n >= 2}
+    mined = mine_confidence_rules(tiny_llama, *flat(segments), threshold=THRESHOLD, tau=2)
+    assert rules_of(mined) == twice != {}
+    assert mined.source == "confidence"
+    assert (mined.tau, mined.overlap, mined.containment) == (2, "none", "keep")
+    assert mined.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
+    filtered = mine_confidence_rules(
+        tiny_llama, *flat(segments), threshold=THRESHOLD, overlap="greedy", containment="drop"
+    )
+    assert filtered.infix_free
+    assert 0 < len(filtered) < len(mined) + sum(1 for n in runs.values() if n == 1)
+    assert rules_of(filtered).items() <= runs.items()
+
+
+def test_rules_survive_the_disk(
+    tiny_llama: Backbone, segments: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mined = mine_confidence_rules(
+        tiny_llama, *flat(segments), threshold=THRESHOLD, segment_length=30
+    )
+    directory = tmp_path_factory.mktemp("rules") / "out"
+    mined.save(directory)
+    back = RuleSet.load(directory)
+    assert (back.digest, back.source, back.segment_length) == (mined.digest, "confidence", 30)
+
+
+def test_uniform_segments_need_no_array_of_borders(tiny_llama: Backbone) -> None:
+    ids = np.random.default_rng(0).integers(1, 32, 90)
+    done: list[int] = []
+    found = confidence_counts(
+        tiny_llama,
+        ids,
+        UniformOffsets(30, 3),
+        threshold=THRESHOLD,
+        batch_size=2,
+        progress=done.append,
+    )
+    listed = confidence_counts(tiny_llama, ids, np.arange(4) * 30, threshold=THRESHOLD)
+    assert grams(*found) == grams(*listed)
+    assert done == [60, 90]
+
+
+def test_an_embedded_model_is_sure_of_common_phrases() -> None:
+    backbone = load_backbone("umim-docs-llama")
+    text = "If True, return a copy of the array. Otherwise, return a copy of the array. " * 3
+    ids = np.array(backbone.encode(text), dtype=np.int64)
+    rules = mine_confidence_rules(backbone, ids, np.array([0, len(ids)], dtype=np.int64))
+    assert len(rules) > 0
+    assert all(backbone.decode(list(span)).strip() in text for span in rules_of(rules))
+
+
+def test_an_empty_corpus_gives_no_rules(tiny_llama: Backbone) -> None:
+    rules = mine_confidence_rules(tiny_llama, np.zeros(0, np.int64), np.zeros(1, np.int64))
+    assert len(rules) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"threshold": 0.0}, ConfigError, "between 0 and 1"),
+        ({"threshold": 1.0}, ConfigError, "between 0 and 1"),
+        ({"batch_size": 0}, ConfigError, "batch_size"),
+        ({"tau": 0}, RuleSetError, "tau must be at least 1"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(
+    tiny_llama: Backbone, options: dict[str, float], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mine_confidence_rules(tiny_llama, np.arange(5), np.array([0, 5]), **options)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(CorpusError, match=r"0\.\.31.*got 32"):
+        mine_confidence_rules(tiny_llama, np.array([1, 32, 2]), np.array([0, 3]))
+
+
+def test_a_segment_beyond_the_positions_is_refused(tiny_llama: Backbone) -> None:
+    with pytest.raises(EvaluationError, match="64 positions"):
+        mine_confidence_rules(tiny_llama, np.ones(70, np.int64), np.array([0, 70]))
+
+
+def test_a_model_that_gives_no_numbers_is_refused(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+) -> None:
+    model = tiny_model("llama", 0)
+    backbone = wrap_backbone(model, None)
+    with torch.no_grad():
+        backbone.head_weight.fill_(float("nan"))
+    with pytest.raises(NumericalError, match="NaN"):
+        mine_confidence_rules(backbone, np.arange(5), np.array([0, 5]))
+
+
+def test_the_corpus_digest_is_that_of_the_ids_in_whole_segments(tiny_llama: Backbone) -> None:
+    ids = np.random.default_rng(0).integers(1, 32, 70)
+    rules = mine_confidence_rules(tiny_llama, ids, UniformOffsets(30, 2))
+    assert rules.corpus_digest == hashlib.sha256(ids[:60].astype("<i4").tobytes()).hexdigest()

@@ -1,0 +1,298 @@
+"""Mining in one process: the same rules however they are counted, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from support.ngram_oracle import Grams, cut, document_oracle, oracle
+from umim_core.errors import ArtifactError, ConfigError, CorpusError, RuleSetError, UmimError
+from umim_core.mining.candidates import miss_probability
+from umim_core.mining.corpus_mining import MiningOptions, MiningReport, mine_rules
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import Source, TextFiles, TokenIds, source_of
+
+PLAIN = MiningOptions(tau=2, segment_length=10, overlap="none", containment="keep", threads=1)
+WORDS = 12
+LENGTHS = [70, 0, 1, 45, 200, 13, 90, 2]
+
+
+def with_options(**changes: object) -> MiningOptions:
+    return MiningOptions(**{**PLAIN.__dict__, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
+) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def documents() -> list[list[int]]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(1, WORDS, size).tolist() for size in LENGTHS]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Source:
+    """Eight documents, one of them without text and some shorter than an n-gram."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, document in enumerate(documents()):
+        (folder / f"{number}.txt").write_text(" ".join(f"w{i}" for i in document))
+    return source_of((f"{folder}/*.txt",))
+
+
+def stream() -> np.ndarray:
+    return np.concatenate([np.array(document, dtype=np.int64) for document in documents()])
+
+
+def grams_of(rules: RuleSet) -> Grams:
+    return {
+        tuple(gram): int(count)
+        for n in ORDERS
+        for gram, count in zip(
+            rules.ids_by_order[n].tolist(), rules.support_by_order[n].tolist(), strict=True
+        )
+    }
+
+
+def mined(
+    corpus: Source, tmp_path: Path, tokenizer: str | None, **changes: object
+) -> tuple[MiningReport, Grams]:
+    out = tmp_path / "out"
+    report = mine_rules(corpus, out, tokenizer=tokenizer, options=with_options(**changes))
+    rules = RuleSet.load(out)
+    assert rules.digest == report.digest
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "out"]
+    return report, grams_of(rules)
+
+
+def test_rules_and_report_equal_the_oracle(corpus: Source, tmp_path: Path, tokenizer: str) -> None:
+    report, rules = mined(corpus, tmp_path, tokenizer)
+    want = oracle(cut(stream(), 10), 2)
+    assert rules == want
+    assert (report.tokens, report.segments, report.documents) == (420, 42, 7)
+    per_order = {n: sum(len(gram) == n for gram in want) for n in ORDERS}
+    assert report.raw == report.overlap == report.rules == per_order
+    assert (report.tau, report.candidates) == (2, None)
+    assert sorted(report.seconds) == ["count", "filter", "tokenize"]
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_rules_of_few_documents_are_left_out(
+    corpus: Source, tmp_path: Path, tokenizer: str, least: int
+) -> None:
+    _, rules = mined(corpus, tmp_path, tokenizer, min_documents=least)
+    segments = cut(stream(), 10)
+    found = document_oracle(segments, np.cumsum(LENGTHS).tolist())
+    assert rules == {g: c for g, c in oracle(segments, 2).items() if found[g] >= least}
+    assert rules
+    assert RuleSet.load(tmp_path / "out").min_documents == least
+
+
+def test_documents_cannot_be_told_apart_in_ready_ids(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
+    with pytest.raises(CorpusError, match="must have as many documents; got 1"):
+        mine_rules(
+            TokenIds(path=str(tmp_path / "ids.npy")),
+            tmp_path / "out",
+            options=with_options(min_documents=2),
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
+
+
+@pytest.mark.parametrize("budget", [1, 7, 30, 10_000])
+@pytest.mark.parametrize(("overlap", "containment"), [("none", "keep"), ("greedy", "drop")])
+def test_a_budget_is_kept_with_the_smallest_tau_that_fits(
+    corpus: Source, tmp_path: Path, tokenizer: str, budget: int, overlap: str, containment: str
+) -> None:
+    how = {"overlap": overlap, "containment": containment}
+    report, rules = mined(corpus, tmp_path, tokenizer, rule_budget=budget, **how)
+    assert len(rules) <= budget
+    assert report.tau == RuleSet.load(tmp_path / "out").tau
+    assert all(count >= report.tau for count in rules.values())
+    for tau in range(2, report.tau):
+        out = tmp_path / f"{tau}"
+        larger = mine_rules(corpus, out, tokenizer=tokenizer, options=with_options(tau=tau, **how))
+        assert sum(larger.rules.values()) > budget
+    assert (report.tau == 2) == (budget == 10_000)
+
+
+def test_protected_tokens_are_in_no_rule(corpus: Source, tmp_path: Path, tokenizer: str) -> None:
+    # Every word has a digit; those with a 1 are w1, w10 and w11.
+    _, rules = mined(corpus, tmp_path, tokenizer, protect=("1",))
+    assert rules == oracle(cut(stream(), 10), 2, frozenset({1, 10, 11}))
+    with pytest.raises(ConfigError, match=r"must leave tokens .*'digits', which matches all 31"):
+        mine_rules(
+            corpus, tmp_path / "x", tokenizer=tokenizer, options=with_options(protect=("digits",))
+        )
+
+
+def test_protected_tokens_of_ready_ids_need_a_tokenizer(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
+    with pytest.raises(ConfigError, match=r"need a tokenizer; got \['digits'\]. Name it"):
+        mine_rules(
+            TokenIds(path=str(tmp_path / "ids.npy")),
+            tmp_path / "out",
+            options=with_options(protect=("digits",)),
+        )
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_and_kernels_are_irrelevant(
+    corpus: Source, tmp_path: Path, tokenizer: str, kernel: str, threads: int
+) -> None:
+    how = {"min_documents": 2, "overlap": "greedy", "containment": "drop"}
+    digests = [
+        mine_rules(corpus, tmp_path / name, tokenizer=tokenizer, options=options).digest
+        for name, options in {
+            "a": with_options(**how),
+            "b": with_options(kernel=kernel, threads=threads, **how),
+        }.items()
+    ]
+    assert digests[0] == digests[1]
+    assert (tmp_path / "a/rules.parquet").read_bytes() == (
+        tmp_path / "b/rules.parquet"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_order_in_which_files_are_named_is_irrelevant(
+    corpus: Source, tmp_path: Path, tokenizer: str, order: int
+) -> None:
+    assert isinstance(corpus, TextFiles)
+    paths = sorted((tmp_path / "corpus").iterdir())
+    rng = np.random.default_rng(order % 7)
+    shuffled = [str(paths[number]) for number in rng.permutation(len(paths))]
+    digests = {
+        mine_rules(source, tmp_path / name, tokenizer=tokenizer, options=PLAIN).digest
+        for name, source in {
+            "pattern": corpus,
+            "shuffled": TextFiles(paths=tuple(shuffled)),
+            "sorted": TextFiles(paths=tuple(map(str, paths[::order]))),
+        }.items()
+    }
+    assert len(digests) == 1
+
+
+def test_text_and_its_ids_give_the_same_rules(
+    corpus: Source, tmp_path: Path, tokenizer: str
+) -> None:
+    np.save(tmp_path / "ids.npy", stream().astype(np.uint32))
+    ids = TokenIds(path=str(tmp_path / "ids.npy"))
+    digests = [
+        mine_rules(source, tmp_path / source.kind, tokenizer=tokenizer, options=PLAIN).digest
+        for source in (corpus, ids)
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_candidate_mode_tells_what_it_may_miss_at_the_final_tau(
+    corpus: Source, tmp_path: Path, tokenizer: str
+) -> None:
+    # All 42 segments are one group: the sample is the whole corpus.
+    changes: dict[str, object] = {"sample_tokens": 100, "rule_budget": 20}
+    report, rules = mined(corpus, tmp_path, tokenizer, **changes)
+    assert report.candidates is not None
+    assert report.candidates.fraction == 1.0
+    assert report.tau > 2
+    assert report.candidates.miss_probability == miss_probability(report.tau, 1.0, 2)
+    want = oracle(cut(stream(), 10), report.tau)
+    assert rules == want
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [
+        ("segment_length", 1, 2),
+        ("rule_budget", 0, 1),
+        ("min_documents", 0, 1),
+        ("sample_tokens", 0, 1),
+        ("max_candidates", -1, 1),
+        ("threads", 0, 1),
+        ("seed", -1, 0),
+    ],
+)
+def test_options_have_bounds(name: str, value: int, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least {least}; got {value}"):
+        with_options(**{name: value}).check()
+    assert with_options(**{name: least}).check() == with_options(**{name: least})
+
+
+def test_a_threshold_below_one_is_refused() -> None:
+    with pytest.raises(RuleSetError, match="tau must be at least 1; got 0"):
+        with_options(tau=0).check()
+
+
+def spoil(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / "corpus" / name).write_bytes(content)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], dict[str, object], type[UmimError]]] = {
+    "utf-8 in the last file": (spoil("9.txt", b"w1 \xff"), {}, CorpusError),
+    "a NUL": (spoil("3.txt", b"\0"), {}, CorpusError),
+    "too short": (lambda folder: None, {"segment_length": 10_000}, CorpusError),
+    "a bad pattern": (lambda folder: None, {"protect": ("(",)}, ConfigError),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("out", ["out", "new/deep/out"])
+def test_an_error_in_the_corpus_leaves_nothing(
+    corpus: Source, tmp_path: Path, tokenizer: str, name: str, out: str
+) -> None:
+    spoil_it, changes, error = BROKEN[name]
+    spoil_it(tmp_path)
+    with pytest.raises(error):
+        mine_rules(corpus, tmp_path / out, tokenizer=tokenizer, options=with_options(**changes))
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_a_whole_run_leaves_nothing_but_the_rules(
+    corpus: Source, tmp_path: Path, tokenizer: str
+) -> None:
+    out = tmp_path / "new" / "deep" / "out"
+    mine_rules(corpus, out, tokenizer=tokenizer, options=PLAIN)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert [path.name for path in out.parent.parent.iterdir()] == ["deep"]
+
+
+def test_an_interrupted_run_leaves_nothing(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = []
+
+    def interrupted(self: RuleSet, directory: Path) -> None:
+        (directory / "half").write_text("half")
+        fired.append(directory)
+        raise KeyboardInterrupt
+
+    np.save(tmp_path / "ids.npy", stream().astype(np.uint16))
+    monkeypatch.setattr(RuleSet, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine_rules(TokenIds(path=str(tmp_path / "ids.npy")), tmp_path / "out", options=PLAIN)
+    assert fired
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
+
+
+def test_an_existing_output_is_refused_before_the_corpus_is_read(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("nowhere")
+    with pytest.raises(ArtifactError, match="the output directory must not exist"):
+        mine_rules(TextFiles(paths=("no.txt",)), tmp_path / "out", tokenizer=None)
+
+
+def test_special_tokens_are_in_no_rule(tmp_path: Path, tokenizer: str) -> None:
+    ids = np.random.default_rng(2).integers(0, 4, 600)
+    np.save(tmp_path / "ids.npy", ids.astype(np.uint16))
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    mine_rules(source, tmp_path / "out", tokenizer=tokenizer, options=PLAIN)
+    assert grams_of(RuleSet.load(tmp_path / "out")) == oracle(cut(ids, 10), 2, frozenset({0}))

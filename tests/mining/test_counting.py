@@ -1,0 +1,300 @@
+"""The in-process counter against collections.Counter (RELIABILITY 2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
+from umim_core.errors import CorpusError, RuleSetError
+from umim_core.mining.counting import (
+    Kernel,
+    OrderCounter,
+    count_ngrams,
+    excluded_mask,
+    segment_ranges,
+)
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
+
+KERNELS: list[tuple[Kernel, int]] = [("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)]
+every_kernel = pytest.mark.parametrize(("kernel", "threads"), KERNELS)
+
+
+def count(
+    segments: Segments,
+    tau: int,
+    excluded: frozenset[int] = frozenset(),
+    kernel: Kernel = "numba",
+    threads: int | None = None,
+) -> NgramCounts:
+    ids, offsets = flat(segments)
+    return count_ngrams(ids, offsets, tau, excluded, kernel=kernel, threads=threads)
+
+
+@every_kernel
+def test_docstring_example(kernel: Kernel, threads: int) -> None:
+    how = {"kernel": kernel, "threads": threads}
+    assert as_dict(count([[1, 2, 3, 1, 2]], 2, **how)) == {(1, 2): 2}
+    assert as_dict(count([[1, 2, 3, 1, 2]], 1, **how)) == {
+        (1, 2): 2,
+        (2, 3): 1,
+        (3, 1): 1,
+        (1, 2, 3): 1,
+        (2, 3, 1): 1,
+        (3, 1, 2): 1,
+        (1, 2, 3, 1): 1,
+        (2, 3, 1, 2): 1,
+    }
+
+
+@pytest.mark.parametrize("tau", [1, 2, 5])
+@pytest.mark.parametrize("length", [2, 3, 4, 7, 512])
+@pytest.mark.parametrize("base", [0, MAX_TOKEN_ID - 6], ids=["low-ids", "high-ids"])
+@every_kernel
+def test_equals_counter(
+    tau: int, length: int, base: int, kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
+    stream = base + rng.integers(0, 7, 1300)
+    ids, offsets = cut_segments(stream, length)
+    got = as_dict(count_ngrams(ids, offsets, tau, kernel=kernel, threads=threads))
+    assert got == oracle(cut(stream, length), tau)
+    assert got
+
+
+@settings(max_examples=200)
+@given(
+    segments=st.lists(
+        st.lists(st.one_of(st.integers(0, 3), st.integers(MAX_TOKEN_ID - 1, MAX_TOKEN_ID))),
+        max_size=6,
+    ),
+    tau=st.sampled_from([1, 2, 5]),
+    excluded=st.frozensets(st.integers(0, 3), max_size=2),
+    kernel=st.sampled_from(KERNELS),
+    chunk_tokens=st.integers(1, 12),
+)
+def test_equals_counter_on_ragged_segments(
+    segments: list[list[int]],
+    tau: int,
+    excluded: frozenset[int],
+    kernel: tuple[Kernel, int],
+    chunk_tokens: int,
+) -> None:
+    with chunks_of(chunk_tokens):
+        got = as_dict(count(segments, tau, excluded, *kernel))
+    assert got == oracle(segments, tau, excluded)
+
+
+@pytest.mark.parametrize(
+    "segments", [[], [[]], [[], [], []], [[5]], [[5], [], [6]], [[5], [5], [5], [5]]]
+)
+@every_kernel
+def test_segments_shorter_than_two_tokens_hold_nothing(
+    segments: list[list[int]], kernel: Kernel, threads: int
+) -> None:
+    assert as_dict(count(segments, 1, kernel=kernel, threads=threads)) == {}
+
+
+def test_an_all_identical_segment_counts_overlapping_occurrences() -> None:
+    assert as_dict(count([[9] * 10], 1)) == {(9,) * 2: 9, (9,) * 3: 8, (9,) * 4: 7}
+
+
+def test_an_all_different_stream_has_no_frequent_gram() -> None:
+    assert as_dict(count([list(range(1000))], 2)) == {}
+
+
+def test_grams_never_cross_a_border() -> None:
+    assert as_dict(count([[1, 2], [3, 4]], 1)) == {(1, 2): 1, (3, 4): 1}
+
+
+def test_special_ids_take_part_in_no_gram(rng: np.random.Generator) -> None:
+    segments = rng.integers(0, 4, (20, 30)).tolist()
+    grams = as_dict(count(segments, 1, frozenset({0, 3})))
+    assert grams == oracle(segments, 1, frozenset({0, 3}))
+    assert {token for gram in grams for token in gram} == {1, 2}
+
+
+def test_rows_rise_and_have_the_documented_types(rng: np.random.Generator) -> None:
+    counts = count(rng.integers(0, 9, (4, 200)).tolist(), 1)
+    for n in ORDERS:
+        rows = counts.ids(n)
+        assert rows.dtype == np.int32
+        assert counts.support[n].dtype == np.int64
+        assert rows.tolist() == sorted(rows.tolist())
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
+def test_every_integer_type_gives_the_same_counts(
+    dtype: type[np.integer], rng: np.random.Generator
+) -> None:
+    stream = rng.integers(0, 200, 4000)
+    offsets = np.array([0, 4000], dtype=np.int64)
+    want = as_dict(count_ngrams(stream, offsets, 1))
+    assert as_dict(count_ngrams(stream.astype(dtype), offsets, 1)) == want
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.array([1, -1]), r"token ids must lie in 0\.\.262143; got -1 at position 1\. Check"),
+        (np.array([1, 1 << 18]), r"0\.\.262143; got 262144 at position 1"),
+        (np.array([1, 2**64 - 1], dtype=np.uint64), r"0\.\.262143; got 18446744073709551615 at"),
+        (np.array([[1, 2]]), "one flat array; got 2 dimensions"),
+        (np.array([1.0, 2.5]), "must be integers; got float64"),
+    ],
+)
+def test_ids_out_of_range_are_refused(ids: np.ndarray, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        count_ngrams(ids, np.array([0, ids.size], dtype=np.int64), 1)
+    with pytest.raises(CorpusError, match=message):
+        cut_segments(ids, 2)
+
+
+@pytest.mark.parametrize("offsets", [[], [0], [0, 4], [1, 3], [0, 2, 1, 3], [0, 2]])
+def test_borders_that_do_not_cover_the_ids_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(CorpusError, match="borders must rise from 0 to 3"):
+        count_ngrams(np.array([1, 2, 3]), np.array(offsets, dtype=np.int64), 1)
+
+
+@pytest.mark.parametrize("tau", [0, -1])
+def test_a_threshold_below_one_is_refused(tau: int) -> None:
+    with pytest.raises(RuleSetError, match=f"tau must be at least 1; got {tau}"):
+        count([[1, 2]], tau)
+
+
+@pytest.mark.parametrize(("size", "length", "kept"), [(0, 4, 0), (3, 4, 0), (4, 4, 4), (11, 4, 8)])
+def test_the_remainder_of_a_stream_is_dropped(size: int, length: int, kept: int) -> None:
+    ids, offsets = cut_segments(np.arange(size, dtype=np.uint16), length)
+    assert (ids.tolist(), ids.dtype) == (list(range(kept)), np.int32)
+    assert offsets.tolist() == list(range(0, kept + 1, length))
+
+
+@pytest.mark.parametrize("length", [1, 0, -5])
+def test_segments_of_less_than_two_tokens_are_refused(length: int) -> None:
+    with pytest.raises(CorpusError, match="at least 2 tokens"):
+        cut_segments(np.arange(9), length)
+
+
+@every_kernel
+def test_many_chunks_per_thread_lose_nothing(
+    kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
+    stream = rng.integers(0, 9, 2003)
+    ids, offsets = cut_segments(stream, 7)
+    for tokens in (1, 8, 50, 700):
+        assert len(list(segment_ranges(offsets, tokens))) > threads or tokens == 700
+        with chunks_of(tokens):
+            got = as_dict(count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads))
+        assert got == oracle(cut(stream, 7), 2)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=30),
+    tokens=st.integers(1, 40),
+    length=st.integers(0, 9),
+    data=st.data(),
+)
+def test_ranges_of_segments_follow_each_other(
+    sizes: list[int], tokens: int, length: int, data: st.DataObject
+) -> None:
+    ragged = np.cumsum([0, *sizes], dtype=np.int64)
+    uniform = UniformOffsets(length + 1, len(sizes))
+    first = data.draw(st.integers(0, len(sizes)))
+    last = data.draw(st.none() | st.integers(first, len(sizes)))
+    end = len(sizes) if last is None else last
+    for offsets in (ragged, uniform):
+        ranges = list(segment_ranges(offsets, tokens, first, last))
+        assert [segment for low, high in ranges for segment in range(low, high)] == list(
+            range(first, end)
+        )
+        for low, high in ranges:
+            assert low < high
+            # Without its last segment a range is still too small.
+            assert high == low + 1 or offsets[high - 1] - offsets[low] < tokens
+
+
+def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Generator) -> None:
+    ids, offsets = cut_segments(rng.integers(0, 9, 900), 9)
+    want = count_ngrams(ids, offsets, 1, max_order=2)
+    counter = OrderCounter(2, {}, excluded_mask(()), threads=2, chunk_tokens=30)
+    for low, high in ((40, 100), (0, 13), (13, 13), (13, 40)):
+        counter.add(ids, offsets, low, high)
+    keys, support = counter.frequent(1)
+    assert keys.tolist() == want.keys[2].tolist()
+    assert support.tolist() == want.support[2].tolist()
+
+
+@every_kernel
+def test_the_order_of_segments_is_irrelevant(
+    kernel: Kernel, threads: int, rng: np.random.Generator
+) -> None:
+    segments = [rng.integers(0, 6, size).tolist() for size in rng.integers(0, 30, 50)]
+    want = count(segments, 2, kernel=kernel, threads=threads)
+    rng.shuffle(segments)
+    with chunks_of(25):
+        got = count(segments, 2, kernel=kernel, threads=threads)
+    for n in ORDERS:
+        assert got.keys[n].tolist() == want.keys[n].tolist()
+        assert got.support[n].tolist() == want.support[n].tolist()
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_the_longest_order_can_be_lowered(kernel: Kernel, rng: np.random.Generator) -> None:
+    segments = rng.integers(0, 4, (3, 50)).tolist()
+    ids, offsets = flat(segments)
+    for longest in ORDERS:
+        got = count_ngrams(ids, offsets, 2, max_order=longest, kernel=kernel)
+        want = {gram: c for gram, c in oracle(segments, 2).items() if len(gram) <= longest}
+        assert as_dict(got) == want
+    with pytest.raises(RuleSetError, match="order must be 2, 3 or 4; got 5"):
+        count_ngrams(ids, offsets, 2, max_order=5, kernel=kernel)
+
+
+@every_kernel
+def test_memory_mapped_ids_and_shards_give_the_same_counts(
+    kernel: Kernel, threads: int, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    stream = rng.integers(0, 11, 1000).astype(np.uint32)
+    np.save(tmp_path / "ids.npy", stream)
+    writer = ShardWriter(tmp_path / "shards", shard_tokens=64)
+    writer.add(stream)
+    writer.close()
+    shards = TokenShards.open(tmp_path / "shards")
+    mapped = np.lib.format.open_memmap(tmp_path / "ids.npy", mode="r")
+    want = oracle(cut(stream, 30), 2)  # 10 tokens are left over
+    with chunks_of(100):
+        for ids in (mapped, shards, TokenShards.of_array(stream)):
+            offsets = UniformOffsets(30, 33)
+            got = count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads)
+            assert as_dict(got) == want
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_ids_that_cannot_occur_may_be_excluded(kernel: Kernel) -> None:
+    # The last special token of a vocabulary of 2^18 + 1 entries.
+    ids, offsets = np.array([1, MAX_TOKEN_ID, 1, MAX_TOKEN_ID]), np.array([0, 4])
+    got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1}, kernel=kernel)
+    assert as_dict(got) == {(1, MAX_TOKEN_ID): 2}
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+def test_less_than_one_thread_is_refused(kernel: Kernel, threads: int) -> None:
+    with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
+        count([[1, 2]], 1, kernel=kernel, threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_id_out_of_range_in_a_late_chunk_is_refused(threads: int) -> None:
+    ids = np.ones(1000, dtype=np.int64)
+    ids[990] = MAX_TOKEN_ID + 1
+    with (
+        chunks_of(50),
+        pytest.raises(CorpusError, match=r"0\.\.262143; got 262144 at position 990"),
+    ):
+        count_ngrams(ids, UniformOffsets(10, 100), 1, threads=threads)

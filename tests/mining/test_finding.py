@@ -1,0 +1,182 @@
+"""Finding frequent n-grams with their documents, in one process with several threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
+from umim_core.errors import CorpusError, RuleSetError
+from umim_core.mining import finding, recount
+from umim_core.mining.counting import Kernel, count_ngrams
+from umim_core.mining.finding import LocalCounter, SearchOptions, find_ngrams
+from umim_core.mining.hashing import rank_index
+from umim_core.rules.grams import ORDERS, NgramCounts, select
+from umim_core.text.shards import ShardWriter, TokenShards
+from umim_core.text.token_ids import UniformOffsets
+
+SEGMENTS = st.lists(st.lists(st.integers(0, 3), max_size=15), min_size=1, max_size=6)
+
+
+@settings(max_examples=80)
+@given(
+    segments=SEGMENTS,
+    tau=st.integers(1, 3),
+    least=st.integers(1, 3),
+    threads=st.integers(1, 4),
+    excluded=st.frozensets(st.integers(0, 3), max_size=1),
+    data=st.data(),
+)
+def test_grams_with_their_documents_equal_the_oracle(
+    segments: list[list[int]],
+    tau: int,
+    least: int,
+    threads: int,
+    excluded: frozenset[int],
+    data: st.DataObject,
+) -> None:
+    ids, offsets = flat(segments)
+    inner = data.draw(st.lists(st.integers(0, ids.size), max_size=5).map(sorted))
+    ends = np.array([*inner, ids.size], dtype=np.int64)
+    counter = LocalCounter(ids, offsets, tuple(excluded), threads=threads)
+    options = SearchOptions(tau, count_documents=True)
+    counts, report = find_ngrams(ids, offsets, options, counter, ends)
+    assert report is None
+    assert counts.documents is not None
+    documents = document_oracle(segments, ends.tolist())
+    want = oracle(segments, tau, excluded)
+    assert as_dict(counts) == want
+    assert by_gram(counts, counts.documents) == {gram: documents[gram] for gram in want}
+    kept = {gram: c for gram, c in want.items() if documents[gram] >= least}
+    assert as_dict(select(counts, tau, least)) == kept
+
+
+def test_without_documents_none_are_counted() -> None:
+    ids, offsets = flat([[1, 2, 3], [1, 2, 3]])
+    counter = LocalCounter(ids, offsets)
+    ends = np.array([6])
+    counts, report = find_ngrams(ids, offsets, SearchOptions(2), counter, ends)
+    assert (counts.documents, report) == (None, None)
+
+
+def test_an_empty_corpus_holds_nothing() -> None:
+    ids, offsets = flat([[]])
+    options = SearchOptions(1, count_documents=True, sample_tokens=5)
+    counter = LocalCounter(ids, offsets)
+    counts, report = find_ngrams(ids, offsets, options, counter, np.array([0]))
+    assert (as_dict(select(counts, 1, 1)), report) == ({}, None)
+
+
+@pytest.mark.parametrize("sample_tokens", [600, 601, 10_000])
+def test_a_sample_as_large_as_the_corpus_is_no_sample(sample_tokens: int) -> None:
+    ids = np.random.default_rng(0).integers(0, 5, 600)
+    offsets = UniformOffsets(6, 100)
+    options = SearchOptions(3, sample_tokens=sample_tokens)
+    counts, report = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
+    assert report is None
+    assert as_dict(counts) == as_dict(count_ngrams(ids, offsets, 3))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_a_recount_is_the_same_for_any_number_of_threads(threads: int, tmp_path: object) -> None:
+    ids = np.random.default_rng(1).integers(0, 6, 1003)
+    writer = ShardWriter(tmp_path, shard_tokens=100)
+    for document in np.split(ids, [1, 1, 400, 401, 990]):
+        writer.add(document)
+        writer.end_document()
+    writer.close()
+    shards, offsets = TokenShards.open(tmp_path), UniformOffsets(9, 1003 // 9)
+    segments = ids[: offsets[-1]].reshape(-1, 9).tolist()
+    grams = count_ngrams(shards, offsets, 2)
+    counter = LocalCounter(shards, offsets, threads=threads)
+    support, documents = counter.recount(grams.keys, shards.document_ends())
+    assert by_gram(grams, support) == oracle(segments, 2)
+    want = document_oracle(segments, shards.document_ends().tolist())
+    assert by_gram(grams, documents) == {gram: want[gram] for gram in oracle(segments, 2)}
+    alone, none = counter.recount(grams.keys, None)
+    assert by_gram(grams, alone) == oracle(segments, 2)
+    assert all(none[n].size == 0 for n in ORDERS)
+
+
+@pytest.mark.parametrize("ends", [None, np.zeros(0, np.int64)])
+def test_documents_without_borders_are_refused(ends: np.ndarray | None) -> None:
+    ids, offsets = flat([[1, 2]])
+    options = SearchOptions(1, count_documents=True)
+    with pytest.raises(RuleSetError, match="counting documents needs their borders; got none"):
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), ends)
+
+
+def test_document_borders_that_end_too_early_are_refused() -> None:
+    ids, offsets = flat([[1, 2, 3, 4]])
+    options = SearchOptions(1, count_documents=True)
+    with pytest.raises(CorpusError, match="documents must reach token 4"):
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets), np.array([2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SearchOptions(0), "tau must be at least 1; got 0"),
+        (SearchOptions(1, sample_tokens=0), "at least 1 token; got 0"),
+        (SearchOptions(1, sample_tokens=2, max_candidates=0), "room for a candidate; got 0"),
+    ],
+)
+def test_options_out_of_their_bounds_are_refused(options: SearchOptions, message: str) -> None:
+    ids, offsets = flat([[1, 2, 3, 4]])
+    with pytest.raises(RuleSetError, match=message):
+        find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
+
+
+@pytest.mark.parametrize("threads", [0, -2])
+def test_less_than_one_thread_is_refused(threads: int) -> None:
+    ids, offsets = flat([[1, 2]])
+    with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
+        LocalCounter(ids, offsets, threads=threads).recount(
+            count_ngrams(ids, offsets, 1).keys, None
+        )
+
+
+def test_an_id_out_of_range_is_refused_in_a_thread_too() -> None:
+    ids, offsets = np.array([1, 2, 1 << 18, 2]), np.array([0, 4])
+    keys = count_ngrams(*flat([[1, 2]]), 1).keys
+    with pytest.raises(CorpusError, match=r"0\.\.262143"):
+        LocalCounter(ids, offsets, threads=2).recount(keys, None)
+
+
+def test_threads_share_one_index_per_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def noted(keys: np.ndarray) -> np.ndarray:
+        built.append(len(keys))
+        return rank_index(keys)
+
+    monkeypatch.setattr(finding, "rank_index", noted)
+    monkeypatch.setattr(recount, "rank_index", noted)
+    ids, offsets = np.tile(np.arange(4), 100), UniformOffsets(8, 50)
+    keys = count_ngrams(ids, offsets, 1).keys
+    LocalCounter(ids, offsets, threads=8).recount(keys, None)
+    assert built == [len(keys[n]) for n in ORDERS]
+
+
+@pytest.mark.parametrize("kernel", ["numba", "numpy"])
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_a_sample_is_counted_as_the_options_say(
+    kernel: Kernel, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def noted(*arguments: object, **options: object) -> NgramCounts:
+        asked.append(options)
+        return count_ngrams(*arguments, **options)  # type: ignore[arg-type]
+
+    ids, offsets = np.random.default_rng(3).integers(0, 9, 6000), UniformOffsets(10, 600)
+    options = SearchOptions(20, sample_tokens=1500)
+    want, _ = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets, (4,)))
+    monkeypatch.setattr(finding, "count_ngrams", noted)
+    counter = LocalCounter(ids, offsets, (4,), threads, kernel)
+    got, _ = find_ngrams(ids, offsets, options, counter)
+    assert asked == [{"threads": threads, "kernel": kernel}]
+    assert as_dict(got) == as_dict(want)
+    assert want.keys[2].size > 20

@@ -1,0 +1,244 @@
+"""Hash tables of packed keys: counts that grow, and indexes of ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.ngram_oracle import as_dict, chunks_of, flat
+from umim_core.errors import CorpusError
+from umim_core.mining.counting import count_ngrams
+from umim_core.mining.hashing import (
+    BYTES_PER_PAIR,
+    NO_INDEX,
+    PartitionedCounts,
+    index_bytes,
+    rank_index,
+    rank_indexes,
+    table_bytes,
+)
+from umim_core.mining.kernel import PARTITIONS, gram_ranks, scatter_keys
+from umim_core.text.token_ids import MAX_TOKEN_ID, TOKEN_BITS
+
+LARGEST = 2**63 - 1
+
+
+def partition_of(keys: np.ndarray) -> np.ndarray:
+    """The top six bits of the product with the golden ratio, by plain integers."""
+    return np.array([((int(key) * 0x9E3779B97F4A7C15) % 2**64) >> 58 for key in keys], np.int64)
+
+
+def add(table: PartitionedCounts, keys: np.ndarray, weights: np.ndarray | None = None) -> None:
+    parts = partition_of(keys)
+    for part in np.unique(parts):
+        mine = parts == part
+        if weights is None:
+            table.add(int(part), keys[mine])
+        else:
+            table.add(int(part), keys[mine], weights[mine])
+
+
+def content(table: PartitionedCounts, tau: int = 1) -> dict[int, int]:
+    keys, counts = table.frequent(tau)
+    assert keys.tolist() == sorted(keys.tolist())
+    return dict(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
+@settings(max_examples=50)
+@given(
+    parts=st.lists(
+        st.lists(
+            st.tuples(st.integers(0, 9) | st.integers(2**62, LARGEST), st.integers(0, 2**40)),
+            max_size=30,
+        ),
+        max_size=4,
+    ),
+    tau=st.integers(1, 3),
+    weighted=st.booleans(),
+)
+def test_counts_equal_python_sums(
+    parts: list[list[tuple[int, int]]], tau: int, weighted: bool
+) -> None:
+    table, want = PartitionedCounts(), Counter[int]()
+    for part in parts:
+        keys = np.array([key for key, _ in part], dtype=np.int64)
+        weights = np.array([weight for _, weight in part], dtype=np.int64)
+        add(table, keys, weights if weighted else None)
+        for key, weight in part:
+            want[key] += weight if weighted else 1
+    assert content(table, tau) == {key: count for key, count in want.items() if count >= tau}
+    assert len(table) == len(want)
+
+
+def test_tables_grow_many_times_and_lose_nothing(rng: np.random.Generator) -> None:
+    table, want = PartitionedCounts(), Counter[int]()
+    before, growths = table.nbytes, 0
+    for _ in range(8):
+        keys = rng.integers(0, 200_000, 30_000) << TOKEN_BITS
+        add(table, keys)
+        want.update(keys.tolist())
+        growths += table.nbytes > before
+        before = table.nbytes
+    assert growths >= 3, "tables grew in several rounds"
+    assert content(table) == want
+
+
+def test_many_distinct_pairs_of_a_corpus_equal_counter(rng: np.random.Generator) -> None:
+    ids = rng.integers(0, 1000, 120_000)
+    want = Counter(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True))
+    assert len(want) > 4 * 26_000, "the tables grow four times"
+    with chunks_of(5000):
+        got = count_ngrams(ids, np.array([0, ids.size]), 1, max_order=2, threads=3)
+    assert as_dict(got) == want
+
+
+def test_one_partition_may_grow_alone(rng: np.random.Generator) -> None:
+    keys = rng.permutation(400_000)
+    keys = keys[partition_of(keys) == 5]
+    table = PartitionedCounts()
+    for piece in np.array_split(np.concatenate([keys, keys]), 7):
+        table.add(5, piece)
+    assert table.nbytes > 10 * BYTES_PER_PAIR * 409
+    assert content(table) == dict.fromkeys(sorted(keys.tolist()), 2)
+    assert table.items(4)[0].size == 0
+
+
+def test_weights_survive_growth(rng: np.random.Generator) -> None:
+    keys = rng.permutation(80_000)
+    weights = rng.integers(1, 2**50, keys.size)
+    table = PartitionedCounts()
+    add(table, keys, weights)
+    assert table.nbytes > PartitionedCounts().nbytes
+    assert content(table) == dict(zip(keys.tolist(), weights.tolist(), strict=True))
+
+
+def test_the_largest_count_fits() -> None:
+    table = PartitionedCounts()
+    add(table, np.array([7, 7, 3]), np.array([2**62, 2**62 - 1, 5]))
+    assert content(table) == {3: 5, 7: LARGEST}
+
+
+@pytest.mark.parametrize("last", [[1], None, [LARGEST]])
+def test_a_count_over_the_largest_integer_is_an_error(last: list[int] | None) -> None:
+    table = PartitionedCounts()
+    add(table, np.array([7]), np.array([LARGEST]))
+    with pytest.raises(CorpusError, match=r"must lie in 0\.\.2\^63 - 1; got key 7 passes it"):
+        add(table, np.array([7]), None if last is None else np.array(last))
+
+
+def test_an_overflow_behind_a_growth_is_seen() -> None:
+    keys = np.arange(1_000_000)
+    keys = keys[partition_of(keys) == 0][:3000]
+    table = PartitionedCounts()
+    weights = np.full(keys.size + 1, LARGEST)
+    with pytest.raises(CorpusError, match=f"got key {keys[17]} passes it"):
+        table.add(0, np.append(keys, keys[17]), weights)
+    assert table.nbytes > PartitionedCounts().nbytes, "it grew before"
+
+
+@pytest.mark.parametrize("distinct", [0, 1000, 26_000, 27_000, 60_000, 150_000])
+def test_the_size_follows_its_law_within_one_growth_step(
+    distinct: int, rng: np.random.Generator
+) -> None:
+    table = PartitionedCounts()
+    add(table, rng.choice(1 << 40, distinct, replace=False))
+    assert len(table) == distinct
+    assert 1 / 1.61 <= table.nbytes / table_bytes(distinct) <= 1.61
+
+
+@given(counts=st.lists(st.integers(0, 10**12), min_size=2, max_size=2).map(sorted))
+def test_the_law_of_the_size_rises_and_leaves_room(counts: list[int]) -> None:
+    small, large = counts
+    assert table_bytes(small) <= table_bytes(large)
+    # Load 0.8 at most, and at most one step of 1.6 (and rounding) above that.
+    assert table_bytes(large) >= BYTES_PER_PAIR * large / 0.8
+    assert table_bytes(large) <= max(table_bytes(0), BYTES_PER_PAIR * large / 0.8 * 1.7)
+
+
+def sorted_keys(rng: np.random.Generator, size: int) -> np.ndarray:
+    return np.sort(rng.choice(1 << 44, size, replace=False))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 5000])
+def test_an_index_holds_every_key_with_its_rank(size: int, rng: np.random.Generator) -> None:
+    keys = sorted_keys(rng, size)
+    index = rank_index(keys)
+    assert not index.flags.writeable
+    assert index.nbytes == pytest.approx(index_bytes(size), abs=BYTES_PER_PAIR)
+    pairs = index.reshape(-1, 2)
+    used = pairs[pairs[:, 0] >= 0]
+    assert sorted(used.tolist()) == [[int(key), rank] for rank, key in enumerate(keys)]
+    assert len(used) < len(pairs), "a search for another key ends"
+
+
+def test_the_indexes_of_the_orders_below() -> None:
+    keys = {2: np.array([1, 5]), 3: np.array([3]), 4: np.array([9])}
+    assert {order: sorted(rank_indexes(keys, order)) for order in (2, 3, 4)} == {
+        2: [],
+        3: [2],
+        4: [2, 3],
+    }
+
+
+def ranks_by_searchsorted(
+    segments: list[list[int]], order: int, excluded: set[int], keys: dict[int, np.ndarray]
+) -> list[int]:
+    """Rank of the gram at each position by numpy's binary search, -1 where there is none."""
+    found = []
+    for segment in segments:
+        for start in range(len(segment)):
+            gram = segment[start : start + order]
+            whole = len(gram) == order and not excluded & set(gram)
+            rank = gram[0] if whole else -1
+            for n in range(2, order + 1):
+                key = (rank << TOKEN_BITS) | gram[n - 1] if rank >= 0 else -1
+                at = int(np.searchsorted(keys[n], key))
+                rank = at if at < len(keys[n]) and keys[n][at] == key and rank >= 0 else -1
+            # Both parts must be frequent: the suffix of a triple as well as its prefix.
+            if order == 3 and rank >= 0:
+                suffix = (gram[1] << TOKEN_BITS) | gram[2]
+                rank = rank if suffix in keys[2].tolist() else -1
+            found.append(rank)
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    segments=st.lists(st.lists(st.integers(0, 4), max_size=40), max_size=6),
+    order=st.integers(1, 3),
+    excluded=st.sets(st.integers(0, 4), max_size=2),
+    seed=st.integers(0, 999),
+)
+def test_ranks_equal_a_binary_search(
+    segments: list[list[int]], order: int, excluded: set[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = np.sort(rng.choice([(a << TOKEN_BITS) | b for a in range(5) for b in range(5)], 15, 0))
+    triples = [(rank << TOKEN_BITS) | token for rank in range(15) for token in range(5)]
+    keys = {2: pairs, 3: np.sort(rng.choice(triples, 40, replace=False))}
+    ids, offsets = flat(segments)
+    mask = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
+    mask[list(excluded)] = True
+    ranks = np.full(ids.size, 99, dtype=np.int64)
+    indexes = {n: rank_index(keys[n]) for n in (2, 3)}
+    gram_ranks(ids.astype(np.int32), offsets, order, mask, indexes[2], indexes[3], ranks)
+    assert ranks.tolist() == ranks_by_searchsorted(segments, order, excluded, keys)
+
+
+def test_keys_are_scattered_to_their_partitions(rng: np.random.Generator) -> None:
+    segments = rng.integers(0, MAX_TOKEN_ID + 1, (20, 50))
+    ids, offsets = flat(segments.tolist())
+    ids = ids.astype(np.int32)
+    ranks, keys = np.empty(ids.size, np.int64), np.empty(ids.size, np.int64)
+    borders = np.zeros(PARTITIONS + 1, np.int64)
+    nothing = np.zeros(MAX_TOKEN_ID + 1, dtype=np.bool_)
+    gram_ranks(ids, offsets, 1, nothing, NO_INDEX, NO_INDEX, ranks)
+    scatter_keys(ids, offsets, 2, ranks, keys, borders)
+    want = (segments[:, :-1].astype(np.int64) << TOKEN_BITS) | segments[:, 1:]
+    assert np.sort(keys[: borders[-1]]).tolist() == np.sort(want.reshape(-1)).tolist()
+    for part in range(PARTITIONS):
+        assert set(partition_of(keys[borders[part] : borders[part + 1]]).tolist()) <= {part}

@@ -1,0 +1,114 @@
+"""A corpus made ready for mining."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.mining import preparation
+from umim_core.mining.preparation import (
+    check_absent,
+    excluded_ids,
+    ids_digest,
+    tokenized_corpus,
+    whole_segments,
+)
+from umim_core.text.shards import TokenShards
+from umim_core.text.sources import TextFiles, TokenIds
+from umim_core.text.token_ids import UniformOffsets
+
+
+def shards(ids: list[int]) -> TokenShards:
+    return TokenShards.of_array(np.array(ids, dtype=np.int64))
+
+
+def test_documents_keep_their_borders(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    for number, text in enumerate(("w1 w2 w3", "", "w4", "w5 w6")):
+        (tmp_path / f"{number}.txt").write_text(text)
+    source = TextFiles(paths=(f"{tmp_path}/*.txt",))
+    with tokenized_corpus(source, tiny_tokenizer, tmp_path) as found:
+        assert found[:].tolist() == [1, 2, 3, 4, 5, 6]
+        assert found.document_ends().tolist() == [3, 4, 6]
+        assert len(list(tmp_path.glob(".umim-tokens-*"))) == 1
+    assert list(tmp_path.glob(".umim-tokens-*")) == []
+
+
+def test_an_error_removes_the_folder(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    with pytest.raises(KeyError), tokenized_corpus(source, None, tmp_path):
+        assert len(list(tmp_path.iterdir())) == 2
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
+
+
+def test_parents_of_the_output_are_not_made(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    with tokenized_corpus(source, None, tmp_path / "new" / "deep") as found:
+        assert len(found) == 9
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("beside", ["ids.npy", "ids.npy/x", "dangling", "dangling/x"])
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path, beside: str) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(9, dtype=np.uint16))
+    (tmp_path / "dangling").symlink_to("nowhere")
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    with (
+        pytest.raises(ArtifactError, match="must be a folder that can be written; got N"),
+        tokenized_corpus(source, None, tmp_path / beside),
+    ):
+        pytest.fail("it was made")
+
+
+def test_an_output_that_exists_is_refused_even_if_it_leads_nowhere(tmp_path: Path) -> None:
+    check_absent(tmp_path / "new" / "out")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("", "link"):
+        with pytest.raises(ArtifactError, match="the output directory must not exist"):
+            check_absent(tmp_path / name)
+
+
+@pytest.mark.parametrize(("size", "count"), [(10, 1), (19, 1), (20, 2)])
+def test_the_remainder_is_no_segment(size: int, count: int) -> None:
+    assert whole_segments(shards([1] * size), None, 10) == UniformOffsets(10, count)
+
+
+def test_less_than_a_segment_is_refused() -> None:
+    with pytest.raises(CorpusError, match="at least one segment of 10 tokens; got less"):
+        whole_segments(shards([1] * 9), None, 10)
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_refused(
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    assert whole_segments(shards([31, 31]), tiny_tokenizer, 2).count == 1
+    with pytest.raises(CorpusError, match=r"0\.\.31, the tokenizer's vocabulary; got 32"):
+        whole_segments(shards([31, 32]), tiny_tokenizer, 2)
+
+
+def test_special_and_protected_ids_are_left_out(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    assert excluded_ids(tiny_tokenizer, ()) == (0,)
+    assert excluded_ids(tiny_tokenizer, ("^w3",)) == (0, 3, 30, 31)
+    assert excluded_ids(None, ()) == ()
+    with pytest.raises(ConfigError, match=r"protected tokens need a tokenizer; got \['x'\]"):
+        excluded_ids(None, ("x",))
+
+
+@pytest.mark.parametrize("step", [1, 7, 1 << 20])
+def test_the_digest_is_that_of_the_ids_in_whole_segments(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "_HASHED_TOKENS", step)
+    ids = list(range(25))
+    want = hashlib.sha256(np.array(ids[:20], dtype="<i4").tobytes()).hexdigest()
+    assert ids_digest(shards(ids), UniformOffsets(10, 2)) == want
+    assert ids_digest(shards([*ids[:19], 99]), UniformOffsets(10, 2)) != want

@@ -1,0 +1,80 @@
+"""Rule counts and token reduction on WikiText-2, against figures of an independent oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.filters import Containment, filter_rules
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import cut_segments
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+LENGTH = 512
+# tau -> n-grams per order: frequent, after the overlap filter, after both filters
+FIGURES = {
+    5: ((71456, 45681, 22154), (18227, 20404, 11542), (10131, 13148, 11542)),
+    50: ((3674, 1293, 627), (1147, 625, 324), (860, 487, 324)),
+}
+REDUCTION = {(5, "drop"): 28.52, (5, "keep"): 39.97, (50, "drop"): 20.35, (50, "keep"): 30.23}
+
+
+def tokenize(split: str) -> np.ndarray:
+    text = DATA / "wikitext-2" / f"{split}.txt"
+    model = DATA / "tokenizers" / "gpt2" / "tokenizer.json"
+    if not (text.is_file() and model.is_file()):
+        pytest.skip(f"WikiText-2 and the GPT-2 tokenizer are not at {DATA}")
+    encoding = Tokenizer.from_file(str(model)).encode(
+        text.read_text(encoding="utf-8"), add_special_tokens=False
+    )
+    return np.array(encoding.ids, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def counts() -> NgramCounts:
+    stream = tokenize("train")
+    assert len(stream) == 2_448_382
+    ids, offsets = cut_segments(stream, LENGTH)
+    assert len(offsets) - 1 == 4_781
+    return count_ngrams(ids, offsets, 5, excluded=[50256])
+
+
+@pytest.fixture(scope="module")
+def held_out() -> tuple[np.ndarray, np.ndarray]:
+    return cut_segments(tokenize("test"), LENGTH)
+
+
+@pytest.mark.parametrize("tau", FIGURES)
+def test_rule_counts_are_those_of_the_oracle(counts: NgramCounts, tau: int) -> None:
+    ids, support = {}, {}
+    for n in ORDERS:
+        enough = counts.support[n] >= tau
+        ids[n], support[n] = counts.ids(n)[enough], counts.support[n][enough]
+    overlap, final = filter_rules(ids, support, "greedy", "drop")
+    found = (
+        tuple(len(ids[n]) for n in ORDERS),
+        tuple(int(overlap[n].sum()) for n in ORDERS),
+        tuple(int(final[n].sum()) for n in ORDERS),
+    )
+    assert found == FIGURES[tau]
+
+
+@pytest.mark.parametrize(("tau", "containment"), REDUCTION)
+def test_token_reduction_is_that_of_the_oracle(
+    counts: NgramCounts,
+    held_out: tuple[np.ndarray, np.ndarray],
+    tau: int,
+    containment: Containment,
+) -> None:
+    rules = RuleSet.from_counts(counts, tau=tau, containment=containment, segment_length=LENGTH)
+    ids, offsets = held_out
+    starts, lengths, _ = Matcher(rules).segment_many(ids, offsets)
+    assert int(lengths.sum()) == len(ids)
+    reduction = 100 * (len(ids) - len(starts)) / len(ids)
+    assert round(reduction, 2) == REDUCTION[tau, containment]

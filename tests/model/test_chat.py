@@ -1,0 +1,206 @@
+"""Chats that go on: templates that trim what they write, and those that change it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+)
+
+from umim_core import UMIM
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import GenerationError
+from umim_core.merging.module import MergeModule
+from umim_core.model.generation_output import GenerationOutput
+from umim_core.rules.ruleset import RuleSet
+
+# As published models write chats; the special tokens are plain text here, but for the end.
+END = "<|endoftext|>"
+TEMPLATES = {
+    "llama-3": (
+        "{{ '<|begin|>' }}{% for m in messages %}"
+        "{{ '<|start|>' + m['role'] + '<|sep|>\n\n' + m['content'] | trim + '<|endoftext|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|sep|>\n\n' }}{% endif %}"
+    ),
+    "gemma": (
+        "{{ '<bos>' }}{% for m in messages %}"
+        "{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' "
+        "+ m['content'] | trim + '<|endoftext|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    ),
+    "chatml": (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
+        "+ '<|endoftext|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "mistral": (
+        "{{ '<s>' }}{% for m in messages %}{% if m['role'] == 'user' %}"
+        "{{ '[INST] ' + m['content'] | trim + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m['content'] | trim + '<|endoftext|>' }}{% endif %}{% endfor %}"
+    ),
+    "zephyr": (
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] | trim "
+        "+ '<|endoftext|>' + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+    "plain": (
+        "{% for m in messages %}{{ m['role'] | upper + ': ' + m['content'] | trim + '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+    ),
+}
+REPLIES = (" Sure, the sum.\n\n", "Sure,\n the sum", "  \n The array. " + END, END)
+
+
+class Says(LogitsProcessor):
+    """Make the model say a text, from its first call on."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = iter(ids)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[0, next(self._ids)] = 0.0
+        return forced
+
+
+def say(
+    umim: UMIM, chat: list[dict[str, str]], reply: str, last: GenerationOutput | None
+) -> GenerationOutput:
+    """Let the model reply, and add what a caller would: the text that was returned."""
+    ids = umim.backbone.encode(reply)
+    output = umim.generate(
+        chat,
+        max_new_tokens=len(ids),
+        past=last.state if last else None,
+        logits_processor=LogitsProcessorList([Says(ids)]),
+    )
+    assert list(output.ids[0]) == ids
+    chat.append({"role": "assistant", "content": output.text[0]})
+    return output
+
+
+def solid(text: str) -> str:
+    """A text without white space."""
+    return "".join(text.split())
+
+
+def rendered(umim: UMIM, chat: list[dict[str, str]]) -> str:
+    text = umim.backbone.require_tokenizer().apply_chat_template(
+        chat, add_generation_prompt=True, tokenize=False
+    )
+    return str(text)
+
+
+@pytest.fixture(scope="module")
+def umim() -> UMIM:
+    return UMIM.from_pretrained("umim-docs-gpt2")
+
+
+@pytest.fixture(params=TEMPLATES)
+def chatty(request: pytest.FixtureRequest, umim: UMIM, monkeypatch: pytest.MonkeyPatch) -> UMIM:
+    tokenizer = umim.backbone.require_tokenizer()
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATES[request.param])
+    return umim
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_chat_goes_on_under_templates_that_trim(chatty: UMIM, reply: str) -> None:
+    if END in reply and END not in str(chatty.backbone.require_tokenizer().chat_template):
+        pytest.skip(
+            "the template writes no end behind a reply: what it writes extends no such past"
+        )
+    chat, last = [{"role": "user", "content": "Return  the sum."}], None
+    for turn in range(3):
+        last = say(chatty, chat, reply, last)
+        chat.append({"role": "user", "content": f"And now {turn}? "})
+    final = chatty.generate(chat, max_new_tokens=1, past=last.state)
+    held = chatty.backbone.require_tokenizer().decode(list(final.state.raw_ids[0][:-1]))
+    assert solid(held) == solid(rendered(chatty, chat))
+    assert solid(held).count("Return") == 1  # nothing was read twice
+
+
+def test_only_white_space_at_the_edges_of_replies_may_differ(chatty: UMIM) -> None:
+    for change in ({"content": "Return the sum."}, {"content": "Returnthe  sum."}):
+        chat = [{"role": "user", "content": "Return  the sum."}]
+        last = say(chatty, chat, " Sure.\n", None)
+        chat[0] |= change
+        chat.append({"role": "user", "content": "And?"})
+        with pytest.raises(GenerationError, match="must begin with what its state holds"):
+            chatty.generate(chat, max_new_tokens=1, past=last.state)
+
+
+@pytest.mark.parametrize("reply", ["Sure.", "Of", ""])
+def test_another_reply_than_the_generated_one_is_refused(chatty: UMIM, reply: str) -> None:
+    chat = [{"role": "user", "content": "Return the sum."}]
+    last = say(chatty, chat, " Of course.\n", None)
+    chat[1]["content"] = reply
+    chat.append({"role": "user", "content": "And?"})
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        chatty.generate(chat, max_new_tokens=1, past=last.state)
+
+
+def test_a_template_that_drops_part_of_replies_is_refused(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reasoning models' templates write a reply's answer only; the past holds its thoughts."""
+    template = TEMPLATES["chatml"].replace("m['content'] +", "m['content'].split('</think>')[-1] +")
+    assert template != TEMPLATES["chatml"]
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", template)
+    chat = [{"role": "user", "content": "Return the sum."}]
+    last = say(umim, chat, "So.</think> Sure.", None)
+    chat.append({"role": "user", "content": "And?"})
+    with pytest.raises(GenerationError, match="must begin with what its state holds"):
+        umim.generate(chat, max_new_tokens=1, past=last.state)
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Characters with byte fallback; a space stands before every piece of text, as in Llama 2."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "\u2581"]
+    vocabulary = {word: i for i, word in enumerate([*words, *map(chr, range(33, 127))])}
+    core = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+@pytest.mark.parametrize("reply", [" Sure. \n", "Sure.", " The array.</s>"])
+def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(reply: str) -> None:
+    tokenizer = sentencepiece_like()
+    tokenizer.chat_template = TEMPLATES["mistral"].replace(END, "</s>")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    backbone = wrap_backbone(LlamaForCausalLM(config), tokenizer)
+    module = MergeModule(backbone.hidden_size)
+    umim = UMIM(backbone, Checkpoint.of(module, RuleSet.from_spans([]), backbone))
+    chat, last = [{"role": "user", "content": "Return  the sum."}], None
+    for turn in range(3):
+        last = say(umim, chat, reply, last)
+        chat.append({"role": "user", "content": f"And now {turn}?"})
+    final = umim.generate(chat, max_new_tokens=1, past=last.state)
+    held = str(tokenizer.decode(list(final.state.raw_ids[0][:-1])))
+    assert solid(held) == solid(rendered(umim, chat))

@@ -1,0 +1,204 @@
+"""Where a backbone comes from, what makes it another, and what does not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from umim_core import UMIM, Checkpoint
+from umim_core.errors import (
+    BackboneError,
+    BackboneMismatchError,
+    CheckpointError,
+    ConfigError,
+    TokenizerMismatchError,
+)
+from umim_core.store.artifacts import read_json, write_json, write_manifest
+
+TEXT = "w1 w2 w10 w3 w4 w5"
+
+
+@pytest.fixture
+def home(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny backbone whose files may be changed."""
+    return Path(shutil.copytree(tiny_checkpoint.parent / "backbone", tmp_path / "backbone"))
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def in_memory(home: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(home, trust_remote_code=False)
+
+
+def test_a_model_in_memory_is_used_and_left_as_it_is(tiny_checkpoint: Path, home: Path) -> None:
+    model = in_memory(home).train()
+    tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+    umim = UMIM.from_pretrained(tiny_checkpoint, model=model, tokenizer=tokenizer)
+    expected = UMIM.from_pretrained(tiny_checkpoint).generate(TEXT, max_new_tokens=5)
+    assert umim.generate(TEXT, max_new_tokens=5).ids == expected.ids
+    assert umim.backbone.tokenizer is tokenizer
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_tokenizer_of_a_model_in_memory_is_the_checkpoints_own(
+    tiny_checkpoint: Path, home: Path
+) -> None:
+    umim = UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home))
+    assert umim.backbone.encode("w3 w1") == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"),
+    [(None, torch.float32), ("auto", torch.bfloat16), (torch.float64, torch.float64)],
+)
+def test_the_data_type_may_be_the_published_one_or_torchs(
+    tiny_checkpoint: Path, tmp_path: Path, dtype: str | torch.dtype | None, found: torch.dtype
+) -> None:
+    published = in_memory(tiny_checkpoint.parent / "backbone").to(torch.bfloat16)
+    published.save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_checkpoint.parent / "backbone" / name, tmp_path)
+    umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(tmp_path), dtype=dtype)
+    assert umim.backbone.dtype is found
+
+
+def test_transformers_own_options_reach_the_backbone(tiny_checkpoint: Path) -> None:
+    umim = UMIM.from_pretrained(
+        tiny_checkpoint, attn_implementation="eager", device_map="cpu", local_files_only=True
+    )
+    assert umim.backbone.model.config._attn_implementation == "eager"
+
+
+def test_attention_that_takes_no_mask_is_refused_at_load(tiny_checkpoint: Path) -> None:
+    with pytest.raises(BackboneError, match="must take an additive mask"):
+        UMIM.from_pretrained(tiny_checkpoint, attn_implementation="flex_attention")
+
+
+def test_a_hub_name_without_the_network_is_a_typed_error() -> None:
+    with pytest.raises(CheckpointError, match="hub repository within reach"):
+        UMIM.from_pretrained("nobody/nothing", local_files_only=True)
+
+
+def test_options_that_do_not_go_together_are_refused(tiny_checkpoint: Path, home: Path) -> None:
+    model = in_memory(home)
+    load = UMIM.from_pretrained
+    with pytest.raises(TypeError, match=r"unknown options \['torch_dtype'\]; known are .*dtype"):
+        load(tiny_checkpoint, torch_dtype="auto")
+    with pytest.raises(BackboneError, match="has its data type and device; got"):
+        load(tiny_checkpoint, model=model, dtype="auto")
+    with pytest.raises(BackboneError, match="must not both be given"):
+        load(tiny_checkpoint, model=model, backbone="umim-docs-llama")
+    with pytest.raises(BackboneError, match="must come with its model"):
+        load(tiny_checkpoint, tokenizer=object())
+    with pytest.raises(ConfigError, match="must not both be given"):
+        load(tiny_checkpoint, device="cpu", device_map="cpu")
+
+
+NEUTRAL = {"attention_dropout": 0.1, "my_note": "hello", "initializer_range": 0.5}
+
+
+@pytest.fixture
+def old(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    """The tiny checkpoint as it was written before checkpoints recorded their backbone."""
+    folder = Path(shutil.copytree(tiny_checkpoint, tmp_path / "old"))
+    config = dict(read_json(folder / "config.json"))
+    assert config.pop("backbone_model")
+    write_json(folder / "config.json", config)
+    write_manifest(folder, kind="checkpoint", schema=1, body={})
+    return folder
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_setting_that_changes_nothing_is_no_mismatch(
+    tiny_checkpoint: Path, old: Path, home: Path, name: str
+) -> None:
+    edit(home / "config.json", **{name: NEUTRAL[name]})
+    UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
+    if name != "initializer_range":  # the tiny model's was not the default
+        UMIM.from_pretrained(old, backbone=str(home))
+
+
+def test_a_checkpoint_of_a_model_with_such_a_setting_takes_the_model_without(
+    tiny_checkpoint: Path, home: Path, tmp_path: Path
+) -> None:
+    edit(home / "config.json", **NEUTRAL)
+    umim = UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
+    made = Checkpoint.of(umim.checkpoint.module, umim.rules, umim.backbone)
+    made.save(tmp_path / "made")
+    UMIM.from_pretrained(tmp_path / "made", backbone=str(tiny_checkpoint.parent / "backbone"))
+
+
+def test_an_added_padding_token_is_no_mismatch(tiny_checkpoint: Path, home: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    assert tokenizer.pad_token_id == 32
+    UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home), tokenizer=tokenizer)
+    tokenizer.add_tokens(["w1 w2"])
+    with pytest.raises(TokenizerMismatchError):
+        UMIM.from_pretrained(tiny_checkpoint, model=in_memory(home), tokenizer=tokenizer)
+
+
+def test_a_mismatch_names_the_fields_with_both_values(
+    tiny_checkpoint: Path, old: Path, home: Path
+) -> None:
+    edit(home / "config.json", rms_norm_eps=0.5, attention_dropout=0.1)
+    with pytest.raises(
+        BackboneMismatchError, match=r"differs in: rms_norm_eps 1e-06 -> 0\.5\. Load"
+    ):
+        UMIM.from_pretrained(tiny_checkpoint, backbone=str(home))
+    with pytest.raises(BackboneMismatchError, match="this older checkpoint does not record which"):
+        UMIM.from_pretrained(old, backbone=str(home))
+
+
+def test_a_mismatch_names_weights_size_and_family(
+    tiny_checkpoint: Path, home: Path, tiny_model: Callable[[str, int], PreTrainedModel]
+) -> None:
+    model = in_memory(home)
+    with torch.no_grad():
+        model.lm_head.weight[3, 4] += 1.0
+    with pytest.raises(BackboneMismatchError, match=r"differs in: the weights\. Load"):
+        UMIM.from_pretrained(tiny_checkpoint, model=model)
+    with pytest.raises(BackboneMismatchError, match=r"differs in: model_type 'llama' -> 'gpt2'"):
+        UMIM.from_pretrained(tiny_checkpoint, model=tiny_model("gpt2", 0))
+
+
+def test_an_explicit_override_is_recorded_in_what_is_saved(
+    tiny_checkpoint: Path, home: Path, tmp_path: Path
+) -> None:
+    model = in_memory(home)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_((parameter * 64).round() / 64)  # as a quantised backbone
+    reason = "8 bit, measured: perplexity + 0.1"
+    umim = UMIM.from_pretrained(tiny_checkpoint, model=model, allow_backbone_mismatch=reason)
+    assert umim.generate(TEXT, max_new_tokens=3).ids
+    umim.save_pretrained(tmp_path / "noted")
+    note = Checkpoint.load(tmp_path / "noted").config.training["backbone_mismatch"]
+    assert str(note).startswith(reason)
+    assert "the weights" in str(note)
+
+
+def test_an_override_leaves_no_note_where_nothing_differs(tiny_checkpoint: Path) -> None:
+    umim = UMIM.from_pretrained(tiny_checkpoint, allow_backbone_mismatch="not needed")
+    assert "backbone_mismatch" not in umim.checkpoint.config.training
+
+
+def test_an_override_without_a_reason_or_of_another_size_is_refused(
+    tiny_checkpoint: Path, home: Path
+) -> None:
+    edit(home / "config.json", rms_norm_eps=0.5)
+    with pytest.raises(BackboneMismatchError, match="rms_norm_eps"):
+        UMIM.from_pretrained(tiny_checkpoint, backbone=str(home), allow_backbone_mismatch=" ")
+    with pytest.raises(BackboneMismatchError, match="embedding size 16 -> "):
+        UMIM.from_pretrained(
+            tiny_checkpoint, backbone="umim-docs-llama", allow_backbone_mismatch="larger"
+        )

@@ -1,0 +1,200 @@
+"""Views of compressed and of generated text: colours, texts of units, figures, HTML and SVG."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from umim_core.model.compression import Compression
+from umim_core.model.showing import Piece, View, generation_view, html_page, unit_texts
+
+LETTERS = "abcdefghijklmnop"
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(LETTERS[i] for i in ids)
+
+
+def words(ids: list[int]) -> str:
+    """Like a SentencePiece decoder: a space before every word, none before the first."""
+    return "".join(f" {LETTERS[i]}" for i in ids)[1:]
+
+
+def utf8(ids: list[int]) -> str:
+    """Like a byte-level decoder."""
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def generated(**changes: object) -> View:
+    found: dict[str, object] = {
+        "prompt_ids": [0, 1, 2, 3],
+        "ids": [4, 5, 6, 7, 8],
+        "prompt_spans": [(1, 2)],
+        "generated_spans": [(1, 3)],
+        "token_reduction": 0.25,
+        "gen_kv_reduction": 0.5,
+        "cumulative_kv_reduction": 0.3,
+        "first_token": 0.0123,
+        "decode": letters,
+    }
+    return generation_view(**(found | changes))  # type: ignore[arg-type]
+
+
+def cells(view: View) -> list[tuple[str, int, int, bool]]:
+    return [(piece.text, piece.tokens, piece.unit, piece.prompt) for piece in view.pieces]
+
+
+class Marks(HTMLParser):
+    """The text and the marked spans of a fragment, by a parser that is not ours."""
+
+    def __init__(self, fragment: str) -> None:
+        super().__init__()
+        self.text, self.marks, self._inside = "", [], False
+        self.feed(fragment)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag == "mark"
+        if self._inside:
+            self.marks.append(["", dict(attrs)["style"]])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._inside:
+            self.marks[-1][0] += data
+
+
+def printed(view: View) -> str:
+    file = io.StringIO()
+    view.show(Console(file=file, force_terminal=True, color_system="standard", width=200))
+    return file.getvalue()
+
+
+def test_a_generation_is_its_prompt_and_its_text_in_units() -> None:
+    assert cells(generated()) == [
+        ("a", 1, 0, True),
+        ("bc", 2, 1, True),
+        ("d", 1, 2, True),
+        ("e", 1, 3, False),
+        ("fgh", 3, 4, False),
+        ("i", 1, 5, False),
+    ]
+
+
+def test_a_span_over_the_border_is_two_pieces_of_one_unit() -> None:
+    view = generated(generated_spans=[(-1, 3)])
+    assert cells(view)[2:] == [
+        ("d", 3, 2, True),
+        ("ef", 3, 2, False),
+        ("g", 1, 3, False),
+        ("h", 1, 4, False),
+        ("i", 1, 5, False),
+    ]
+
+
+def test_a_long_text_takes_time_in_proportion() -> None:
+    start = time.process_time()
+    view = generated(ids=[0] * 80_000, generated_spans=[])
+    assert len(view.pieces) == 3 + 80_000
+    assert time.process_time() - start < 10  # about 0.5 s; 20 s if every unit adds up the others
+
+
+def test_both_sides_of_the_border_have_one_colour() -> None:
+    marks = Marks(generated(generated_spans=[(-1, 3)]).html()).marks
+    assert [text for text, _ in marks] == ["bc", "d", "ef"]
+    colours = [re.findall(r"background:(#\w+)", style)[0] for _, style in marks]
+    assert colours[0] != colours[1] == colours[2]
+
+
+def test_the_line_of_figures() -> None:
+    assert generated().summary == (
+        "4 prompt tokens -> 3 units, token reduction 25.0%; 5 generated tokens, "
+        "2 KV entries saved, cumulative KV TR 30.0%; first token after 12 ms"
+    )
+
+
+def test_an_unknown_time_is_left_out() -> None:
+    assert generated(first_token=None).summary.endswith("cumulative KV TR 30.0%")
+
+
+def test_the_terminal_shows_the_prompt_dim_and_spans_in_alternating_colours() -> None:
+    codes = dict(
+        (text, code)
+        for code, text in re.findall(r"\x1b\[([\d;]+)m(\w+)\x1b\[0m", printed(generated()))
+    )
+    assert codes["a"] == codes["d"] == "2"  # dim
+    assert codes["bc"].endswith("46") and codes["fgh"].endswith("103")  # cyan, bright yellow
+    assert "e" not in codes and "i" not in codes
+
+
+def test_html_shows_what_was_written_and_marks_what_was_merged() -> None:
+    parsed = Marks(generated().html())
+    assert parsed.text.startswith("abcdefghi")
+    assert [text for text, _ in parsed.marks] == ["bc", "fgh"]
+
+
+def test_html_escapes_text_of_the_prompt_and_of_the_title() -> None:
+    fragment = generated(decode=lambda ids: "<b>&" * len(ids)).html()
+    assert "<b>" not in fragment and Marks(fragment).text.startswith("<b>&" * 9)
+    assert "<title>a &lt;b&gt;</title>" in html_page("a <b>", fragment)
+
+
+def test_a_compression_is_shown_the_same_way() -> None:
+    compression = Compression(ids=(0, 1, 2), units=("a", "bc"), unit_lengths=(1, 2))
+    assert compression.view.pieces == (Piece("a", 1, 0), Piece("bc", 2, 1))
+    assert Marks(compression.html()).marks[0][0] == "bc"
+    assert compression.summary in printed(compression.view)
+
+
+def test_svg_shows_the_text_and_fetches_nothing() -> None:
+    svg = generated().svg("umim")
+    root = ElementTree.fromstring(svg)  # noqa: S314  # our own
+    text = "".join("".join(node.itertext()) for node in root.iter() if node.tag.endswith("text"))
+    assert "fgh" in text and "4\xa0prompt\xa0tokens" in text
+    assert "font-face" not in svg and "url(https" not in svg and 'url("https' not in svg
+    assert svg == generated().svg("umim")
+
+
+@given(
+    ids=st.lists(st.integers(0, len(LETTERS) - 1), max_size=12), cuts=st.lists(st.integers(1, 4))
+)
+@pytest.mark.parametrize("decode", [letters, words])
+def test_units_together_are_the_text(decode, ids: list[int], cuts: list[int]) -> None:
+    lengths = []
+    for cut in [*cuts, *[1] * len(ids)]:
+        if sum(lengths) + cut <= len(ids):
+            lengths.append(cut)
+    assert "".join(unit_texts(ids, lengths, decode)) == decode(ids)
+
+
+def test_a_space_that_belongs_to_a_unit_stays() -> None:
+    assert unit_texts([0, 1, 2], [1, 2], words) == ("a", " b c")
+
+
+def test_part_of_a_character_shows_the_replacement_character() -> None:
+    assert unit_texts(list("aé".encode()), [2, 1], utf8) == ("a\ufffd", "\ufffd")
+
+
+def test_merged_spans_stand_in_brackets_where_there_are_no_colours() -> None:
+    file = io.StringIO()
+    generated().show(Console(file=file, width=200))
+    assert file.getvalue().splitlines()[0] == "a[bc]de[fgh]i"
+
+
+def test_merged_spans_stand_in_brackets_where_colours_are_unwanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    file = io.StringIO()
+    generated().show(Console(file=file, force_terminal=True, width=200))
+    assert "[bc]" in file.getvalue()

@@ -1,0 +1,164 @@
+"""Special tokens that a tokenizer adds by default (a BOS) in prompts, scores and perplexity."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from umim_core import UMIM
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.cli.app import main
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.encoding import leading_ids
+
+WORDS = ["<eos>", *(f"w{i}" for i in range(1, 31)), "<s>"]
+BOS = 31
+TEXT, IDS = "w1 w2 w3 w4", [1, 2, 3, 4]
+TEMPLATE = (
+    "<s> {% for m in messages %}{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}w9{% endif %}"
+)
+
+
+def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("<s>", BOS), ("<eos>", 0)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def umim(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> UMIM:
+    tokenizer = with_template(word_tokenizer(WORDS), "<s> $A")
+    tokenizer.chat_template = TEMPLATE
+    backbone = wrap_backbone(tiny_model("llama", 0), tokenizer)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    rules = RuleSet.from_spans([(2, 3), (4, 5)], backbone.tokenizer_fingerprint)
+    return UMIM(backbone, Checkpoint.of(module, rules, backbone))
+
+
+@pytest.mark.parametrize(("switch", "added"), [(None, [BOS]), (True, [BOS]), (False, [])])
+def test_a_prompt_is_encoded_as_the_tokenizer_does_by_default(
+    umim: UMIM, switch: bool | None, added: list[int]
+) -> None:
+    output = umim.generate(TEXT, max_new_tokens=1, add_special_tokens=switch)
+    assert list(output.prompt_ids[0]) == added + IDS
+    assert list(umim.compress(TEXT, add_special_tokens=switch).ids) == added + IDS
+
+
+def test_a_text_that_continues_a_state_gets_no_second_bos(umim: UMIM) -> None:
+    first = umim.generate(TEXT, max_new_tokens=2)
+    second = umim.generate("w7 w8", max_new_tokens=1, past=first.state)
+    assert list(second.prompt_ids[0][1:]) == [7, 8]
+
+
+def test_a_chat_has_the_special_tokens_of_its_template_only(umim: UMIM) -> None:
+    chat = [{"role": "user", "content": TEXT}]
+    for switch in (None, True):
+        output = umim.generate(chat, max_new_tokens=1, add_special_tokens=switch)
+        assert list(output.prompt_ids[0]) == [BOS, *IDS, 9]
+
+
+def test_contexts_are_scored_behind_their_bos_and_continuations_have_none(umim: UMIM) -> None:
+    table = umim.backbone.model(torch.tensor([[BOS, *IDS, 7]])).logits[0].log_softmax(-1)
+    [[score]] = umim.score([TEXT], [["w7"]], merge="none")
+    assert score == pytest.approx(float(table[-2, 7]), abs=1e-4)
+    [[bare]] = umim.score([TEXT], [["w7"]], merge="none", add_special_tokens=False)
+    assert bare != pytest.approx(score, abs=1e-3)
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_perplexity_of_a_text_is_that_of_its_ids_with_bos(umim: UMIM, merge: str) -> None:
+    with_bos = umim.perplexity([torch.tensor([BOS, *IDS]).numpy()], merge=merge)
+    bare = umim.perplexity([torch.tensor(IDS).numpy()], merge=merge)
+    assert umim.perplexity(TEXT, merge=merge) == with_bos
+    assert umim.perplexity(TEXT, merge=merge, add_special_tokens=False) == bare
+
+
+@pytest.mark.parametrize(
+    ("template", "leading"), [("<s> $A", [BOS]), ("<s> $A <eos>", [BOS]), ("$A <eos>", [])]
+)
+def test_leading_ids_are_what_a_tokenizer_puts_first(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+    template: str,
+    leading: list[int],
+) -> None:
+    assert leading_ids(with_template(word_tokenizer(WORDS), template)) == leading
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> dict[str, object]:
+    """Run a command with --json in this process."""
+    monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments), "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    found: dict[str, object] = json.loads(printed.out.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpoint(umim: UMIM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("special")
+    umim.backbone.model.save_pretrained(folder / "backbone")
+    umim.backbone.require_tokenizer().save_pretrained(folder / "backbone")
+    made = umim.checkpoint
+    config = made.config.model_copy(update={"backbone": str(folder / "backbone")})
+    Checkpoint(config, made.module, made.rules).save(folder / "checkpoint")
+    return folder / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("switch", "rows"),
+    [
+        ([], [[BOS, *range(k, k + 4)] for k in (1, 5)]),
+        (["--no-special-tokens"], [[1, 2, 3, 4, 5]]),
+    ],
+)
+def test_every_window_of_the_command_begins_with_the_bos(
+    umim: UMIM,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    switch: list[str],
+    rows: list[list[int]],
+) -> None:
+    (tmp_path / "text.txt").write_text(f"{TEXT} w5 w6 w7 w8", encoding="utf-8")
+    options = ["-c", checkpoint, "--segment-length", 5, *switch]
+    found = run(monkeypatch, capsys, "ppl", tmp_path / "text.txt", *options)
+    assert (found["windows"], found["targets"]) == (len(rows), 4 * len(rows))
+    arrays = [torch.tensor(row).numpy() for row in rows]
+    assert found["ppl_base"] == pytest.approx(umim.perplexity(arrays, merge="none"), rel=1e-5)
+
+
+@pytest.mark.parametrize(("switch", "tokens"), [([], 5), (["--no-special-tokens"], 4)])
+def test_the_commands_have_the_switch(
+    umim: UMIM,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    switch: list[str],
+    tokens: int,
+) -> None:
+    found = run(monkeypatch, capsys, "compress", TEXT, "-c", checkpoint, *switch)
+    assert found["tokens"] == tokens
+    options = ["-c", checkpoint, "--max-new-tokens", 5, *switch]
+    expected = umim.generate(TEXT, max_new_tokens=5, add_special_tokens=not switch)
+    assert run(monkeypatch, capsys, "generate", TEXT, *options)["ids"] == list(expected.ids[0])

@@ -1,0 +1,277 @@
+"""The public model: loading and its refusals, generation, compression, perplexity, saving."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import (
+    BackboneMismatchError,
+    CheckpointError,
+    EvaluationError,
+    GenerationError,
+    TokenizerMismatchError,
+)
+from umim_core.evaluation.perplexity import perplexity
+from umim_core.merging.module import MergeModule
+from umim_core.model.compression import Compression
+from umim_core.rules.ruleset import RuleSet
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz <>&"
+TEXT = "abc <b>abcd&"
+
+
+def make_tokenizer(letters: str = LETTERS) -> PreTrainedTokenizerFast:
+    """One token per character; the last id ends a text."""
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    vocabulary |= {"[UNK]": len(letters), "</s>": len(letters) + 1}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", eos_token="</s>")
+
+
+def make_backbone(folder: Path, seed: int = 0, letters: str = LETTERS) -> str:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(letters) + 2,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=len(letters) + 1,
+    )
+    # Published in bfloat16, as real backbones are.
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    make_tokenizer(letters).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return load_backbone(make_backbone(tmp_path_factory.mktemp("backbone")))
+
+
+@pytest.fixture(scope="module")
+def umim(backbone: Backbone) -> UMIM:
+    rules = [tuple(backbone.encode(span)) for span in ("ab", "abc", "bcd", "<b", " <")]
+    rules += [(a, b) for a in range(26) for b in range(0, 26, 2) if a != 0]
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
+    checkpoint = Checkpoint.of(
+        module, RuleSet.from_spans(rules, backbone.tokenizer_fingerprint), backbone
+    )
+    return UMIM(backbone, checkpoint)
+
+
+def test_a_saved_model_loads_and_generates_the_same(umim: UMIM, tmp_path: Path) -> None:
+    umim.save_pretrained(tmp_path / "checkpoint")
+    loaded = UMIM.from_pretrained(tmp_path / "checkpoint")
+    assert loaded.generate(TEXT, max_new_tokens=9) == umim.generate(TEXT, max_new_tokens=9)
+    assert loaded.rules.digest == umim.rules.digest
+
+
+def test_what_is_saved_is_the_module_in_the_object(
+    backbone: Backbone, umim: UMIM, tmp_path: Path
+) -> None:
+    trained = UMIM(backbone, umim.checkpoint)
+    with torch.no_grad():
+        trained.module.linear_o.weight.add_(1.0)
+    trained.save_pretrained(tmp_path / "checkpoint")
+    loaded = UMIM.from_pretrained(tmp_path / "checkpoint")
+    assert torch.equal(loaded.module.linear_o.weight, trained.module.linear_o.weight)
+    assert not torch.equal(loaded.module.linear_o.weight, umim.module.linear_o.weight)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_other_data_types_load_under_the_same_fingerprint(
+    umim: UMIM, tmp_path: Path, dtype: str
+) -> None:
+    umim.save_pretrained(tmp_path / "checkpoint")
+    loaded = UMIM.from_pretrained(tmp_path / "checkpoint", dtype=dtype)
+    assert len(loaded.generate(TEXT, max_new_tokens=4, merge="all").ids[0]) >= 1
+
+
+def test_another_backbone_is_refused(umim: UMIM, tmp_path: Path) -> None:
+    umim.save_pretrained(tmp_path / "checkpoint")
+    other = make_backbone(tmp_path / "other", seed=1)
+    with pytest.raises(BackboneMismatchError, match="belongs to"):
+        UMIM.from_pretrained(tmp_path / "checkpoint", backbone=other)
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(umim: UMIM) -> None:
+    swapped = make_tokenizer(LETTERS[::-1])
+    other = wrap_backbone(umim.backbone.model, swapped)
+    assert other.fingerprint == umim.backbone.fingerprint
+    with pytest.raises(TokenizerMismatchError):
+        UMIM(other, umim.checkpoint)
+
+
+def test_an_unknown_checkpoint_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no-such-checkpoint"):
+        UMIM.from_pretrained("no-such-checkpoint")
+
+
+def test_an_unreachable_hub_repository_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="no-such-owner/no-such-name"):
+        UMIM.from_pretrained("no-such-owner/no-such-name")
+
+
+def test_text_is_decoded_from_raw_ids(umim: UMIM) -> None:
+    output = umim.generate([TEXT, "ab"], max_new_tokens=12)
+    for text, ids in zip(output.text, output.ids, strict=True):
+        assert text == umim.backbone.decode(list(ids))
+    assert any(output.generated_spans)
+
+
+def test_one_text_is_a_batch_of_one(umim: UMIM) -> None:
+    assert umim.generate(TEXT, max_new_tokens=5) == umim.generate([TEXT], max_new_tokens=5)
+
+
+def test_prompt_spans_and_reduction_are_those_of_compress(umim: UMIM) -> None:
+    output, compression = umim.generate(TEXT, max_new_tokens=1), umim.compress(TEXT)
+    assert output.prompt_spans == (compression.spans,)
+    assert output.token_reduction == (compression.token_reduction,)
+    assert compression.token_reduction > 0
+    assert output.cache_lengths == ((len(compression.units),),)
+
+
+def test_merge_none_is_the_base_model(umim: UMIM) -> None:
+    output = umim.generate(TEXT, max_new_tokens=12, merge="none")
+    ids = torch.tensor([umim.backbone.encode(TEXT)])
+    theirs = umim.backbone.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
+    )
+    assert list(output.ids[0]) == theirs[0, ids.shape[1] :].tolist()
+    assert (output.token_reduction, output.gen_kv_reduction) == ((0.0,), (0.0,))
+
+
+def test_merge_prompt_keeps_generated_tokens_raw(umim: UMIM) -> None:
+    output = umim.generate(TEXT, max_new_tokens=12, merge="prompt")
+    assert output.token_reduction[0] > 0
+    assert output.gen_kv_reduction == (0.0,)
+
+
+def test_reductions_have_one_entry_per_prompt(umim: UMIM) -> None:
+    together = umim.generate([TEXT, TEXT[:1]], max_new_tokens=12)
+    alone = [umim.generate(text, max_new_tokens=12) for text in (TEXT, TEXT[:1])]
+    assert together.token_reduction == tuple(output.token_reduction[0] for output in alone)
+    assert together.gen_kv_reduction == tuple(output.gen_kv_reduction[0] for output in alone)
+    assert together.token_reduction[0] > together.token_reduction[1] == 0.0
+
+
+def test_an_eos_ends_the_text_and_stays_out_of_it(umim: UMIM) -> None:
+    eos = umim.backbone.tokenizer.eos_token_id
+    outputs = umim.generate(
+        list(LETTERS[:20]), max_new_tokens=40, do_sample=True, temperature=3.0, seed=1
+    )
+    ended = [i for i, ids in enumerate(outputs.ids) if ids[-1] == eos]
+    assert ended
+    assert all(eos not in ids[:-1] for ids in outputs.ids)
+    assert all("</s>" not in outputs.text[i] for i in ended)
+
+
+def test_sampling_is_reproducible_by_seed(umim: UMIM) -> None:
+    def sample(seed: int) -> tuple[str, ...]:
+        return umim.generate(
+            TEXT,
+            max_new_tokens=16,
+            do_sample=True,
+            temperature=2.0,
+            top_k=20,
+            top_p=0.95,
+            seed=seed,
+        ).text
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+
+
+def test_a_stop_string_ends_the_text(umim: UMIM) -> None:
+    free = umim.generate(TEXT, max_new_tokens=16).text[0]
+    stop = free[3:5]
+    stopped = umim.generate(TEXT, max_new_tokens=16, stop_strings=[stop]).text[0]
+    assert stopped == free[: free.index(stop) + 2]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "at least one token id"),
+        (["a", ""], {}, "prompt 1"),
+        ([], {}, "at least one prompt"),
+        ("a", {"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
+        ("a", {"max_new_tokens": 65}, "64 positions"),
+        ("a", {"merge": "half"}, "merge must be one of"),
+        ("a", {"do_sample": True, "temperature": -1.0}, "out of range"),
+        ("a", {"seed": -1}, "seed"),
+    ],
+)
+def test_bad_requests_are_refused(
+    umim: UMIM, prompt: str | list[str], options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(GenerationError, match=message):
+        umim.generate(prompt, **options)
+
+
+def test_compress_covers_the_text_once_in_order(umim: UMIM) -> None:
+    compression = umim.compress(TEXT)
+    assert "".join(compression.units) == TEXT
+    assert compression.units[0] == "abc"
+    assert compression.spans[0] == (0, 3)
+    assert sum(compression.unit_lengths) == len(compression.ids) == len(TEXT)
+
+
+def test_compress_takes_an_empty_text(umim: UMIM) -> None:
+    compression = umim.compress("")
+    assert (compression.units, compression.spans, compression.token_reduction) == ((), (), 0.0)
+
+
+def test_show_prints_the_text_with_merged_spans_coloured() -> None:
+    console = Console(record=True, force_terminal=True, color_system="truecolor", width=80)
+    Compression((0, 1, 2), ("ab", "[c]"), (2, 1)).show(console)
+    coloured = console.export_text(styles=True)
+    assert re.search(r"\x1b\[[0-9;]+mab\x1b\[0m\[c\]", coloured)
+    assert "3 tokens -> 2 units, 1 merged spans, token reduction 33.3%" in coloured
+
+
+def test_html_escapes_text_and_marks_merged_spans(umim: UMIM) -> None:
+    html = umim.compress(TEXT).html()
+    assert "&lt;" in html and "&amp;" in html and "<b>" not in html
+    assert html.count("<mark") == len(umim.compress(TEXT).spans)
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
+    texts = [TEXT, "hello world"]
+    rows = [np.array(umim.backbone.encode(text)) for text in texts]
+    matcher = umim.matcher if merge == "all" else None
+    theirs = perplexity(rows, umim.backbone, umim.module, matcher)
+    assert umim.perplexity(texts, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
+    assert umim.perplexity(rows, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
+
+
+def test_perplexity_of_one_token_is_refused(umim: UMIM) -> None:
+    with pytest.raises(EvaluationError, match="at least two tokens"):
+        umim.perplexity("a")
+
+
+def test_a_backbone_named_by_a_path_is_not_published(umim: UMIM) -> None:
+    assert Path(umim.backbone.name).is_dir()
+    with pytest.raises(CheckpointError, match="must name its backbone"):
+        umim.push_to_hub("owner/name")

@@ -1,0 +1,279 @@
+"""The matcher's tables: round trip, sharing, size, and refusal of what is not theirs."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from umim_core.errors import ArtifactError
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.matcher_tables import MatcherTables
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.trie import segment, union
+from umim_core.store.artifacts import read_json, write_manifest
+
+HEADER = 8
+SPANS = [(1, 2), (1, 2, 3), (2, 2), (4, 5, 6, 7), (4, 5, 6, 8)]
+Words = NDArray[np.uint64]
+
+
+def random_rules(count: int, seed: int = 0) -> RuleSet:
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(0, 5000, rng.integers(2, 5)) for _ in range(count))
+    return RuleSet.from_spans(tuple(draw.tolist()) for draw in draws)
+
+
+def sign(directory: Path) -> None:
+    """Write a manifest that fits whatever the directory holds now."""
+    body = dict(read_json(directory / "manifest.json"))
+    for name in ("files", "digest", "seal", "kind", "schema"):
+        body.pop(name)
+    write_manifest(directory, kind="rules", schema=1, body=body)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    RuleSet.from_spans(SPANS).save(tmp_path / "rules")
+    return tmp_path / "rules"
+
+
+def change(directory: Path, edit: Callable[[Words], object]) -> None:
+    """Edit the words of the tables and sign the directory again."""
+    path = directory / "matcher" / "tables.npy"
+    words = np.load(path, allow_pickle=False)
+    edited = edit(words)
+    np.save(path, words if edited is None else edited, allow_pickle=False)
+    sign(directory)
+
+
+def test_tables_come_back_as_they_were_written(saved: Path) -> None:
+    built, read = RuleSet.from_spans(SPANS).tables, RuleSet.load(saved).tables
+    assert np.array_equal(built.slots, read.slots)
+    assert np.array_equal(built.pairs, read.pairs)
+    assert built.infix_free is read.infix_free is False
+
+
+def test_loaded_tables_are_a_read_only_map_of_the_file(saved: Path) -> None:
+    tables = RuleSet.load(saved).tables
+    for words in (tables.slots, tables.pairs):
+        base: object = words
+        while isinstance(base, np.ndarray):
+            base = base.base
+        assert isinstance(base, mmap.mmap)
+        assert not words.flags.writeable
+        assert words.flags.aligned
+
+
+def test_the_words_of_the_docstring_are_the_words_of_the_table() -> None:
+    slots = RuleSet.from_spans([(1, 2), (1, 2, 3)]).tables.slots
+    short, long = 1 << 20 | 2 << 2 | 1 << 1 | 1, 3 << 2 | 1
+    (at,) = np.flatnonzero(slots == short).tolist()
+    assert sorted(slots[slots > 0].tolist()) == [short, ((1 << 18) + at) << 20 | long]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 20_000])
+def test_a_rule_takes_less_than_fifty_bytes(count: int, tmp_path: Path) -> None:
+    rules = random_rules(count)
+    rules.save(tmp_path / "rules")
+    fixed = 128 + 8 * HEADER + 16  # of the array file, ours, and one word of each part
+    assert (tmp_path / "rules" / "matcher" / "tables.npy").stat().st_size <= fixed + 41 * len(rules)
+
+
+def test_a_directory_without_tables_loads_and_matches_alike(saved: Path) -> None:
+    (saved / "matcher" / "tables.npy").unlink()
+    (saved / "matcher").rmdir()
+    sign(saved)
+    ids = np.array([1, 2, 3, 4, 5, 6, 8, 2, 2])
+    assert Matcher(RuleSet.load(saved)).segment(ids)[1].tolist() == [3, 4, 2]
+
+
+def test_missing_tables_are_refused_where_the_manifest_lists_them(saved: Path) -> None:
+    (saved / "matcher" / "tables.npy").unlink()
+    with pytest.raises(ArtifactError, match=r"exactly the files .*got \['matcher/tables\.npy'\]"):
+        RuleSet.load(saved)
+
+
+def test_tables_of_other_rules_are_refused(saved: Path, tmp_path: Path) -> None:
+    RuleSet.from_spans([*SPANS[1:], (1, 3)]).save(tmp_path / "other")
+    (tmp_path / "other" / "matcher" / "tables.npy").rename(saved / "matcher" / "tables.npy")
+    sign(saved)
+    with pytest.raises(ArtifactError, match="made of the rules in its folder; got other rules"):
+        RuleSet.load(saved)
+
+
+def _put(index: int, value: int) -> Callable[[Words], None]:
+    def edit(words: Words) -> None:
+        words[index] = value
+
+    return edit
+
+
+def _fill(words: Words) -> None:
+    size = int(words[1])
+    slots = words[HEADER : HEADER + size]
+    slots[slots == 0] = 1 << 20  # neither a rule nor on the way to one
+
+
+def _clear_one(words: Words) -> None:
+    words[HEADER + np.flatnonzero(words[HEADER : HEADER + int(words[1])] & 1)[0]] = 0
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (_put(0, 2), r"must have layout 1; got 2\. Use the version of umim that wrote it"),
+        (_put(1, 0), "must hold 5 rules and a free slot"),
+        (_put(1, 1 << 63), "must hold 5 rules and a free slot"),
+        (_put(2, 1), "must hold 5 rules"),  # infix-free, though (1, 2) continues to (1, 2, 3)
+        (_put(2, 7), "must hold 5 rules"),
+        (_put(3, 1), "must hold 5 rules"),
+        (_put(5, 0), "made of the rules in its folder"),
+        (_fill, "must hold 5 rules and a free slot; got 5 rules, 1. of 1. slots"),
+        (_clear_one, "must hold 5 rules and a free slot; got 4 rules"),
+        (lambda words: words[: HEADER + int(words[1])], "must hold 5 rules"),
+        (lambda words: words[:HEADER], "at least 10 unsigned 64-bit words"),
+        (lambda words: words.reshape(1, -1), r"words; got uint64 \(1, "),
+        (lambda words: words.astype(np.int64), r"words; got int64"),
+        (lambda words: words.astype(">u8"), r"words; got >u8"),
+        (lambda words: words.astype(np.float64), r"words; got float64"),
+        (lambda words: np.array(7, np.uint64), r"words; got uint64 \(\)"),
+    ],
+)
+def test_tables_that_are_none_are_refused(
+    saved: Path, edit: Callable[[Words], object], message: str
+) -> None:
+    change(saved, edit)
+    with pytest.raises(ArtifactError, match=message):
+        RuleSet.load(saved)
+
+
+def _declare(shape: str) -> bytes:
+    header = f"{{'descr': '<u8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(640)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"PK\x03\x04 an archive",
+        pickle.dumps([1, 2]),
+        _declare(f"({1 << 60},)"),
+        _declare(f"({(1 << 61) + 64},)"),  # eight times that wraps to 512 bytes
+        _declare(f"({1 << 70},)"),
+        _declare("(-5,)"),
+        _declare("(5"),
+        _declare("('5',)"),
+        _declare("(5,), 7: 8"),
+        _declare("(" * 5000),
+        b"\x93NUMPY\x01\x00\xff\xffshort",
+        b"\x93NUMPY\x09\x00\x10\x00",
+    ],
+)
+def test_a_file_that_is_no_array_is_refused(saved: Path, content: bytes) -> None:
+    (saved / "matcher" / "tables.npy").write_bytes(content)
+    sign(saved)
+    with pytest.raises(ArtifactError, match=r"tables\.npy must be an \.npy array"):
+        RuleSet.load(saved)
+
+
+def test_a_pickle_in_an_array_file_does_nothing(saved: Path) -> None:
+    np.save(saved / "matcher" / "tables.npy", np.array([{}], dtype=object), allow_pickle=True)
+    sign(saved)
+    with pytest.raises(ArtifactError, match=r"must be an \.npy array"):
+        RuleSet.load(saved)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_table_that_lies_leads_nowhere_outside(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = rng.integers(0, 1 << 64, 64, dtype=np.uint64)
+    slots[:48] &= np.uint64((1 << 45) - 1)
+    slots[48:56] |= np.uint64(3)
+    slots[rng.integers(64)] = 0
+    pairs = np.full(2, (1 << 64) - 1, dtype=np.uint64)
+    ids = rng.integers(0, 1 << 18, 5000).astype(np.int32)
+    offsets = np.array([0, 17, 5000], dtype=np.int64)
+    starts, lengths, borders = segment(ids, offsets, slots, pairs)
+    assert 1 <= lengths.min() <= lengths.max() <= 4
+    assert np.array_equal(starts, np.cumsum(lengths) - lengths)
+    assert (lengths.sum(), borders[-1], starts[borders[1]]) == (5000, len(starts), 17)
+
+
+def test_a_chain_of_five_is_followed_for_four() -> None:
+    """Node after node that continues: no rule is longer than the longest there may be."""
+    tables = RuleSet.from_spans([(1, 1, 1, 1)]).tables
+    slots = tables.slots.copy()
+    slots[slots > 0] |= np.uint64(3)
+    ids = np.ones(9, dtype=np.int32)
+    _, lengths, _ = segment(ids, np.array([0, 9], dtype=np.int64), slots, tables.pairs)
+    assert lengths.tolist() == [4, 4, 1]
+
+
+@pytest.mark.full
+def test_rules_of_full_size_load_within_a_second_and_thirty_three_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    ids = {}
+    for n, count in ((2, 216_700), (3, 684_793), (4, 1_266_080)):
+        spans = np.unique((rng.zipf(1.2, (4 * count, n)) - 1) % 128_000, axis=0).astype(np.int32)
+        ids[n] = spans[np.sort(rng.permutation(len(spans))[:count])]
+        assert len(ids[n]) == count
+    rules = RuleSet(ids, {n: np.full(len(spans), 5) for n, spans in ids.items()}, 5, "none", "keep")
+    rules.save(tmp_path / "rules")
+    size = (tmp_path / "rules" / "matcher" / "tables.npy").stat().st_size
+    assert size <= 33 * len(rules)
+    RuleSet.load(tmp_path / "rules")  # compiles
+    before = process_time()
+    Matcher(RuleSet.load(tmp_path / "rules"))
+    assert process_time() - before < 1.0
+
+
+TOKEN = st.integers(0, 3)
+
+
+@settings(max_examples=200)
+@given(spans=st.sets(st.lists(TOKEN, min_size=2, max_size=4).map(tuple), max_size=5))
+def test_the_verdict_infix_free_is_that_of_all_pairs_of_rules(spans: set[tuple[int, ...]]) -> None:
+    inside = any(
+        short == long[start : start + len(short)]
+        for short in spans
+        for long in spans - {short}
+        for start in range(len(long) - len(short) + 1)
+    )
+    assert RuleSet.from_spans(spans).infix_free is not inside
+
+
+@pytest.mark.parametrize("spans", [[(1, 2), (3, 4)], [(1, 2), (0, 1, 2)]])
+def test_the_verdict_survives_the_round_trip(spans: list[tuple[int, ...]], tmp_path: Path) -> None:
+    RuleSet.from_spans(spans).save(tmp_path / "rules")
+    assert RuleSet.load(tmp_path / "rules").infix_free is (spans[1] == (3, 4))
+
+
+@settings(max_examples=100)
+@given(
+    left=st.lists(st.integers(-3, 9)).map(sorted), right=st.lists(st.integers(-3, 9)).map(sorted)
+)
+def test_union_of_sorted_values(left: list[int], right: list[int]) -> None:
+    arrays = [np.array(values, dtype=np.int64) for values in (left, right)]
+    assert union(*arrays).tolist() == sorted({*left, *right})
+
+
+def test_tables_do_not_depend_on_how_the_rules_came(tmp_path: Path) -> None:
+    rules = random_rules(3000)
+    rules.save(tmp_path / "rules")
+    loaded = RuleSet.load(tmp_path / "rules")
+    again = MatcherTables.build(loaded.ids_by_order)
+    assert np.array_equal(again.slots, loaded.tables.slots)
+    assert np.array_equal(again.pairs, loaded.tables.pairs)

@@ -1,0 +1,170 @@
+"""RELIABILITY 29: a flipped byte of an artifact is an error with a name, or changes nothing.
+
+Twice: as disks do it, and with a manifest that was written again and so vouches for the damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.distill.token_rows import TokenRows
+from umim_core.errors import UmimError
+from umim_core.merging.module import MergeModule
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, read_manifest, write_manifest
+
+STREAM = np.random.default_rng(3).geometric(0.15, 4000) % 50
+QUICK, FULL = 60, 1000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of artifact: how to make one, what its content is, what its manifest says it is."""
+
+    name: str
+    make: Callable[[Path, Backbone], None]
+    content: Callable[[Path], str]  # reads all of it; raises what the readers raise
+
+
+def sha(*parts: bytes | str) -> str:
+    lines = (part if isinstance(part, bytes) else part.encode() for part in parts)
+    return hashlib.sha256(b"\0".join(lines)).hexdigest()
+
+
+def mined() -> RuleSet:
+    counts = count_ngrams(STREAM, np.array([0, len(STREAM)], dtype=np.int64), 30)
+    return RuleSet.from_counts(counts, containment="keep", segment_length=len(STREAM))
+
+
+def rules_content(directory: Path) -> str:
+    rules = RuleSet.load(directory)
+    starts, lengths = Matcher(rules).segment(STREAM)
+    return sha(rules.digest, str(rules.infix_free), starts.tobytes(), lengths.tobytes())
+
+
+def make_checkpoint(directory: Path, backbone: Backbone) -> None:
+    module = MergeModule(backbone.hidden_size, 4)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
+    Checkpoint.of(module, mined(), backbone, {"steps": 3}).save(directory)
+
+
+def checkpoint_content(directory: Path) -> str:
+    found = Checkpoint.load(directory)
+    weights = (value.numpy().tobytes() for value in found.module.state_dict().values())
+    return sha(repr(found.config), found.rules.digest, *weights)
+
+
+def make_rows(directory: Path, _: Backbone) -> None:
+    TokenRows.of_rows([STREAM[:700].tolist(), [7, 8, 9]], [700, 2]).save(directory)
+    write_manifest(directory, kind="stage", schema=1, body={})
+
+
+def rows_content(directory: Path) -> str:
+    read_manifest(directory, kind="stage", schema=1)
+    rows = TokenRows.load(directory)
+    return sha(*(np.array(array).tobytes() for array in (rows.ids, rows.offsets, rows.merge_until)))
+
+
+KINDS = {
+    "rules": Kind("rules", lambda path, _: mined().save(path), rules_content),
+    "checkpoint": Kind("checkpoint", make_checkpoint, checkpoint_content),
+    "rows": Kind("stage", make_rows, rows_content),
+}
+FILES = [
+    ("rules", "rules.parquet"),
+    ("rules", "matcher/tables.npy"),
+    ("rules", "manifest.json"),
+    ("checkpoint", "model.safetensors"),
+    ("checkpoint", "config.json"),
+    ("checkpoint", "manifest.json"),
+    ("checkpoint", "rules/matcher/tables.npy"),
+    ("rows", "ids.npy"),
+    ("rows", "offsets.npy"),
+]
+
+
+@pytest.fixture(scope="module")
+def good(tiny_llama: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whole artifact of each kind."""
+    root = tmp_path_factory.mktemp("good")
+    for name, kind in KINDS.items():
+        kind.make(root / name, tiny_llama)
+    return root
+
+
+@pytest.fixture(params=[QUICK, pytest.param(FULL, marks=pytest.mark.full)])
+def flips(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+def torn(data: bytes, rng: np.random.Generator) -> tuple[bytes, int, int]:
+    """Flip one to eight bits of one byte; return also its position and the mask."""
+    position, mask = int(rng.integers(len(data))), int(rng.integers(1, 256))
+    changed = bytearray(data)
+    changed[position] ^= mask
+    return bytes(changed), position, mask
+
+
+@pytest.mark.parametrize(("kind", "file"), FILES)
+def test_a_flipped_byte_is_an_error_or_changes_nothing(
+    kind: str, file: str, flips: int, good: Path, tmp_path: Path
+) -> None:
+    seed = int.from_bytes(f"{kind}/{file}".encode(), "little") % 1000
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    shutil.copytree(good / kind, tmp_path / "bad")
+    want = KINDS[kind].content(good / kind)
+    data = (good / kind / file).read_bytes()
+    errors = 0
+    for _ in range(flips):
+        changed, position, mask = torn(data, rng)
+        (tmp_path / "bad" / file).write_bytes(changed)
+        try:
+            assert KINDS[kind].content(tmp_path / "bad") == want, (position, mask)
+        except UmimError:
+            errors += 1
+    assert errors > 0.9 * flips  # the faults fired: only a manifest's key "seal" may be misspelt
+
+
+@pytest.mark.parametrize(("kind", "file"), [pair for pair in FILES if "manifest" not in pair[1]])
+def test_damage_that_the_manifest_vouches_for_raises_nothing_but_named_errors(
+    kind: str, file: str, flips: int, good: Path, tmp_path: Path
+) -> None:
+    seed = int.from_bytes(f"{file}/{kind}".encode(), "little") % 1000
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    shutil.copytree(good / kind, tmp_path / "bad")
+    data = (good / kind / file).read_bytes()
+    errors = 0
+    for _ in range(flips):
+        (tmp_path / "bad" / file).write_bytes(torn(data, rng)[0])
+        sign(tmp_path / "bad", file)
+        try:
+            KINDS[kind].content(tmp_path / "bad")
+        except UmimError:
+            errors += 1
+    assert errors > 0
+
+
+def sign(directory: Path, file: str) -> None:
+    """Write the manifest above a file again, and all manifests above that one."""
+    for folder in [directory / parent for parent in Path(file).parents]:
+        if (folder / "manifest.json").exists():
+            body = dict(read_json(folder / "manifest.json"))
+            kind, schema = str(body.pop("kind")), 1
+            assert body.pop("schema") == schema
+            for name in ("files", "digest", "seal"):
+                del body[name]
+            write_manifest(folder, kind=kind, schema=schema, body=body)

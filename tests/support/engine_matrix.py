@@ -1,0 +1,142 @@
+"""Tiny random backbones of every supported family, rules, prompts and the engine's oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GPT2Config,
+    GPTNeoConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.form import UnitPositions
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+VOCAB = 11
+
+
+def families(positions: int) -> dict[str, Callable[[], PreTrainedConfig]]:
+    """Configurations of every supported family, by name, with so many positions."""
+    llama_like = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": positions,
+    }
+    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    return {
+        "llama": lambda: LlamaConfig(**llama_like),
+        "llama-tied": lambda: LlamaConfig(**llama_like, tie_word_embeddings=True),
+        "qwen2": lambda: Qwen2Config(**llama_like),
+        "mistral": lambda: MistralConfig(**llama_like, sliding_window=positions),
+        "gpt2": lambda: GPT2Config(**gpt2),
+        "gpt2-untied": lambda: GPT2Config(**gpt2, tie_word_embeddings=False),
+        "gpt-neo": lambda: GPTNeoConfig(
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=positions,
+            max_position_embeddings=positions,
+        ),
+        "gpt-neox": lambda: GPTNeoXConfig(
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=positions,
+        ),
+    }
+
+
+CONFIGS = families(96)
+
+
+def tiny_backbone(
+    config: PreTrainedConfig, vocab: int, dtype: torch.dtype, attention: str
+) -> Backbone:
+    """A random model of a configuration, without special tokens."""
+    config.vocab_size = vocab
+    config.initializer_range = 0.2
+    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return wrap_backbone(model.to(dtype), None)
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:
+    attention = "eager" if name == "gpt-neo" else attention
+    return tiny_backbone(CONFIGS[name](), VOCAB, dtype, attention)
+
+
+def module_for(backbone: Backbone) -> MergeModule:
+    module = MergeModule(backbone.hidden_size).to(backbone.dtype)
+    module.initialise(0.2, torch.Generator().manual_seed(1))
+    return module.eval().requires_grad_(False)
+
+
+def random_rules(seed: int, infix_free: bool) -> Matcher:
+    """Rules over the whole alphabet, dense enough that every few tokens complete one."""
+    rng = np.random.default_rng(seed)
+    if infix_free:
+        spans = {tuple(rng.integers(0, VOCAB, 2).tolist()) for _ in range(100)}
+    else:
+        spans = {tuple(rng.integers(0, 5, rng.integers(2, 5)).tolist()) for _ in range(60)}
+        spans |= {(a, b) for a in range(VOCAB) for b in range(0, VOCAB, 3)}
+        spans |= {(a, 0, b) for a in range(VOCAB) for b in range(VOCAB)}
+    rules = RuleSet.from_spans(spans)
+    assert rules.infix_free is infix_free
+    return Matcher(rules)
+
+
+def random_prompts(seed: int, rows: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB, rng.integers(1, 14)) for _ in range(rows)]
+
+
+def settings(max_new_tokens: int = 16, **options: object) -> GenerationConfig:
+    return GenerationConfig(max_new_tokens=max_new_tokens, **options)
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.5}
+
+
+def from_scratch(
+    backbone: Backbone,
+    module: MergeModule,
+    matcher: Matcher,
+    parts: Sequence[Sequence[int]],
+    unit_positions: UnitPositions = "compact",
+) -> tuple[Tensor, int]:
+    """Logits after parts that are matched apart, in one fresh forward, and the units they make."""
+    units, ends, raw = [], [], 0
+    for ids in parts:
+        array = np.array(ids, dtype=np.int64)
+        for start, length in zip(*matcher.segment(array), strict=True):
+            span = backbone.embed(torch.tensor(array[start : start + length]))
+            units.append(span if length == 1 else module(span[None], torch.tensor([length])))
+            ends.append(raw + int(start + length) - 1)
+        raw += len(array)
+    positions = list(range(len(units))) if unit_positions == "compact" else ends
+    logits = backbone.model(
+        inputs_embeds=torch.cat(units)[None],
+        position_ids=torch.tensor([positions]),
+        # Without a mask transformers takes jumps between positions for packed sequences.
+        attention_mask=torch.ones(1, len(units)),
+    ).logits
+    return logits[0, -1], len(units)

@@ -1,0 +1,79 @@
+"""What n-gram counting must give, by ``collections.Counter``, and corpora for its tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from umim_core.mining import counting
+from umim_core.rules.grams import ORDERS, NgramCounts
+
+Gram = tuple[int, ...]
+Grams = dict[Gram, int]
+Segments = Sequence[Sequence[int]]
+
+
+def oracle(segments: Segments, tau: int, excluded: frozenset[int] = frozenset()) -> Grams:
+    """Count every 2-, 3- and 4-gram by itself."""
+    counter: Counter[Gram] = Counter()
+    for segment in segments:
+        for n in ORDERS:
+            for start in range(len(segment) - n + 1):
+                gram = tuple(segment[start : start + n])
+                if not excluded & set(gram):
+                    counter[gram] += 1
+    return {gram: count for gram, count in counter.items() if count >= tau}
+
+
+def document_oracle(segments: Segments, document_ends: Sequence[int]) -> Grams:
+    """Count the documents of every gram; it belongs to the document of its first token."""
+    found: dict[Gram, set[int]] = {}
+    position = 0
+    for segment in segments:
+        for start in range(len(segment)):
+            document = next(d for d, end in enumerate(document_ends) if position + start < end)
+            for n in ORDERS:
+                if start + n <= len(segment):
+                    found.setdefault(tuple(segment[start : start + n]), set()).add(document)
+        position += len(segment)
+    return {gram: len(documents) for gram, documents in found.items()}
+
+
+def flat(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of segments, one after the other, and their borders."""
+    ids = np.array([token for segment in segments for token in segment], dtype=np.int64)
+    return ids, np.cumsum([0, *map(len, segments)], dtype=np.int64)
+
+
+def as_dict(counts: NgramCounts) -> Grams:
+    """Return counts by gram."""
+    return by_gram(counts, counts.support)
+
+
+def by_gram(counts: NgramCounts, values: dict[int, np.ndarray]) -> Grams:
+    """Return values [R_n] per order by gram."""
+    return {
+        tuple(gram): int(value)
+        for n in ORDERS
+        for gram, value in zip(counts.ids(n).tolist(), values[n], strict=True)
+    }
+
+
+def cut(stream: np.ndarray, length: int) -> list[list[int]]:
+    """Cut a stream into segments; the remainder is dropped."""
+    starts = range(0, len(stream) - length + 1, length)
+    return [stream[start : start + length].tolist() for start in starts]
+
+
+@contextmanager
+def chunks_of(tokens: int) -> Iterator[None]:
+    """Let both kernels read so many tokens at a time."""
+    defaults = counting.OrderCounter.__init__.__kwdefaults__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "CHUNK_TOKENS", tokens)
+        patch.setitem(defaults, "chunk_tokens", tokens)
+        yield

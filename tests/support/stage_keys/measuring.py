@@ -1,0 +1,88 @@
+"""Calls of the stages that measure and show, and what their keys must not hold."""
+
+from __future__ import annotations
+
+from support.stage_keys.inputs import Inputs
+from support.stage_keys.variations import StageCall
+from tasks.report.compare import CellResult, ShippedResult
+from tasks.stages.ablation import ablation_stage
+from tasks.stages.benchmark import benchmark_stage
+from tasks.stages.evaluate import evaluate_stage, task_score_stage
+from tasks.stages.publish import report_stage
+from umim_core.config.recipe import BenchmarkConfig, EvaluateConfig
+
+
+def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
+    """Return a call of every stage that measures."""
+    placed = {"device": "cpu", "dtype": "float32"}
+    measured = {"tokenized": inputs.tokenized(), "checkpoint": inputs.checkpoint}
+    asked = {"task": inputs.task(), "checkpoint": inputs.checkpoint,
+             "config": EvaluateConfig(), **placed}  # fmt: skip
+    not_asked = {
+        f"config.{name}": "of stage evaluate"
+        for name in ("alignment_rows", "perplexity_rows", "batch_size")
+    }
+    return {
+        "evaluate": StageCall(
+            evaluate_stage,
+            {**measured, "config": EvaluateConfig(), "segment_length": 32, **placed},
+            {"config.task_questions": "of stage task-score"},
+        ),
+        "task-score": StageCall(task_score_stage, {**asked, "merge": "context"}, not_asked),
+        "task-score of the base model": StageCall(
+            task_score_stage,
+            {**asked, "merge": "none"},
+            {**not_asked, "checkpoint": "the base model has no module; the backbone is one"},
+        ),
+        "benchmark": StageCall(
+            benchmark_stage, {**measured, "config": BenchmarkConfig(), **placed}, {}
+        ),
+    }
+
+
+def page_calls(inputs: Inputs) -> dict[str, StageCall]:
+    """Return a call of every stage that shows what was measured."""
+    make = inputs.artifacts.make
+    result = CellResult(
+        inputs.cell,
+        inputs.tokenized(),
+        make("filter", "rules"),
+        make("distill", "checkpoint"),
+        {"WT": make("distill", "checkpoint"), "WT + FT": make("sft", "checkpoint")},
+        {name: make("evaluate", "x", changed=name) for name in ("WT", "WT + FT")},
+        {name: make("task-score", "x", changed=name) for name in ("WT", "base")},
+        make("benchmark", "throughput.json"),
+    )
+    shipped = ShippedResult("umim-docs-llama", make("evaluate", "x"),
+                            {"WT": make("task-score", "x")}, make("benchmark", "x"))  # fmt: skip
+    cells = [result, CellResult(inputs.cell, result.tokenized, result.filtered,
+                                settings={"WT": make("sft", "checkpoint")},
+                                evaluations={"WT": make("evaluate", "y")})]  # fmt: skip
+    known = {
+        f"[{number}].{name}": reason
+        for number, of in enumerate(cells)
+        for name, reason in (
+            ("cell", "is one of the recipe's cells"),
+            ("tokenized", "reaches the stage through what was measured on it"),
+            ("distilled", "is the setting WT"),
+        )
+        if getattr(of, name) is not None
+    }
+    not_shown = "an ablation shows the setting WT and no scores"
+    return {
+        "report": StageCall(
+            report_stage,
+            {"recipe": inputs.recipe, "cells": cells, "shipped": [shipped],
+             "links": {"MLflow": "http://127.0.0.1:5000/1"}},
+            {**{f"cells{name}": reason for name, reason in known.items()},
+             "links": "addresses of this run's pages, not of what was measured",
+             "shipped[0].name": "is the recipe's"},
+        ),
+        "ablation": StageCall(
+            ablation_stage,
+            {"recipe": inputs.recipe, "results": cells},
+            {**{f"results{name}": reason for name, reason in known.items()},
+             "results[0].evaluations[WT + FT]": not_shown,
+             "results[0].scores": not_shown, "results[0].benchmark": not_shown},
+        ),
+    }  # fmt: skip

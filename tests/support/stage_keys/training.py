@@ -1,0 +1,99 @@
+"""Calls of the stages that train, and what their keys must not hold."""
+
+from __future__ import annotations
+
+from support.stage_keys.inputs import (
+    BACKBONE_EDITS,
+    BY_RULES,
+    BY_START,
+    BY_TOKENS,
+    CLUSTER,
+    NO_MATTER_HOW,
+    NOT_TRAINED_ON,
+    TOKENIZER_EDITS,
+    Inputs,
+)
+from support.stage_keys.variations import StageCall
+from tasks.stages.adapt import dpo_stage, sft_stage, with_rules_stage
+from tasks.stages.backbone import backbone_stage, tokenizer_stage
+from tasks.stages.distill import distill_stage
+
+
+def training_calls(inputs: Inputs) -> dict[str, StageCall]:
+    """Return a call of every stage that trains."""
+    recipe, cell = inputs.recipe, inputs.cell
+    start = inputs.artifacts.make("with-rules", "checkpoint")
+    rules_of = ("tau", "overlap", "containment", "rule_budget", "source", "min_probability",
+                "confidence_tokens", "adapt", "rules")  # fmt: skip
+    not_ours = {
+        f"recipe.{name}": "of another stage; what it makes is an input"
+        for name in NOT_TRAINED_ON.split()
+    } | {f"recipe.cluster.{name}": NO_MATTER_HOW for name in CLUSTER}
+    lease = {"lease": "the recipe's cluster is in the key"}
+    form = ("positions", "depth", "kind", "unit_positions")
+    tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
+    tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of)}
+    tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)
+    shared = {"lease": inputs.lease, "recipe": recipe, "adapt": inputs.adapt(), "cell": cell,
+              "task": inputs.task(), "start": start}  # fmt: skip
+    backbone = inputs.backbone_recipe()
+    not_trained_on = {
+        "recipe.description": "is written nowhere",
+        "recipe.corpus": BY_TOKENS,
+        **{f"recipe.cluster.{name}": NO_MATTER_HOW for name in CLUSTER},
+    }
+    corpus = inputs.artifacts.make("corpus", "train.jsonl", "valid.jsonl")
+    edits = inputs.edits(*TOKENIZER_EDITS, *BACKBONE_EDITS)
+    return {
+        "distill": StageCall(
+            distill_stage,
+            {"lease": inputs.lease, "recipe": recipe, "cell": cell,
+             "tokenized": inputs.tokenized(),
+             "filtered": inputs.artifacts.make("filter", "rules")},
+            {
+                **lease, **not_ours, **{f"cell.{name}": BY_RULES for name in rules_of},
+                "tokenized/test": "is not trained on",
+                "tokenized/ood_other": "is not trained on",
+                **dict.fromkeys(TOKENIZER_EDITS, "reaches the stage through rules and ids"),
+            },
+            edits,
+        ),
+        "with-rules": StageCall(
+            with_rules_stage,
+            {"distilled": start, "task_rules": inputs.artifacts.make("task-rules", "rules")},
+            {},
+        ),
+        "sft": StageCall(
+            sft_stage, shared,
+            {**lease, **not_ours, **tuned, "adapt.dpo": "of the next stage",
+             "adapt.rules": "reaches the stage through its rules"},
+            edits,
+        ),
+        "dpo": StageCall(
+            dpo_stage, shared,
+            {**lease, **not_ours, **tuned, "adapt.sft": BY_START, "adapt.rules": BY_START},
+            edits,
+        ),
+        "tokenizer": StageCall(
+            tokenizer_stage,
+            {"corpus": corpus, "recipe": backbone},
+            {
+                **{f"recipe.{name}": "of another stage" for name in
+                   ("name", "description", "seed", "cluster", "train")},
+                **{f"recipe.architecture.{name}": "of another stage" for name in
+                   ("hidden_size", "layers", "heads")},
+                "recipe.corpus": "reaches the stage through the corpus",
+            },
+        ),
+        "backbone": StageCall(
+            backbone_stage,
+            {"lease": inputs.lease, "recipe": backbone, "corpus": corpus,
+             "tokenizer": inputs.artifacts.make("tokenizer", "tokenizer"),
+             "tokenized": inputs.tokenized()},
+            {
+                **lease, **not_trained_on,
+                "corpus": BY_TOKENS,
+                "recipe.vocab_size": "reaches the stage through the tokenizer",
+            },
+        ),
+    }  # fmt: skip

@@ -1,0 +1,172 @@
+"""A small tokenised corpus, mined through the stages, and what its counts must be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.data.recounting import ClusterCounter
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.mine import count_stage, filter_stage
+from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+from umim_core.mining.counting import count_ngrams
+from umim_core.mining.finding import LocalCounter
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.shards import ShardWriter
+
+LENGTH, TAU = 20, 3
+EXACT = MiningConfig()
+
+
+def skewed_ids(size: int, seed: int = 0) -> np.ndarray:
+    """Return ids 1..31 in which small ones are common, and every thirtieth a 0 (``<eos>``)."""
+    ids = np.minimum(np.random.default_rng(seed).geometric(0.2, size), 31).astype(np.int32)
+    ids[::30] = 0
+    return ids
+
+
+@dataclass(frozen=True)
+class TinyCorpus:
+    """A tokenised corpus of documents of 70 tokens.
+
+    Attributes:
+        ids: Its token ids.
+        ends: Ends of its documents.
+        tokenized: The artifact that holds it.
+        cell: Its tokenizer, and how rules are made.
+    """
+
+    ids: np.ndarray
+    ends: np.ndarray
+    tokenized: Artifact
+    cell: Cell
+
+    @classmethod
+    def make(cls, folder: Path, tokenizer: PreTrainedTokenizerBase, size: int = 6007) -> TinyCorpus:
+        """Write the corpus, in shards of 999 tokens, and the tokenizer."""
+        ids = skewed_ids(size)
+        ends = np.append(np.arange(70, size, 70), size)
+        tokenizer.save_pretrained(folder / "tokenizer")
+
+        def build(out: Path) -> Metrics:
+            writer = ShardWriter(out / "train", max(999, size // 6))
+            for document in np.split(ids, ends[:-1]):
+                writer.add(document)
+                writer.end_document()
+            writer.close()
+            return {}
+
+        artifact = run_stage(folder, StageSpec("tokenize", 1, {"size": size}, {}), build)
+        return cls(ids, ends, artifact, Cell(backbone=str(folder / "tokenizer"), tau=TAU))
+
+    def count(
+        self, root: Path, lease: ClusterLease, config: MiningConfig = EXACT, tau: int = TAU
+    ) -> Artifact:
+        """Run the count stage."""
+        return count_stage(root, lease, self.tokenized, self.cell, tau, LENGTH, config)
+
+    def filter(
+        self, root: Path, counted: Artifact, config: MiningConfig = EXACT, **cell: object
+    ) -> Artifact:
+        """Run the filter stage."""
+        chosen = self.cell.model_copy(update=cell)
+        return filter_stage(root, counted, self.tokenized, chosen, LENGTH, config)
+
+    def grams(self) -> dict[int, Counter[tuple[int, ...]]]:
+        """Count all n-grams without ``<eos>`` in whole segments, one by one."""
+        return {n: Counter(gram for gram, _ in self._positions(n)) for n in ORDERS}
+
+    def documents(self) -> dict[int, Counter[tuple[int, ...]]]:
+        """Count the documents of all n-grams, by the document of the first token."""
+        return {
+            n: Counter(
+                gram
+                for gram, _ in {
+                    (gram, int(np.searchsorted(self.ends, at, side="right")))
+                    for gram, at in self._positions(n)
+                }
+            )
+            for n in ORDERS
+        }
+
+    def _positions(self, n: int) -> list[tuple[tuple[int, ...], int]]:
+        flat = self.ids.tolist()
+        starts = [
+            at
+            for low in range(0, len(flat) // LENGTH * LENGTH, LENGTH)
+            for at in range(low, low + LENGTH - n + 1)
+        ]
+        return [(tuple(flat[at : at + n]), at) for at in starts if 0 not in flat[at : at + n]]
+
+
+def frequent(
+    counts: dict[int, Counter[tuple[int, ...]]], tau: int
+) -> dict[int, dict[tuple[int, ...], int]]:
+    """Return the n-grams that occur at least ``tau`` times."""
+    return {n: {gram: found for gram, found in counts[n].items() if found >= tau} for n in counts}
+
+
+def stored(counted: Artifact, name: str = "support") -> dict[int, dict[tuple[int, ...], int]]:
+    """Return what a count stage stored, by n-gram."""
+    keys = {n: np.load(counted.path / f"keys_{n}.npy") for n in ORDERS}
+    counts = NgramCounts(keys, keys, 0)
+    return {
+        n: dict(
+            zip(
+                map(tuple, counts.ids(n).tolist()),
+                np.load(counted.path / f"{name}_{n}.npy").tolist(),
+                strict=True,
+            )
+        )
+        for n in ORDERS
+    }
+
+
+def titles(parent: psutil.Process) -> dict[psutil.Process, str]:
+    """Return what the processes below one call themselves."""
+    found: dict[psutil.Process, str] = {}
+    for process in parent.children(recursive=True):
+        try:
+            found[process] = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+class NoCluster(ClusterLease):
+    """Start nothing: for stages that count in this process."""
+
+    def __init__(self) -> None:
+        super().__init__(ClusterConfig())
+
+    def ensure(self) -> None:
+        """Do nothing."""
+
+
+class InProcess(ClusterCounter):
+    """Count in this process, and tell the orders as a cluster does."""
+
+    def count(self, tau: int) -> NgramCounts:
+        """Count what no earlier run has finished."""
+        opened = self.corpus.open()
+        counts = count_ngrams(opened, self.corpus.offsets, tau, self.corpus.excluded, threads=1)
+        for order in ORDERS:
+            found = self.known(order)
+            if found is None:
+                self.finished(order, counts.keys[order], counts.support[order])
+            else:
+                counts.keys[order], counts.support[order] = found
+        return counts
+
+    def recount(
+        self, keys: dict[int, np.ndarray], document_ends: np.ndarray | None
+    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+        """Count given n-grams."""
+        corpus = replace(self.corpus, tokens=self.corpus.open())
+        return LocalCounter(corpus.tokens, corpus.offsets, threads=1).recount(keys, document_ends)

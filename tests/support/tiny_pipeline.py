@@ -1,0 +1,194 @@
+"""Every stage of a run on a tiny model and a few docstrings, in the order of the flow.
+
+The flow's own parts walk the recipe; nothing else of a run is there (no Prefect, MLflow or Ray), so
+that a stage can be killed, starved or built two hundred times in a second or two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import tasks.stages.mine
+from flows import parts
+from support.tiny_mining import InProcess, NoCluster
+from tasks.report.compare import CellResult, ShippedResult
+from tasks.run.stage import Artifact
+from tasks.stages.publish import report_stage
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.config.recipe import Recipe
+
+VOCABULARY_OF = "umim-docs-llama"
+_OPTIMISE = {"max_steps": 2, "batch_size": 2, "learning_rate": 0.002, "checkpoint_every": 1}
+# Timings and the pages that show them are facts of one build.
+NOT_EQUAL = ("benchmark", "report")
+
+
+def save_backbone(folder: Path) -> Path:
+    """Save a random Llama of 16 dimensions with the vocabulary of an embedded one."""
+    tokenizer = load_tokenizer(VOCABULARY_OF)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        )
+    )  # fmt: skip
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_recipe(backbone: Path) -> Recipe:
+    """Return a recipe that has every stage of a training and evaluation run."""
+    step = {**_OPTIMISE, "validate_every": 1, "validation_rows": 8}
+    return Recipe.model_validate(
+        {
+            "name": "tiny",
+            "corpus": {
+                "kind": "docstrings",
+                "packages": ["networkx"],
+                "out_of_domain": ["filelock"],
+                "train_tokens": 20000,
+            },
+            "segment_length": 64,
+            "cells": [{"backbone": str(backbone), "tau": 3, "adapt": True}],
+            "distill": {**step, "bf16": False},
+            "task": {"train": 6, "valid": 4, "test": 4},
+            "adapt": {
+                "rules": {"tau": 3, "overlap": "none", "containment": "keep"},
+                "sft": {**step, "bf16": False},
+                "dpo": step,
+                "max_tokens": 128,
+            },
+            "evaluate": {
+                "alignment_rows": 2, "perplexity_rows": 2, "task_questions": 3, "batch_size": 2,
+            },
+            "benchmark": {"prompt_lengths": [16], "new_tokens": 2, "warmup": 0, "pairs": 1},
+            "cluster": {"workers": 0},
+        }
+    )  # fmt: skip
+
+
+@contextmanager
+def counting_in_process() -> Iterator[None]:
+    """Count n-grams here and not on a cluster."""
+    before, tasks.stages.mine.ClusterCounter = tasks.stages.mine.ClusterCounter, InProcess
+    try:
+        yield
+    finally:
+        tasks.stages.mine.ClusterCounter = before
+
+
+@dataclass(frozen=True)
+class Call:
+    """A stage that was run: its function, its arguments behind the root, and its artifact."""
+
+    function: Callable[..., Artifact]
+    args: tuple[Any, ...]
+    artifact: Artifact
+
+    @property
+    def name(self) -> str:
+        """Stage name."""
+        return self.artifact.stage
+
+    def run(self, root: Path) -> Artifact:
+        """Run the stage again, below another root."""
+        with counting_in_process():
+            return self.function(root, *self.args)
+
+
+@dataclass
+class Walk:
+    """A run of all stages, as the flow's parts start them.
+
+    Attributes:
+        root: Artifact root.
+        recipe: What is run.
+        calls: The stages so far, in order.
+        results: What the report is made from.
+    """
+
+    root: Path
+    recipe: Recipe
+    lease: NoCluster = field(default_factory=NoCluster)
+    calls: list[Call] = field(default_factory=list)
+    results: tuple[list[CellResult], list[ShippedResult]] = ([], [])
+
+    def __post_init__(self) -> None:
+        self.lease.config = self.recipe.cluster
+
+    def stage(self, function: Callable[..., Artifact], *args: Any, label: str = "") -> Artifact:
+        """Run one stage."""
+        artifact = function(self.root, *args)
+        self.calls.append(Call(function, args, artifact))
+        return artifact
+
+    def report(self) -> Artifact:
+        """Write the report's pages."""
+        return self.stage(report_stage, self.recipe, *self.results, {})
+
+    def executed(self) -> list[str]:
+        """Return the stages that were built rather than found, in order."""
+        return [call.name for call in self.calls if call.artifact.executed]
+
+    def digests(self) -> list[tuple[str, str]]:
+        """Return stage and digest of everything that must be the same in every run."""
+        return [(c.name, c.artifact.digest) for c in self.calls if c.name not in NOT_EQUAL]
+
+
+def walk(root: Path, recipe: Recipe) -> Walk:
+    """Run a recipe below a root, all but the report; what is there is found."""
+    run: Any = Walk(root, recipe)
+    with counting_in_process():
+        run.results = parts.run_everything(run)
+    found: Walk = run
+    return found
+
+
+def walk_until(rank: int, root: Path, recipe: str, place: str, number: int, when: str) -> None:
+    """Run a recipe in a process that kills itself at a call of some function; for a child process.
+
+    Args:
+        rank: Not used: see ``training_processes``.
+        root: Artifact root.
+        recipe: The recipe as JSON.
+        place: ``module.function``.
+        number: Which of its calls, from 1.
+        when: ``before`` or ``after`` it.
+    """
+    module, _, name = place.rpartition(".")
+    owner, calls = importlib.import_module(module), [0]
+    call = getattr(owner, name)
+
+    def dying(*args: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if (calls[0], when) == (number, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*args, **named)
+        if calls[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(owner, name, dying)
+    walk(root, Recipe.model_validate_json(recipe))
+
+
+def stages_in(root: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return the time of writing of finished stages, by "stage/key"."""
+    return {
+        f"{path.parent.parent.name}/{path.parent.name}": path.stat().st_mtime_ns
+        for name in names
+        for path in root.glob(f"{name}/*/manifest.json")
+    }

@@ -1,0 +1,216 @@
+"""A distillation so small that forty steps take a second, built the same in every process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tasks.training.strategies import DdpStrategy, make_strategy
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.config.recipe import TrainConfig
+from umim_core.distill.objectives import BatchLoss, DistillObjective
+from umim_core.distill.optimizer import Strategy
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_loop import TrainResult, train
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_json, write_json
+
+SEED, VOCAB, HIDDEN, WIDTH, ROWS = 3, 32, 16, 24, 15
+POISON = VOCAB - 1  # where a test asks for it, its embedding is infinite
+CONFIG = TrainConfig(
+    max_steps=12,
+    batch_size=6,
+    learning_rate=1e-2,
+    weight_decay=0.1,
+    clip_norm=0.5,  # below the gradient norms of these rows, so that clipping is seen
+    validate_every=4,
+    checkpoint_every=3,
+    patience=100,
+)
+SPANS = [(1, 2), (3, 4, 5), (6, POISON)]
+
+
+def rows(*, merges: Sequence[bool], poisoned: Sequence[int] = ()) -> TokenRows:
+    """Random rows with 4 or 20 aligned predictions, none where ``merges`` says so.
+
+    Args:
+        merges: For every row, whether a rule may match in it.
+        poisoned: Rows in which the rule (6, POISON) matches.
+    """
+    ids = np.random.default_rng(SEED).integers(8, POISON, (len(merges), WIDTH))
+    for index, row in enumerate(ids):
+        place = 3 if index % 2 else 19
+        row[place : place + 2] = (6, POISON) if index in poisoned else (1, 2)
+    return TokenRows.of_rows(ids.tolist(), [WIDTH if may else 0 for may in merges])
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A signal to the own process.
+
+    Attributes:
+        rank: Who dies.
+        batch: Number of the training batch, from 1, in whose forward pass the clock starts.
+        seconds: Time from there to the signal.
+        signal: SIGKILL or SIGTERM.
+    """
+
+    rank: int
+    batch: int
+    seconds: float = 0.0
+    signal: signal.Signals = signal.SIGKILL
+
+
+class Watched(DistillObjective):
+    """Distillation that counts its batches and does what a test asks for at some of them.
+
+    Attributes:
+        kill: When this process dies, if ever.
+        bad_gradients: Numbers of the batches with a finite loss and a gradient that is NaN.
+    """
+
+    kill: Kill | None = None
+    bad_gradients: tuple[int, ...] = ()
+    batches = 0
+
+    def forward(self, indices: Sequence[int]) -> BatchLoss:
+        loss = super().forward(indices)
+        self.batches += 1
+        if self.kill is not None and self.batches == self.kill.batch:
+            order = (os.getpid(), self.kill.signal)
+            threading.Timer(self.kill.seconds, os.kill, order).start()
+        if self.batches in self.bad_gradients:
+            return loss._replace(total=loss.total + (self.module.query * 0.0).sqrt().sum())
+        return loss
+
+
+class Unsynchronised(DdpStrategy):
+    """DDP whose gradients stay on their rank: the fault that the comparisons must see."""
+
+    def loss(self, indices: Sequence[int]) -> BatchLoss:
+        with self._model.no_sync():
+            return super().loss(indices)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run; equal runs take equal steps.
+
+    Attributes:
+        folder: Receives the states.
+        strategy: How gradients are exchanged; ``none``: not at all.
+        config: Steps, batch size and the rest.
+        dtype: Of backbone and module.
+        merges: Training rows in which rules may match.
+        poisoned: Training rows with an infinite embedding in a merged span.
+        kills: Who dies when.
+        bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
+    """
+
+    folder: Path
+    strategy: Literal["ddp", "deepspeed", "none"] = "ddp"
+    config: TrainConfig = CONFIG
+    dtype: torch.dtype = torch.float32
+    merges: tuple[bool, ...] = (True,) * ROWS
+    poisoned: tuple[int, ...] = ()
+    kills: tuple[Kill, ...] = ()
+    bad_gradients: tuple[int, ...] = ()
+
+    def objective(self) -> Watched:
+        """Return fresh weights over the rows of this run."""
+        torch.manual_seed(SEED)
+        shape = LlamaConfig(
+            vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=WIDTH,
+            initializer_range=0.2, bos_token_id=None, eos_token_id=0,
+        )  # fmt: skip
+        backbone = wrap_backbone(LlamaForCausalLM(shape).to(self.dtype), None)
+        if self.poisoned:
+            with torch.no_grad():
+                backbone.embedding_weight[POISON] = math.inf
+        module = MergeModule(HIDDEN)
+        module.initialise(0.3, torch.Generator().manual_seed(SEED))
+        return Watched(
+            backbone,
+            module.to(self.dtype),
+            Matcher(RuleSet.from_spans(SPANS)),
+            rows(merges=self.merges, poisoned=self.poisoned),
+            rows(merges=(True,) * 4),
+            bf16=False,
+            batch_size=self.config.batch_size,
+        )
+
+    def state(self, step: int, rank: int = 0) -> dict[str, Tensor]:
+        """Return a rank's tensors as they were saved after that step."""
+        return load_file(self.folder / f"step-{step:08d}" / f"rank-{rank}.safetensors")
+
+    def weights(self, step: int, rank: int = 0) -> Tensor:
+        """Return the module's weights in one vector, as they were saved after that step."""
+        tensors = self.state(step, rank)
+        return torch.cat([v.flatten() for k, v in tensors.items() if k.startswith("module.")])
+
+    def curve(self) -> list[dict[str, float]]:
+        """Return the curve up to the newest state."""
+        newest = max(self.folder.glob("step-*"))
+        record = read_json(newest / "rank-0.json")
+        assert isinstance(record, dict)
+        return [dict(row) for row in record["curve"]]
+
+    def final(self) -> Mapping[str, bytes]:
+        """Return the files of the last state: weights, optimiser, random state, curve."""
+        folder = self.folder / f"step-{self.config.max_steps:08d}"
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def train_rank(rank: int, run: Run) -> None:
+    """Train on one rank, resuming; what happens is logged to stderr."""
+    logging.basicConfig(level=logging.INFO)
+    train_here(run, rank)
+
+
+def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched]:
+    """Train in this process, as that rank of the group if there is one."""
+    objective = run.objective()
+    objective.kill = next((kill for kill in run.kills if kill.rank == rank), None)
+    if rank == int(torch.distributed.is_initialized()):
+        objective.bad_gradients = run.bad_gradients
+    strategy: Strategy = (
+        Unsynchronised(objective, run.config)
+        if run.strategy == "none"
+        else make_strategy(run.strategy, objective, run.config)
+    )
+    result = train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
+    return result, objective
+
+
+def train_ray_rank(fields: Mapping[str, object]) -> None:
+    """Train on one Ray worker; ``kill_rank`` dies at its batch ``kill_batch``, at the first try.
+
+    Every start of a rank leaves a line in ``attempts-<rank>``.
+    """
+    folder, rank = Path(str(fields["folder"])), torch.distributed.get_rank()
+    attempts = folder / f"attempts-{rank}"
+    first = not attempts.exists()
+    with attempts.open("a", encoding="utf-8") as lines:
+        lines.write(f"{os.getpid()}\n")
+    kill = Kill(int(str(fields["kill_rank"])), int(str(fields["kill_batch"])))
+    strategy: Literal["ddp", "deepspeed"] = "ddp" if fields["strategy"] == "ddp" else "deepspeed"
+    run = Run(folder / "state", strategy=strategy, kills=(kill,) if first else ())
+    result, _ = train_here(run, rank)
+    if rank == 0:
+        write_json(folder / "summary.json", {"steps": result.progress.step})

@@ -1,0 +1,90 @@
+"""A small pipeline as a tracker sees it, and everything that a store came to hold of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+
+from tasks.tracking.tracker import LiveMetrics, Tracker
+from tasks.tracking.tracking_values import RunInput
+
+STAGES = ("corpus", "tokenize", "count", "distill")
+
+
+def record_stage(tracker: Tracker, pipeline: str, stage: str) -> None:
+    """Record live numbers and the run of a stage."""
+    LiveMetrics(tracker, pipeline, f"{stage} tiny")({"loss": (1, 0.5), "kl": (1, 0.0)})
+    curve = [(step, 1.0 / step) for step in range(1, 4)]
+    inputs = [RunInput("tokens", stage[0] * 64, "tokenize")]
+    tracker.stage_run(
+        pipeline,
+        stage,
+        f"{pipeline}-{stage}",
+        {"steps": 3},
+        {"kl": 0.0, "seconds": 1.5},
+        {"train_kl": curve},
+        inputs=inputs,
+        tags={"umim.digest": stage},
+    )
+
+
+def record_end(tracker: Tracker, pipeline: str, files: Path) -> None:
+    """Record checkpoint, comparison and files, and close the run."""
+    (files / "checkpoint").mkdir(parents=True, exist_ok=True)
+    (files / "checkpoint" / "config.json").write_text("{}")
+    tracker.register_checkpoint(f"model-{pipeline}", files / "checkpoint", f"{pipeline}-distill")
+    row = {"backbone": "tiny", "tau": 5}
+    tracker.comparison_run(f"{pipeline}-row", row, {"top1": 0.5, "kl": 0.0}, pipeline=pipeline)
+    tracker.attach(pipeline, [files / "checkpoint" / "config.json"])
+    tracker.finish(pipeline)
+
+
+def record_pipeline(tracker: Tracker, pipeline: str, files: Path) -> None:
+    """Record a whole pipeline, from its opening to its end."""
+    tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    for stage in STAGES:
+        record_stage(tracker, pipeline, stage)
+    record_end(tracker, pipeline, files)
+
+
+def held(uri: str) -> dict[str, Any]:
+    """Everything in a store by kind and key, without ids and times; a doubled run fails."""
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    names = {
+        run.info.run_id: f"{run.data.tags['umim.kind']} {run.data.tags['umim.key']}" for run in runs
+    }
+    found: dict[str, Any] = {}
+    for run in runs:
+        tags = {
+            name: names.get(value, value)
+            for name, value in run.data.tags.items()
+            if name not in ("mlflow.user", "mlflow.source.name", "mlflow.source.type")
+            and not name.startswith("mlflow.source.git")
+        }
+        points = {
+            name: sorted(
+                (point.step, point.value)
+                for point in client.get_metric_history(run.info.run_id, name)
+            )
+            for name in run.data.metrics
+        }
+        name = names[run.info.run_id]
+        assert name not in found, "a run is there twice"
+        found[name] = {
+            "status": run.info.status,
+            "name": run.info.run_name,
+            "params": run.data.params,
+            "points": points,
+            "tags": tags,
+            "inputs": sorted(entry.dataset.digest for entry in run.inputs.dataset_inputs),
+            "files": sorted(file.path for file in client.list_artifacts(run.info.run_id)),
+        }
+    versions = client.search_model_versions("name = 'umim'")
+    found["versions"] = sorted((names[v.run_id], sorted(v.aliases)) for v in versions)
+    return json.loads(json.dumps(found))

@@ -1,0 +1,82 @@
+"""A lost cluster is replaced, its logs stay, and an error in its block says where they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayError
+
+from tasks.cluster.cluster_folder import keep_logs
+from tasks.cluster.lease import ClusterLease
+from tasks.data.tokenizing import threads_per_job
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ClusterError
+
+CONFIG = ClusterConfig(cpus=1, object_store_gib=0.1)
+
+
+def _seven() -> int:
+    return 7
+
+
+@pytest.mark.full
+def test_a_dead_raylet_is_noticed_and_another_cluster_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "umim.cluster")
+    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+        first = lease.ensure()
+        assert lease.ensure() is first
+        assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.1 * 2**30, rel=0.1)
+        (raylet,) = [p for p in psutil.Process().children() if p.name() == "raylet"]
+        raylet.kill()
+        with pytest.raises(RayError):
+            ray.get(ray.remote(_seven).remote(), timeout=120)
+        assert lease.ensure().address != first.address
+        assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
+    assert not ray.is_initialized()
+    (kept,) = (tmp_path / "logs").iterdir()
+    assert (kept / "raylet.out").is_file()
+    assert f"its logs are in {kept}" in caplog.text
+
+
+@pytest.mark.full
+def test_an_error_of_the_cluster_keeps_its_logs_and_names_them(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as caught, ClusterLease(CONFIG, tmp_path / "logs") as lease:
+        lease.ensure()
+        raise ClusterError("workers must live")
+    (kept,) = (tmp_path / "logs").iterdir()
+    assert (kept / "raylet.out").is_file()
+    assert caught.value.__notes__ == [f"Ray's logs are in {kept}."]
+
+
+@pytest.mark.full
+def test_a_good_end_keeps_no_logs(tmp_path: Path) -> None:
+    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+        logs = lease.ensure().logs
+        assert logs is not None
+        assert logs.is_dir()
+    assert not logs.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logs_that_vanish_while_they_are_copied_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "raylet.out").write_text("lines")
+    (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
+    kept = keep_logs(tmp_path / "logs", tmp_path / "kept")
+    assert [path.name for path in kept.iterdir()] == ["raylet.out"]
+
+
+def test_a_job_gets_no_more_threads_than_the_smallest_node_with_cores_has() -> None:
+    assert threads_per_job(8, [16, 0, 4]) == 4
+    assert threads_per_job(0, [2]) == 1
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0]])
+def test_a_cluster_without_a_living_core_is_a_cluster_error(sizes: list[int]) -> None:
+    with pytest.raises(ClusterError, match=r"must be alive and offer CPUs; got \d nodes"):
+        threads_per_job(1, sizes)

@@ -1,0 +1,195 @@
+"""A real local cluster: loopback only, one connection, workers that can import this checkout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from tasks.cluster.ray_cluster import Cluster, ray_cluster, worker_environment
+from tasks.cluster.sockets import listening_addresses, loopback_interface, require_loopback
+from umim_core.errors import ClusterError
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+OBJECT_STORE = 100 << 20
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ray_cluster(cpus=2, object_store_bytes=OBJECT_STORE) as found:
+        yield found
+
+
+def _look() -> dict[str, str | None]:
+    import umim_core.errors
+
+    names = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "DS_ACCELERATOR", "RAY_AUTH_MODE")
+    return {"file": umim_core.errors.__file__, **{name: os.environ.get(name) for name in names}}
+
+
+def test_every_socket_of_the_cluster_and_its_workers_is_on_loopback(cluster: Cluster) -> None:
+    ray.get([ray.remote(_look).options(num_cpus=1).remote() for _ in range(4)])
+    sockets = listening_addresses()
+    names = {name for name, _, _ in sockets}
+    assert {"raylet", "gcs_server"} <= names
+    assert any(name.startswith("ray::") for name in names)
+    assert {address for _, address, _ in sockets} <= LOOPBACK
+
+
+def test_workers_import_this_checkout_and_get_passive_threads_by_cpus(cluster: Cluster) -> None:
+    seen = ray.get(ray.remote(_look).options(num_cpus=2).remote())
+    assert seen["file"] == str(CHECKOUT / "umim_core" / "errors.py")
+    assert seen["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert seen["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_block_inside_a_block_uses_the_same_cluster_and_leaves_it_open(cluster: Cluster) -> None:
+    with ray_cluster() as inner:
+        assert (inner.started, inner.address) == (False, cluster.address)
+    assert ray.is_initialized()
+    assert (cluster.started, cluster.cpus) == (True, 2)
+
+
+@pytest.mark.full  # Ray takes twenty seconds to give up
+def test_a_caller_without_the_token_is_refused(cluster: Cluster) -> None:
+    program = "import ray, sys; ray.init(address=sys.argv[1]); print('let in')"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    environment |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", program, cluster.address],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "let in" not in result.stdout
+    assert "InvalidAuthToken" in result.stderr
+
+
+def test_a_socket_open_to_others_is_named() -> None:
+    with pytest.raises(ClusterError, match=r"127\.0\.0\.1 only; got raylet on 0\.0\.0\.0:80"):
+        require_loopback([("gcs_server", "::ffff:127.0.0.1", 81), ("raylet", "0.0.0.0", 80)])  # noqa: S104
+
+
+def test_the_loopback_interface_holds_the_loopback_address() -> None:
+    addresses = psutil.net_if_addrs()[loopback_interface()]
+    assert "127.0.0.1" in {address.address for address in addresses}
+
+
+def test_the_workers_of_a_remote_cluster_get_nothing_that_is_true_here_only() -> None:
+    remote = worker_environment(local=False, threads=3)
+    assert not {"PYTHONPATH", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME"} & set(remote)
+    assert (remote["OMP_NUM_THREADS"], remote["OMP_WAIT_POLICY"]) == ("3", "PASSIVE")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cpus": 0}, "cpus must be at least 1; got 0"),
+        ({"threads": 0}, "threads must be at least 1; got 0"),
+        ({"object_store_bytes": 1}, "object_store_bytes must be at least 83886080; got 1"),
+    ],
+)
+def test_arguments_out_of_bounds_are_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ClusterError, match=message), ray_cluster(**arguments):
+        pass
+
+
+def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={**clean, "PYTHONPATH": str(CHECKOUT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "environment", "message"),
+    [
+        ("10.0.0.1:6379", {}, "needs an explicit RAY_AUTH_MODE"),
+        ("127.0.0.1:9", {"RAY_AUTH_MODE": "token"}, "must answer; got 127.0.0.1:9"),
+        ("somewhere", {"RAY_AUTH_MODE": "token"}, "must be host:port"),
+    ],
+)
+def test_a_named_cluster_is_refused_with_a_reason(
+    address: str, environment: dict[str, str], message: str
+) -> None:
+    program = f"from tasks.cluster.ray_cluster import ray_cluster\nwith ray_cluster(address={address!r}): pass"
+    result = _run(program, **environment)
+    assert result.returncode == 1
+    assert message in result.stderr
+
+
+KILLED = """
+import os, signal
+from tasks.cluster.ray_cluster import ray_cluster
+with ray_cluster(cpus=1, object_store_bytes=100 << 20):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+FRESH = """
+import os, signal
+import ray  # before the environment is prepared, as other modules do it
+from tasks.cluster.ray_cluster import ray_cluster
+from tasks.cluster.sockets import listening_addresses
+def prefect(*_): pass
+signal.signal(signal.SIGTERM, prefect)
+before = {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"}
+for _ in range(2):
+    with ray_cluster(cpus=1, object_store_bytes=100 << 20, threads=1):
+        print(ray.get(ray.remote(lambda: os.environ["OMP_NUM_THREADS"]).remote()))
+        print(sorted({address for _, address, _ in listening_addresses()}))
+        print(signal.getsignal(signal.SIGTERM) is prefect)
+    print(ray.is_initialized())
+print(before == {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"})
+"""
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What a killed driver left, and what the process after it printed and left at home."""
+
+    left: list[Path]
+    printed: list[str]
+    home: list[Path]
+
+
+@pytest.fixture(scope="module")
+def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
+    home = tmp_path_factory.mktemp("home")
+    killed = _run(KILLED)
+    assert killed.returncode == -signal.SIGKILL
+    folders = Path(tempfile.gettempdir()).glob("umim-ray-*")
+    left = [p for p in folders if not psutil.pid_exists(int(p.name.split("-")[2]))]
+    fresh = _run(FRESH, HOME=str(home))
+    assert fresh.returncode == 0, fresh.stderr
+    return Aftermath(left, fresh.stdout.splitlines(), list(home.iterdir()))
+
+
+def test_what_a_killed_driver_left_is_swept_by_the_next_start(aftermath: Aftermath) -> None:
+    assert aftermath.left
+    assert not [path for path in aftermath.left if path.exists()]
+
+
+def test_ray_imported_early_still_listens_on_loopback_only(aftermath: Aftermath) -> None:
+    expected = "['127.0.0.1', '::ffff:127.0.0.1']"
+    assert [aftermath.printed[i] for i in (1, 5)] == [expected, expected]
+
+
+def test_two_starts_leave_environment_signals_and_home_as_they_were(aftermath: Aftermath) -> None:
+    threads, _, own_handler, still_open, *_, restored = aftermath.printed
+    assert (threads, own_handler, still_open, restored) == ("1", "True", "False", "True")
+    assert aftermath.home == []

@@ -1,0 +1,199 @@
+"""One way to stop: whatever a process is busy with, it ends in seconds and leaves nothing behind.
+
+Every run is a process of its own that says ``ready`` when it may be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+SECONDS = 5.0
+HEAD = """
+import collections, hashlib, itertools, multiprocessing, os, pathlib, signal, subprocess, sys
+import tempfile, threading, time
+from tasks.cluster.stopping import going_on_at, stoppable, told, undisturbed
+notes = pathlib.Path(sys.argv[1])
+def ready():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    folder = tempfile.mkdtemp(prefix=f"umim-ray-{os.getpid()}-", dir="/tmp")
+    print(child.pid, folder, flush=True)
+"""
+BUSY = {
+    "in Python": "while True: time.sleep(0.01)",
+    "in a C call that returns to no signal handler": "hashlib.pbkdf2_hmac('sha1', b'', b'', 10**9)",
+    "waiting for a thread": "threading.Thread(target=time.sleep, args=(600,)).run()",
+}
+NEVER = "collections.deque(itertools.repeat(0), maxlen=0)"  # no other thread ever runs
+
+
+def program(*lines: str) -> str:
+    """A run of these lines, in which it may be stopped."""
+    body = "\n".join(f"    {line}" for line in lines)
+    return f"{HEAD}\nwith stoppable(), going_on_at(lambda: 7):\n{body}\n"
+
+
+@contextmanager
+def running(code: str, notes: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process, Path]]:
+    """Start a run; gives it, its child and its folder, and asserts that the latter two go."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(notes)],
+        cwd=CHECKOUT,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        pid, folder = run.stdout.readline().split()
+        child = psutil.Process(int(pid))
+        try:
+            yield run, child, Path(folder)
+            child.wait(SECONDS)
+            deadline = time.monotonic() + SECONDS
+            while Path(folder).exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert not Path(folder).exists()
+        finally:
+            run.kill()
+
+
+def stop(run: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
+    """Send a signal; return the status and what the run said, at most five seconds later."""
+    began = time.monotonic()
+    run.send_signal(number)
+    status = run.wait(60)
+    assert time.monotonic() - began < SECONDS
+    assert run.stderr is not None
+    return status, run.stderr.read()
+
+
+@pytest.mark.parametrize("busy", BUSY.values(), ids=BUSY)
+def test_term_ends_a_run_with_one_line_and_leaves_nothing(busy: str, tmp_path: Path) -> None:
+    code = program("ready()", busy)
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM) == (
+            143,
+            "stopped; the same command continues at step 7\n",
+        )
+
+
+def test_ctrl_c_ends_a_run_likewise(tmp_path: Path) -> None:
+    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGINT)[0] == 130
+
+
+def test_a_stop_that_nobody_reads_ends_the_run_all_the_same(tmp_path: Path) -> None:
+    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, _, _):
+        assert run.stderr is not None
+        run.stderr.close()  # as of a run piped into a program that Ctrl-C ended first
+        run.send_signal(signal.SIGINT)
+        assert run.wait(SECONDS) == 130
+
+
+def test_a_run_that_lets_no_thread_run_is_killed(tmp_path: Path) -> None:
+    with running(program("ready()", NEVER), tmp_path) as (run, _, _):
+        process = psutil.Process(run.pid)
+        begun = process.cpu_times().user
+        while process.cpu_times().user < begun + 0.2:  # until it is in the call for certain
+            time.sleep(0.02)
+        status, said = stop(run, signal.SIGTERM)
+    assert (status, said) == (-signal.SIGKILL, "stopped; the same command continues\n")
+
+
+def test_a_killed_run_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    with running(program("ready()", BUSY["in Python"]), tmp_path) as (run, child, folder):
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+    assert not child.is_running()
+    assert not folder.exists()
+
+
+def test_whoever_must_hear_of_a_stop_hears_and_one_that_hangs_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    code = program(
+        "with told((notes / 'told').touch), told(threading.Event().wait):",
+        "    ready()",
+        f"    {BUSY['in Python']}",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert (tmp_path / "told").exists()
+
+
+def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
+    tmp_path: Path,
+) -> None:
+    code = program(
+        "lock = threading.Lock()",
+        "def tell():",
+        "    with lock: (notes / 'told').touch()",
+        "with told(tell):",
+        "    with undisturbed(), lock:",
+        "        ready()",
+        "        time.sleep(1)",
+        "        (notes / 'written').touch()",
+        "    (notes / 'too far').touch()",
+        "    time.sleep(600)",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["told", "written"]
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool) -> None:
+    code = program(
+        "from tasks.run.stage import StageSpec, run_stage",
+        "def build(out):",
+        "    (out / 'half').touch()",
+        "    ready()",
+        "    time.sleep(600)",
+        f"run_stage(notes, StageSpec('tiny', 1, {{}}, {{}}, resumable={resumable}), build)",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert len(list(tmp_path.glob("tiny/*.partial/half"))) == resumable
+
+
+def test_a_library_that_takes_the_signals_over_delays_nothing(tmp_path: Path) -> None:
+    code = program("signal.signal(signal.SIGTERM, lambda *_: None)", "ready()", BUSY["in Python"])
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+
+
+def test_the_end_of_a_forked_child_is_not_that_of_the_run(tmp_path: Path) -> None:
+    code = program(
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))",
+        "child.start()",
+        "child.terminate()",
+        "child.join()",
+        "(notes / str(child.exitcode)).touch()",
+        "ready()",
+        BUSY["in Python"],
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["-15"]
+
+
+def test_a_run_that_ends_by_itself_gives_the_signals_back(tmp_path: Path) -> None:
+    code = (
+        program("ready()")
+        + "print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1))"
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert run.wait(SECONDS) == 0
+        assert run.stdout is not None
+        assert run.stdout.read() == "True -1\n"

@@ -1,0 +1,59 @@
+"""The count on Ray against the count in one process, for several block sizes (RELIABILITY 35)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tasks.cluster.ray_cluster import Cluster, ray_cluster
+from tasks.data.counting import count_distributed
+from tasks.data.counting_tables import Corpus
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.text.token_ids import MAX_TOKEN_ID
+
+EMPTY = np.zeros(0, dtype=np.int64)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with ray_cluster(cpus=2, object_store_bytes=100 << 20) as found:
+        yield found
+
+
+def ragged() -> tuple[np.ndarray, np.ndarray]:
+    """Twelve segments of 0 to 39 tokens over the four highest ids, one of them empty."""
+    rng = np.random.default_rng(7)
+    sizes = rng.integers(0, 40, 12)
+    sizes[5] = 0
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return (MAX_TOKEN_ID - rng.integers(0, 4, offsets[-1])).astype(np.int32), offsets
+
+
+def assert_equal(got: NgramCounts, want: NgramCounts) -> None:
+    assert got.tau == want.tau
+    for n in ORDERS:
+        assert got.keys[n].tolist() == want.keys[n].tolist()
+        assert got.support[n].tolist() == want.support[n].tolist()
+        assert got.keys[n].dtype == got.support[n].dtype == np.int64
+
+
+@pytest.mark.parametrize("block_tokens", [90, 1 << 21])
+def test_equals_the_count_in_one_process_whatever_the_blocks(
+    cluster: Cluster, block_tokens: int
+) -> None:
+    ids, offsets = ragged()
+    excluded = np.array([MAX_TOKEN_ID - 2], dtype=np.int64)
+    want = count_ngrams(ids, offsets, 3, excluded.tolist())
+    assert all(len(want.keys[n]) > 1 for n in ORDERS)
+    corpus = Corpus(ids, offsets, tuple(excluded.tolist()))
+    assert_equal(count_distributed(corpus, 3, block_tokens=block_tokens), want)
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
+def test_a_corpus_without_ngrams_has_no_counts(cluster: Cluster, offsets: list[int]) -> None:
+    ids = np.full(offsets[-1], 7, dtype=np.int32)
+    got = count_distributed(Corpus(ids, np.array(offsets, dtype=np.int64)), 1)
+    assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))

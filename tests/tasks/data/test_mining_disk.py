@@ -1,0 +1,173 @@
+"""Disks that refuse: full ones, and the k-th write, flush or rename that fails; and 200 runs."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import tasks.stages.mine
+from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_system
+from support.tiny_mining import TAU, InProcess, NoCluster, TinyCorpus
+from tasks.run.stage import Artifact
+from tasks.stages.corpus import corpus_stage, tokenize_stage
+from umim_core.config.recipe import FilesCorpus
+from umim_core.errors import ArtifactError
+from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.sources import TokenIds
+
+Run = Callable[[Path], str]
+
+
+@pytest.fixture(scope="module")
+def corpus(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
+) -> TinyCorpus:
+    return TinyCorpus.make(tmp_path_factory.mktemp("corpus"), tiny_tokenizer)
+
+
+@pytest.fixture
+def runs(corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Run]:
+    """Each writer by name: it writes below a root and returns the digest of what is there."""
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    made = tmp_path / "made"
+    counted = corpus.count(made, NoCluster())
+    rules = RuleSet.load(corpus.filter(made, counted).path / "rules")
+    (tmp_path / "a.txt").write_text(" ".join(f"w{i}" for i in corpus.ids[corpus.ids > 0]))
+    text = {"kind": "text", "paths": [str(tmp_path / "a.txt")]}
+    config = FilesCorpus.model_validate({s: text for s in ("train", "valid", "test")})
+    raw = corpus_stage(made, config)
+
+    def save(root: Path) -> str:
+        if not (root / "rules").exists():
+            rules.save(root / "rules")
+        return RuleSet.load(root / "rules").digest
+
+    return {
+        "tokenize": lambda root: (
+            tokenize_stage(root, NoCluster(), raw, config, corpus.cell.backbone).digest
+        ),
+        "count": lambda root: corpus.count(root, NoCluster()).digest,
+        "filter": lambda root: corpus.filter(root, counted).digest,
+        "rules": save,
+    }
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    with small_file_system(tmp_path) as resize:
+        yield resize
+
+
+@pytest.mark.parametrize("name", ["tokenize", "count", "filter", "rules"])
+def test_a_full_disk_is_named_with_path_and_bytes_and_the_rerun_succeeds(
+    runs: dict[str, Run], small_disk: Callable[[int], Path], tmp_path: Path, name: str
+) -> None:
+    want = runs[name](tmp_path / "undisturbed")
+    refused: set[str] = set()
+    for pages in range(1, 200):
+        root = small_disk(pages * PAGE)
+        try:
+            assert runs[name](root) == want
+            break
+        except ArtifactError as error:
+            found = re.match(
+                r"(/\S+) \(\d+ bytes.*\) must be writable; got No space left", str(error)
+            )
+            assert found, str(error)
+            refused.add(Path(found[1]).name)
+        assert published(root) == []
+        assert runs[name](small_disk(1 << 24)) == want, "the rerun succeeds"
+        assert leftovers(root) == []
+        for path in root.iterdir():
+            shutil.rmtree(path)
+    else:
+        pytest.fail("the disk was never large enough")
+    assert len(refused) >= 3, refused
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        pytest.param("tokenize", 1, marks=pytest.mark.full),
+        ("tokenize", 7),
+        pytest.param("count", 1, marks=pytest.mark.full),
+        ("count", 7),
+        ("filter", 1),
+        ("rules", 1),
+    ],
+)
+def test_whichever_write_flush_or_rename_fails_the_artifact_is_whole_or_absent(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
+) -> None:
+    want = runs[name](tmp_path / "undisturbed")
+    faults = Faults(monkeypatch)
+    refused: set[str | None] = set()
+    ignored: set[str | None] = set()
+    for fail_at in range(1, 500, step):
+        root = tmp_path / str(fail_at)
+        faults.arm(fail_at)
+        try:
+            assert runs[name](root) == want
+            ignored.add(faults.fired)
+        except ArtifactError as error:
+            assert "must be writable; got Input/output error" in str(error)
+            refused.add(faults.fired)
+        fired = faults.fired
+        faults.arm(0)
+        for path in published(root):
+            assert (path / "manifest.json").is_file(), "whole: only the last flush failed"
+        assert runs[name](root) == want, f"rerun after call {fail_at} ({fired}) failed"
+        assert leftovers(root) == []
+        if fired is None:
+            break
+    else:
+        pytest.fail("every run failed")
+    assert refused == {"write", "fsync", "replace", "rename"} if step == 1 else refused
+    assert ignored <= {None, "pwrite"}, "only the note in a lock may fail without consequences"
+
+
+def mined(corpus: TinyCorpus, folder: Path) -> tuple[str, str]:
+    """Mine a corpus in this process: by the library, and by the stages."""
+    np.save(folder / "ids.npy", corpus.ids.astype(np.uint32))
+    source = TokenIds(path=str(folder / "ids.npy"))
+    report = mine_rules(
+        source, folder / "rules", options=MiningOptions(tau=TAU, segment_length=20, threads=2)
+    )
+    counted = corpus.count(folder / "root", NoCluster())
+    made: Artifact = corpus.filter(folder / "root", counted)
+    RuleSet.load(made.path / "rules")
+    shutil.rmtree(folder)
+    return report.digest, made.digest
+
+
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.full)])
+def test_many_runs_in_one_process_leave_nothing_open(
+    corpus: TinyCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    process = psutil.Process()
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        maps = [m.path for m in process.memory_maps(grouped=False)]
+        ours = [path for path in maps if "/dev/shm" in path or str(tmp_path) in path]
+        return process.num_fds(), process.num_threads(), len(ours)
+
+    digests, after = set(), []
+    for number in range(times):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        digests.add(mined(corpus, folder))
+        if number in (2, times // 2, times - 1):  # the first runs load and compile
+            after.append(held())
+    assert len(digests) == 1
+    assert len(set(after)) == 1, after

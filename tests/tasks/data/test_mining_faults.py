@@ -1,0 +1,300 @@
+"""Counting killed on the way: workers, the driver, the meter. The digest stays the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayActorError
+from transformers import PreTrainedTokenizerBase
+
+import tasks.stages.mine
+from support.tiny_mining import LENGTH, TAU, TinyCorpus, titles
+from tasks.cluster.lease import ClusterLease
+from tasks.data.counting import count_distributed
+from tasks.data.counting_tables import Corpus
+from tasks.data.meter import metered
+from tasks.run.stage import Artifact
+from umim_core.config.recipe import ClusterConfig, MiningConfig
+from umim_core.errors import ClusterError
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
+from umim_core.text.token_ids import UniformOffsets
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+MANY_TASKS = MiningConfig(block_tokens=1000)  # twenty tasks per order for 20,000 tokens
+# Titles that Ray gives its workers: what they run now.
+MAP, GROUPS = "ray::MapBatches(local)", "ray::MapBatches(total)"
+SORT, REDUCE = "ray::map", "ray::reduce"
+SHUFFLE = (SORT, REDUCE)  # tasks of milliseconds each: either will do
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
+        found.ensure()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def corpus(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
+) -> TinyCorpus:
+    return TinyCorpus.make(tmp_path_factory.mktemp("corpus"), tiny_tokenizer, 20_007)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    return corpus.count(tmp_path_factory.mktemp("undisturbed"), lease, MANY_TASKS)
+
+
+class Killer:
+    """Kill workers of this process's cluster that are busy with something.
+
+    Args:
+        prefix: What the title of a victim begins with.
+        times: How many to kill.
+        seed: Of the moments and the victims.
+        pause: Seconds between two kills, at most.
+    """
+
+    def __init__(self, prefix: str, times: int, seed: int, pause: float = 0.3) -> None:
+        self.killed: list[str] = []
+        self._prefix, self._times, self._random = prefix, times, random.Random(seed)
+        self._pause = pause
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        wait = self._random.uniform(0, self._pause)
+        while len(self.killed) < self._times and not self._stop.wait(wait):
+            busy = [p for p, title in titles(psutil.Process()).items() if self._busy(title)]
+            wait = 0.005
+            if busy:
+                victim = self._random.choice(busy)
+                try:
+                    title = " ".join(victim.cmdline())
+                    if self._busy(title):
+                        victim.kill()
+                        self.killed.append(title)
+                        wait = self._random.uniform(0, self._pause)
+                except psutil.Error:
+                    continue
+
+    def _busy(self, title: str) -> bool:
+        return title.startswith(self._prefix) and not title.startswith("ray::IDLE")
+
+
+@pytest.mark.parametrize(
+    ("doing", "seed"),
+    [
+        (MAP, 0),
+        *(
+            pytest.param(doing, seed, marks=pytest.mark.full)
+            for doing in (MAP, SORT, REDUCE, GROUPS, "ray::_")  # the last: also Ray Data's actors
+            for seed in range(1, 4)
+        ),
+    ],
+)
+def test_killed_workers_leave_the_digest_alone(
+    corpus: TinyCorpus,
+    lease: ClusterLease,
+    undisturbed: Artifact,
+    tmp_path: Path,
+    doing: str,
+    seed: int,
+) -> None:
+    with Killer(doing, times=2, seed=seed) as killer:
+        counted = corpus.count(tmp_path, lease, MANY_TASKS)
+    assert killer.killed, f"no worker was killed: {doing} {seed}"
+    assert counted.digest == undisturbed.digest, (doing, seed, killer.killed)
+
+
+@pytest.mark.full
+def test_workers_that_always_die_end_in_a_typed_error(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    with (
+        Killer(MAP, times=10_000, seed=0, pause=0.0) as killer,
+        pytest.raises(ClusterError, match="the workers that count must stay alive; got "),
+    ):
+        corpus.count(tmp_path, lease, MANY_TASKS)
+    assert len(killer.killed) > 3
+    assert not list(tmp_path.glob("count/*/manifest.json"))
+
+
+@pytest.mark.parametrize("lost", ["killed", "silent"])
+def test_a_meter_that_is_lost_is_no_reason_to_fail(
+    corpus: TinyCorpus, lease: ClusterLease, lost: str
+) -> None:
+    offsets = UniformOffsets(LENGTH, 300)
+    ids = corpus.ids[: offsets[-1]]
+    reports: list[tuple[int, int, str]] = []
+    with metered(100, "bytes", lambda *report: reports.append(report)) as meter:
+        actor = meter._actor
+        assert actor is not None
+        if lost == "killed":
+            ray.kill(actor)
+        else:
+            actor.__ray_terminate__.remote()
+        with pytest.raises(RayActorError):
+            ray.get(actor.read.remote())
+        meter.add(50)
+        counts = count_distributed(Corpus(ids, offsets, (0,)), TAU)
+        time.sleep(1.2)  # two polls
+    assert reports == [(100, 100, "bytes")]
+    want = count_ngrams(ids, offsets, TAU, (0,))
+    assert all(counts.keys[n].tolist() == want.keys[n].tolist() for n in ORDERS)
+
+
+# The driver
+
+PROGRAM = """
+import importlib, json, os, signal, sys
+from pathlib import Path
+from tasks.cluster.lease import ClusterLease
+from tasks.stages.mine import count_stage
+from tasks.run.stage import Artifact
+from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
+
+root, tokenized, cell, config, point, tau, length = json.loads(sys.argv[1])
+if point is not None:
+    place, number, when = point
+    module, _, name = place.rpartition(".")
+    module = importlib.import_module(module)
+    call, calls = getattr(module, name), []
+
+    def dying(*arguments, **named):
+        calls.append(name)
+        if len(calls) == number and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = call(*arguments, **named)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(module, name, dying)
+artifact = Artifact(**tokenized | {"path": Path(tokenized["path"])})
+with ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease:
+    count_stage(
+        Path(root), lease, artifact, Cell.model_validate_json(cell), tau, length,
+        MiningConfig.model_validate_json(config),
+    )
+"""
+Point = tuple[str, int, str]
+# Where the driver kills itself, or what a worker must be doing (and the orders finished by then)
+# when the driver is killed; and the orders that are counted again.
+POINTS: dict[str, tuple[Point | tuple[str | tuple[str, ...], int], list[int]]] = {
+    "map of order 2": ((MAP, 0), [2, 3, 4]),
+    "order 2 kept": (("tasks.stages.mine._save_order", 1, "after"), [3, 4]),
+    "map of order 3": ((MAP, 1), [3, 4]),
+    "shuffle of order 3": ((SHUFFLE, 1), [3, 4]),
+    "groups of order 3": ((GROUPS, 1), [3, 4]),
+    "order 3 not renamed": (("umim_core.store.artifacts.flush_tree", 2, "after"), [3, 4]),
+    "all orders kept": (("tasks.stages.mine._write_counts", 1, "before"), []),
+    "no manifest": (("tasks.run.stage.write_manifest", 1, "before"), []),
+    "not renamed": (("tasks.run.stage.flush_tree", 1, "after"), []),
+    "renamed": (("tasks.run.stage.flush", 1, "before"), []),
+}
+
+
+def run_until_killed(
+    command: list[str], log: Path, ready: Callable[[str], bool], pause: float
+) -> dict[psutil.Process, str]:
+    """Run a driver that kills itself, or is killed here once a worker's title is ``ready``.
+
+    Returns:
+        The processes that it had started, and what they called themselves last.
+    """
+    started: dict[psutil.Process, str] = {}
+    with log.open("w") as stream:
+        driver = psutil.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+            stdout=stream,
+            stderr=stream,
+        )
+        deadline = time.monotonic() + 240
+        while driver.poll() is None:
+            assert time.monotonic() < deadline, log.read_text()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found = titles(driver)
+                started |= found
+                if any(ready(title) for title in found.values()):
+                    driver.kill()
+            time.sleep(pause)
+    assert driver.wait() == -signal.SIGKILL, log.read_text()
+    return started
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        point if point == "order 2 kept" else pytest.param(point, marks=pytest.mark.full)
+        for point in POINTS
+    ],
+)
+def test_a_killed_driver_counts_no_finished_order_again(
+    corpus: TinyCorpus,
+    lease: ClusterLease,
+    undisturbed: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    place, again = POINTS[name]
+    root = tmp_path / "root"
+    inputs = json.loads(json.dumps(asdict(corpus.tokenized), default=str))
+    point = place if len(place) == 3 else None
+    settings = [corpus.cell.model_dump_json(), MANY_TASKS.model_dump_json(), point, TAU, LENGTH]
+
+    def ready(title: str) -> bool:
+        if point is not None:
+            return False
+        finished = list(root.glob("count/*.partial/state/order-?/manifest.json"))
+        return title.startswith(place[0]) and len(finished) == place[1]
+
+    command = [sys.executable, "-c", PROGRAM, json.dumps([str(root), inputs, *settings])]
+    pause = 0.2 if point else 0.01  # looking for a worker that is ready costs the driver time
+    started = run_until_killed(command, tmp_path / "log", ready, pause)
+    # Ray's agents try to reach the control service, which is gone, for a minute before they end.
+    workers = [process for process, title in started.items() if "Agent" not in title]
+    assert len(workers) >= 4, "control service, node, workers"
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive, "what a killed driver started must go away"
+    saved: list[int] = []
+    save = tasks.stages.mine._save_order
+
+    def note(state: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
+        saved.append(order)
+        save(state, order, keys, support)
+
+    monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
+    counted = corpus.count(root, lease, MANY_TASKS)
+    assert counted.executed == (name != "renamed")
+    assert saved == again
+    assert counted.digest == undisturbed.digest
+    assert [path.name for path in root.glob("count/[!.]*")] == [counted.key]

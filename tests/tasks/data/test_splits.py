@@ -1,0 +1,87 @@
+"""Which split a stage reads: training rows, validation rows, text in and out of domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.distill import distill_stage
+from tasks.stages.evaluate import evaluate_stage
+from umim_core.config.recipe import EvaluateConfig, Recipe
+from umim_core.distill.token_rows import TokenRows
+from umim_core.errors import BackboneError
+from umim_core.text.shards import ShardWriter
+
+LENGTH, ROWS = 16, 4
+Texts = Mapping[str, NDArray[np.int32]]
+
+
+@pytest.fixture
+def tokenized(tmp_path: Path) -> Callable[[Texts], Artifact]:
+    """Make token ids of any splits."""
+
+    def make(texts: Texts) -> Artifact:
+        def save(out: Path) -> Metrics:
+            for split, ids in texts.items():
+                writer = ShardWriter(out / split)
+                writer.add(ids)
+                writer.end_document()
+                writer.close()
+            return {}
+
+        named = {split: ids.tolist() for split, ids in texts.items()}
+        return run_stage(tmp_path, StageSpec("tokenize", 1, named, {}), save)
+
+    return make
+
+
+def text(seed: int) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(1, 9, ROWS * LENGTH).astype(np.int32)
+
+
+def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
+    tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    config = EvaluateConfig(alignment_rows=2, perplexity_rows=ROWS, batch_size=ROWS)
+    near, far = text(0), text(1)
+    both, alone = (
+        evaluate_stage(tmp_path, tokenized(texts), tiny_checkpoint, config, LENGTH).metrics
+        for texts in ({"test": near, "ood_far": far}, {"test": far})
+    )
+    for name in ("ppl_base", "ppl_umim"):
+        assert both[f"{name}_ood_far"] == alone[name] != both[name]
+
+
+def test_training_and_validation_rows_are_those_of_their_splits(
+    tokenized: Callable[[Texts], Artifact],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")  # no weights: training cannot start
+    recipe = Recipe.model_validate(
+        {
+            "name": "tiny",
+            "corpus": {"kind": "docstrings"},
+            "segment_length": LENGTH,
+            "cells": [{"backbone": str(tmp_path / "backbone")}],
+            "distill": {"max_steps": 1, "batch_size": 1},
+            "cluster": {"workers": 0},
+        }
+    )
+    texts = {"train": text(0), "valid": text(1), "test": text(2)}
+    made = tokenized(texts)
+    with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
+        distill_stage(tmp_path, lease, recipe, recipe.cells[0], made, made)
+    (state,) = (tmp_path / "distill").glob("*.partial/state/rows")
+    for split in ("train", "valid"):
+        rows = TokenRows.load(state / split)
+        assert [rows.row(i).tolist() for i in range(len(rows))] == (
+            texts[split].reshape(ROWS, LENGTH).tolist()
+        )

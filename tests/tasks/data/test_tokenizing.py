@@ -1,0 +1,299 @@
+"""The tokenise stage: exact tokens whatever the workers and the order of the files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
+from tasks.data.tokenizing import tokenize_splits
+from tasks.run.stage import Artifact
+from tasks.stages.corpus import corpus_stage, out_of_domain, tokenize_stage, tokens
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.config.recipe import ClusterConfig, FilesCorpus
+from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
+from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
+from umim_core.text.shards import TokenShards
+from umim_core.text.sources import JsonLines, TextFiles, TokenIds
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+NAME = "umim-docs-gpt2"
+TEXTS = {
+    "a.txt": "Return the sum of the elements over an axis.\n",
+    "b.txt": "Größe über null; 10000 km.\r\n" * 9,
+    "c.txt": "",
+    "d.txt": "def f(x):\n    return x\n",
+    "e.txt": "The quick brown fox " * 30,
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(NAME)
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer: PreTrainedTokenizerBase) -> TokenizerRef:
+    return TokenizerRef(NAME, None, tokenizer_fingerprint(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[ClusterLease]:
+    """A lease that must not start anything."""
+    with ClusterLease(ClusterConfig(address="203.0.113.1:1")) as found:
+        yield found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text, encoding="utf-8", newline="")
+    return tmp_path
+
+
+def ids_of(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def sums(directory: Path) -> dict[str, str]:
+    return {name: sha256_file(path) for name, path in payload_files(directory).items()}
+
+
+# Files of a split
+
+
+def test_files_on_workers_give_the_tokens_of_the_whole(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    source = TextFiles(paths=(str(folder / "*.txt"),))
+    jobs = split_jobs("train", source, folder / "train", reference, separator=0, shard_tokens=50)
+    assert len(jobs) == 5
+    done = tokenize_splits({"train": jobs}, lease)["train"]
+    expected: list[int] = []
+    ends: list[int] = []
+    for name in sorted(TEXTS):
+        if TEXTS[name]:
+            expected += [*ids_of(TEXTS[name], tokenizer), 0]
+            ends.append(len(expected))
+    shards = TokenShards.open(folder / "train")
+    assert shards[:].tolist() == expected
+    assert shards.document_ends().tolist() == ends
+    assert done.tokens == len(expected)
+    assert len(done.shards) > 4, "shards within parts were made too"
+
+
+def test_two_workers_write_the_bytes_of_one(
+    folder: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    source = TextFiles(paths=(f"{folder}/*.txt",))
+    for job in split_jobs("x", source, folder / "one", reference, shard_tokens=50):
+        tokenize_file(job)
+    jobs = split_jobs("x", source, folder / "two", reference, shard_tokens=50)
+    tokenize_splits({"x": jobs}, lease)
+    two = sums(folder / "two")
+    assert two.pop("index.json")
+    assert two == sums(folder / "one")
+    assert len(two) > 8
+
+
+def test_what_a_dead_worker_left_is_replaced_or_removed(
+    folder: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    source = TextFiles(paths=(f"{folder}/*.txt",))
+    tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
+    clean = sums(folder / "x")
+    for name in ("00000-00000.tokens.npy", "00000-00007.tokens.npy", "00001.tokens.npy.ab.tmp"):
+        (folder / "x" / name).write_bytes(b"garbage" * 999)
+    tokenize_splits({"x": split_jobs("x", source, folder / "x", reference)}, lease)
+    assert sums(folder / "x") == clean
+
+
+@pytest.mark.parametrize("limit", [None, 1, 60, 100, 10**6])
+def test_limits_and_order_of_the_names_leave_the_bytes_alone(
+    folder: Path, reference: TokenizerRef, lease: ClusterLease, limit: int | None
+) -> None:
+    found = []
+    for number, names in enumerate([sorted(TEXTS), sorted(TEXTS, reverse=True)]):
+        source = TextFiles(paths=tuple(str(folder / name) for name in names))
+        jobs = split_jobs("x", source, folder / f"out{number}", reference, None, limit, 50)
+        tokenize_splits({"x": jobs}, lease)
+        found.append(sums(folder / f"out{number}"))
+    assert found[0] == found[1]
+    whole = TokenShards.open(folder / "out0")
+    assert len(whole) == min(limit or 10**6, len(whole))
+    # The same documents one after the other in one process: the slow way.
+    one = folder / "one.jsonl"
+    lines = [json.dumps({"text": TEXTS[name]}) + "\n" for name in sorted(TEXTS)]
+    one.write_text("".join(lines), encoding="utf-8")
+    jobs = split_jobs("x", JsonLines(paths=(str(one),)), folder / "one", reference, None, limit)
+    tokenize_splits({"x": jobs}, lease)
+    alone = TokenShards.open(folder / "one")
+    assert whole[:].tolist() == alone[:].tolist()
+    assert whole.document_ends().tolist() == alone.document_ends().tolist()
+
+
+def test_one_file_per_split_starts_no_cluster(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, reference: TokenizerRef, here: ClusterLease
+) -> None:
+    splits = {
+        split: split_jobs(split, TextFiles(paths=(str(folder / name),)), folder / split, reference)
+        for split, name in (("train", "a.txt"), ("valid", "b.txt"))
+    }
+    tokenize_splits(splits, here)
+    assert TokenShards.open(folder / "valid")[:].tolist() == ids_of(TEXTS["b.txt"], tokenizer)
+
+
+def test_files_behind_the_limit_are_not_read(
+    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    for number in range(40):
+        (tmp_path / f"{number:02}.txt").write_bytes(b"some text" if number < 39 else b"\xff")
+    source = TextFiles(paths=(str(tmp_path / "*.txt"),))
+    jobs = split_jobs("x", source, tmp_path / "out", reference, limit=3)
+    tokenize_splits({"x": jobs}, lease)
+    assert len(TokenShards.open(tmp_path / "out")) == 3
+    jobs = split_jobs("x", source, tmp_path / "all", reference)
+    with pytest.raises(CorpusError, match=r"39\.txt: text must be UTF-8"):
+        tokenize_splits({"x": jobs}, lease)
+
+
+def test_the_first_broken_file_is_named_whichever_worker_fails_first(
+    folder: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    (folder / "b.txt").write_bytes(b"text " * 200_000 + b"\0")
+    (folder / "d.txt").write_bytes(b"\xff")
+    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out", reference)
+    with pytest.raises(CorpusError) as caught:
+        tokenize_splits({"x": jobs}, lease)
+    assert caught.value.rule.endswith("b.txt: text must not hold NUL")
+    assert caught.value.value == "NUL at byte 1000000"
+
+
+def test_bad_rows_are_counted_over_all_files(
+    tmp_path: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "good"}\n{\n')
+    source = JsonLines(paths=(f"{tmp_path}/*.jsonl",), max_bad=3)
+    jobs = split_jobs("x", source, tmp_path / "x", reference)
+    bad = tokenize_splits({"x": jobs}, lease)["x"].bad
+    assert bad.count == 3
+    assert [message.partition(": ")[0] for message in bad.first] == [
+        f"{tmp_path}/{name}.jsonl:2" for name in ("a", "b", "c")
+    ]
+    source = source.model_copy(update={"max_bad": 2})
+    jobs = split_jobs("x", source, tmp_path / "y", reference)
+    with pytest.raises(CorpusError, match=r"at most 2 rows.*a\.jsonl:2: .*; got 3 bad rows"):
+        tokenize_splits({"x": jobs}, lease)
+
+
+def test_a_worker_that_cannot_write_says_where(
+    folder: Path, reference: TokenizerRef, lease: ClusterLease
+) -> None:
+    (folder / "out").write_text("in the way")
+    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "out" / "x", reference)
+    with pytest.raises(ArtifactError, match=r"out/x .* must be writable; got Not a directory"):
+        tokenize_splits({"x": jobs}, lease)
+
+
+def test_another_tokenizer_on_a_worker_is_refused(folder: Path, lease: ClusterLease) -> None:
+    other = TokenizerRef(NAME, None, "0" * 64)
+    jobs = split_jobs("x", TextFiles(paths=(f"{folder}/*.txt",)), folder / "x", other)
+    with pytest.raises(TokenizerMismatchError, match="every machine must load the same tokenizer"):
+        tokenize_splits({"x": jobs}, lease)
+
+
+def test_ready_ids_are_one_document(
+    tmp_path: Path, reference: TokenizerRef, here: ClusterLease
+) -> None:
+    ids = (np.arange(2**20 + 7) % 1000).astype(np.uint16)
+    np.save(tmp_path / "ids.npy", ids)
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    tokenize_splits({"x": split_jobs("x", source, tmp_path / "x", reference, separator=5)}, here)
+    shards = TokenShards.open(tmp_path / "x")
+    assert np.array_equal(shards[:], [*ids, 5])
+    assert shards.document_ends().tolist() == [len(ids) + 1]
+
+
+def test_importing_the_workers_module_is_free_of_torch() -> None:
+    probe = "import sys, tasks.data.tokenizing; print('torch' in sys.modules, 'ray' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, cwd=CHECKOUT, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
+
+
+# The stage
+
+
+def corpus_of(folder: Path, **fields: object) -> FilesCorpus:
+    pq.write_table(pa.table({"text": list(TEXTS.values())}), folder / "valid.parquet")
+    text = {"kind": "text", "paths": [str(folder / "e.txt")]}
+    splits = {
+        "train": {"kind": "text", "paths": [str(folder / "?.txt")]},
+        "valid": {"kind": "parquet", "paths": [str(folder / "valid.parquet")]},
+        "test": text,
+        "out_of_domain": {"code": {"kind": "text", "paths": [str(folder / "d.txt")]}},
+    }
+    return FilesCorpus.model_validate(splits | fields)
+
+
+def stage(root: Path, lease: ClusterLease, config: FilesCorpus) -> Artifact:
+    return tokenize_stage(root, lease, corpus_stage(root, config), config, NAME)
+
+
+def test_every_split_becomes_a_folder_of_shards(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, lease: ClusterLease
+) -> None:
+    config = corpus_of(folder, train_tokens=20)
+    done = stage(folder / "root", lease, config)
+    everything = [ids_of(TEXTS[name], tokenizer) for name in sorted(TEXTS)]
+    flat = [token for ids in everything for token in ids]
+    assert tokens(done, "train")[:].tolist() == flat[:20]
+    assert tokens(done, "valid")[:].tolist() == flat
+    assert tokens(done, "valid").num_documents == 4  # the empty one is left out
+    assert out_of_domain(done) == ["code"]
+    assert done.metrics["tokens_test"] == len(everything[-1])
+    assert not (done.path / "state").exists()
+
+
+def test_a_folder_keeps_its_digest_when_another_split_changes(
+    folder: Path, lease: ClusterLease
+) -> None:
+    first = stage(folder / "root", lease, corpus_of(folder))
+    limited = stage(folder / "root", lease, corpus_of(folder, train_tokens=20))
+    assert limited.folder_digest("valid") == first.folder_digest("valid")
+    assert limited.folder_digest("train") != first.folder_digest("train")
+    assert first.folder_digest("train") == directory_digest(first.path / "train")
+    with pytest.raises(ArtifactError, match="must hold a folder 'other'; got none"):
+        first.folder_digest("other")
+
+
+def test_a_split_without_text_is_refused(folder: Path, lease: ClusterLease) -> None:
+    config = corpus_of(folder, test={"kind": "text", "paths": [str(folder / "c.txt")]})
+    with pytest.raises(CorpusError, match="split 'test' must hold text; got no tokens"):
+        stage(folder / "root", lease, config)
+
+
+def test_ready_ids_of_another_tokenizer_are_refused(folder: Path, lease: ClusterLease) -> None:
+    np.save(folder / "ids.npy", np.array([1, 2**17], np.uint32))
+    config = corpus_of(folder, test={"kind": "ids", "path": str(folder / "ids.npy")})
+    with pytest.raises(CorpusError, match=r"'test' must lie in 0\.\.8191, the vocabulary; got 131"):
+        stage(folder / "root", lease, config)

@@ -1,0 +1,235 @@
+"""The report: one offline page that says what the data says, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tasks.report.compare import cell_label
+from tasks.report.comparison import Accuracy, ComparisonRow
+from tasks.report.comparison_table import comparison_markdown, comparison_table
+from tasks.report.report_data import (
+    LossCurve,
+    ReportData,
+    RuleCounts,
+    SpanExample,
+    SpeedRow,
+)
+from tasks.report.report_page import write_report
+from tasks.report.tables import Table, table_text
+from umim_core.config.recipe import Cell
+from umim_core.errors import ConfigError
+
+FIGURES = {"accuracy", "perplexity", "alignment", "losses", "speed"}
+
+
+def _rows() -> tuple[ComparisonRow, ...]:
+    full = {
+        "token_reduction": 0.352,
+        "top1": 0.472,
+        "top3": 0.51,
+        "mrr": 0.61,
+        "kl": 1.41,
+        "ppl_base": 22.9,
+        "ppl_umim": 58.2,
+        "ppl_base_ood_stdlib": 64.1,
+        "ppl_umim_ood_stdlib": 1120.9,
+        "prefill_speedup": 1.31,
+    }
+    accuracies = {
+        "base": Accuracy(value=0.612, stderr=0.013),
+        "WT": Accuracy(value=0.498, stderr=0.013, token_reduction=0.31),
+        "Task-Adapted": Accuracy(value=0.587, stderr=0.013, token_reduction=0.22),
+    }
+    return (
+        ComparisonRow(backbone="llama", tau=5, metrics=full, accuracies=accuracies),
+        ComparisonRow(
+            backbone="gpt2",
+            tau=None,
+            source="shipped",
+            metrics={"top1": math.nan, "ppl_base": None, "ppl_umim": 12.0, "token_reduction": 0.1},
+        ),
+    )
+
+
+@pytest.fixture
+def data() -> ReportData:
+    return ReportData(
+        recipe="tiny <recipe>",
+        config={"taus": [5, 50]},
+        host={"processor": "2 cores"},
+        rows=_rows(),
+        curves=(LossCurve(label="llama", train=((1, 3.0), (2, None)), validation=((2, 2.5),)),),
+        throughput=tuple(
+            SpeedRow(
+                label="llama", prompt_tokens=size, base_tokens_per_s=1000, umim_tokens_per_s=1500
+            )
+            for size in (256, 512, 1024)
+        ),
+        rule_counts=(RuleCounts(label="docs", raw={2: 12345}, rules={2: 7, 4: 1}),),
+        examples=(SpanExample(label="llama", spans=(("a <b>", 3), (" & c", 1), (" d e", 2))),),
+        chance=0.25,
+        links={"MLflow run": "http://127.0.0.1:5000/#/x", "bad": "javascript:alert(1)"},
+    )
+
+
+class _Page(HTMLParser):
+    """Collects what a browser would fetch, and the cells of all tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.ids: list[str] = []
+        self.cells: list[str] = []
+        self.spans: list[tuple[str | None, str]] = []
+        self._open: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        if tag not in ("meta", "link", "rect", "path", "use"):
+            self._open.append((tag, values.get("class")))
+        self.ids += [values["id"]] if values.get("id") else []
+        for name in ("src", "data", "srcset", "poster", "action"):
+            if values.get(name):
+                self.fetched.append(str(values[name]))
+        if tag != "a" and not str(values.get("href", "#")).startswith("#"):
+            self.fetched.append(str(values["href"]))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1][0] in ("td", "th"):
+            self.cells.append(data)
+        if self._open and self._open[-1][0] == "span":
+            self.spans.append((self._open[-1][1], data))
+
+
+def _page(out: Path) -> _Page:
+    page = _Page()
+    page.feed((out / "report.html").read_text())
+    return page
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(tmp_path: Path, data: ReportData) -> None:
+    write_report(tmp_path, data)
+    page, text = _page(tmp_path), (tmp_path / "report.html").read_text()
+    assert page.fetched == []
+    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert "@import" not in text
+    assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#s"}
+    assert "javascript:" not in text
+    assert "default-src 'none'" in text
+
+
+def test_every_figure_is_on_the_page_and_a_file_of_its_own(
+    tmp_path: Path, data: ReportData
+) -> None:
+    write_report(tmp_path, data)
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == FIGURES
+    for path in (tmp_path / "figures").iterdir():
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")  # noqa: S314  our own file
+    page = _page(tmp_path)
+    assert {f"figure-{name}" for name in FIGURES} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_same_data_gives_the_same_bytes(tmp_path: Path, data: ReportData) -> None:
+    for name in ("a", "b"):
+        write_report(tmp_path / name, data)
+    first = tmp_path / "a"
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(files) == 3 + len(FIGURES)
+    for file in files:
+        assert (first / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_merged_spans_are_marked_by_length_and_text_is_escaped(
+    tmp_path: Path, data: ReportData
+) -> None:
+    write_report(tmp_path, data)
+    text = (tmp_path / "report.html").read_text()
+    block = re.search(r'<div class="spans">(.*?)</div>', text, re.DOTALL)
+    assert block is not None
+    assert block[1] == ('<span class="n3">a &lt;b&gt;</span> &amp; c<span class="n2"> d e</span>')
+    assert "6 tokens, 3 units, TR 50.0 %" in text
+    assert "tiny &lt;recipe&gt;" in text
+
+
+def test_what_was_not_measured_is_a_dash_everywhere(tmp_path: Path, data: ReportData) -> None:
+    write_report(tmp_path, data)
+    cells = _page(tmp_path).cells
+    assert "–" in cells
+    assert not {"nan", "None", "NaN", "inf"} & set(cells)
+    assert "nan" not in (tmp_path / "report.md").read_text()
+    rows = json.loads((tmp_path / "report.json").read_text())["rows"]
+    assert rows[1]["metrics"]["top1"] is None
+
+
+def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData) -> None:
+    write_report(tmp_path, data)
+    cells = _page(tmp_path).cells
+    for shown in ("35.2", "0.472", "22.90", "58.20", "61.2", "58.7", "1.31", "1,120.90", "12,345"):
+        assert shown in cells
+    assert "1.50" in cells  # 1500 / 1000 tokens per second
+
+
+def test_a_report_without_measurements_is_still_a_page(tmp_path: Path) -> None:
+    write_report(tmp_path, ReportData(recipe="empty"))
+    assert "UMIM report: empty" in (tmp_path / "report.html").read_text()
+    assert list((tmp_path / "figures").iterdir()) == []
+
+
+def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
+    lines = comparison_table(_rows()).splitlines()
+    assert lines[0].split()[:4] == ["backbone", "τ", "setting", "TR"]
+    assert lines[1].split() == [
+        *("llama", "5", "WT", "35.2", "0.472", "22.90", "58.20"),
+        *("61.2", "49.8", "58.7", "1.31"),
+    ]
+    assert lines[2].split()[:5] == ["gpt2", "*", "–", "WT", "10.0"]
+    assert "*: shipped checkpoint." in " ".join(lines[3:])
+
+
+def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
+    table = [line for line in comparison_markdown(_rows()).splitlines() if line.startswith("|")]
+    assert len(table) == 4
+    assert {line.count("|") for line in table} == {12}
+
+
+def test_a_metric_that_nobody_queries_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got top_1\. Use one of token_reduction"):
+        ComparisonRow(backbone="b", tau=5, metrics={"top_1": 0.5})
+
+
+def test_labels_tell_forms_of_the_module_apart() -> None:
+    row = ComparisonRow(backbone="b", tau=5, depth=3, positions="learned")
+    assert row.label == "b, τ 5 (depth 3, learned positions)"
+    assert ComparisonRow(backbone="b", tau=5, kind="linear").label == "b, τ 5 (linear)"
+    assert ComparisonRow(backbone="b", tau=5).label == "b, τ 5"
+    cells = [Cell(backbone="hub/umim-b"), Cell(backbone="hub/umim-b", kind="linear")]
+    labels = ["b tau 5 greedy+drop", "b tau 5 greedy+drop, linear"]
+    assert [cell_label(cell) for cell in cells] == labels
+
+
+def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:
+    accuracies = {"base": Accuracy(value=0.6), "WT + FT": Accuracy(value=0.55)}
+    row = ComparisonRow(backbone="b", tau=5, setting="WT + FT", accuracies=accuracies)
+    assert row.measured() == {"accuracy_base": 0.6, "accuracy_umim": 0.55}
+    assert row.accuracy("Task-Adapted") is None
+
+
+def test_a_wide_table_is_shown_whole() -> None:
+    row = tuple(f"{index}{'x' * 60}" for index in range(6))
+    made = Table("", tuple("abcdef"), (row,), "note")
+    assert table_text(made).splitlines()[1].split() == list(row)
+    assert max(map(len, table_text(made, 80).splitlines())) <= 80

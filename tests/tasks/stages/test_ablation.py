@@ -1,0 +1,275 @@
+"""An ablation's table, page and figures: they say what the data says, and stay readable."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import tasks.run.stage
+from benchmarks.pages import main, outdated
+from support.tiny_ablations import GRID, MEASURES, ablation, cell
+from tasks.report.ablation_data import AblationCell, AblationData
+from tasks.report.ablation_figures import figure_png, figure_svg
+from tasks.report.ablation_page import FIGURES, ablation_page, ablation_table
+from tasks.report.compare import (
+    CellResult,
+    ShippedResult,
+    cell_label,
+    cell_row,
+    comparison_rows,
+)
+from tasks.report.comparison import COMPARISON_PARAMS, ComparisonRow
+from tasks.report.comparison_table import comparison
+from tasks.report.label_placement import place_labels
+from tasks.report.report_drawing import mark
+from tasks.run.recipes import recipe_names
+from tasks.run.stage import Metrics, StageSpec, run_stage
+from tasks.stages.ablation import ablation_data
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import Cell, Recipe
+from umim_core.rules.ruleset import RuleSet
+
+
+def test_the_table_shows_what_differs_and_what_was_measured() -> None:
+    table = ablation_table(ablation())
+    assert table.headings == ("backbone", "τ", "containment", *MEASURES)
+    assert [row[:3] for row in table.rows] == [(b, str(t), c) for b, t, c in GRID]
+    assert table.rows[0][3:6] == ("31.5", "18,000", "0.6848")
+    assert "Which rows are unit ends depends on the rules" in table.note
+
+
+def test_a_table_of_one_form_has_no_column_for_it() -> None:
+    table = ablation_table(ablation(cell("llama", 5, "keep"), cell("llama", 50, "keep")))
+    assert table.headings == ("backbone", "τ", *MEASURES)
+
+
+def test_every_difference_has_a_column() -> None:
+    rows = [
+        cell_row(Cell(backbone="b")),
+        cell_row(Cell(backbone="b", depth=3, positions="learned")),
+        cell_row(Cell(backbone="b", kind="linear", overlap="none")),
+        cell_row(Cell(backbone="b", source="confidence", min_probability=0.6)),
+    ]
+    shown = comparison(rows)
+    first = shown.headings.index("rules by")
+    names = ("rules by", "overlap", "containment", "positions", "depth", "kind")
+    assert shown.headings[first : first + 6] == names
+    assert [row[first : first + 6] for row in shown.rows] == [
+        ("frequency", "greedy", "drop", "none", "1", "attention"),
+        ("frequency", "greedy", "drop", "learned", "3", "attention"),
+        ("frequency", "none", "drop", "none", "1", "linear"),
+        ("confidence 0.6", "none", "keep", "none", "1", "attention"),
+    ]
+
+
+LIMITS = [
+    ({"rule_budget": 9000}, "at most 9,000 rules", ("9,000", "–", "–")),
+    ({"revision": "abc"}, "revision abc", ("–", "–", "abc")),
+    (
+        {"source": "confidence", "confidence_tokens": 5000},
+        "asked about 5,000 tokens",
+        ("–", "5,000", "–"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "words", "shown"), LIMITS, ids=lambda value: str(value)[:20])
+def test_cells_that_differ_only_in_a_limit_are_told_apart(
+    fields: dict[str, object], words: str, shown: tuple[str, ...]
+) -> None:
+    cells = [Cell.model_validate({"backbone": "b"} | extra) for _, extra in ((0, {}), (1, fields))]
+    row = cell_row(cells[1])
+    assert words in row.label
+    assert words in cell_label(cells[1])
+    assert cell_row(cells[0]).label == "b, τ 5"
+    assert set(row.params()) - set(COMPARISON_PARAMS) == set(fields) - {"source"}
+    assert set(cell_row(cells[0]).params()) == set(COMPARISON_PARAMS)
+    rows = [cell_row(Cell.model_validate({"backbone": "b"} | f)) for f, _, _ in LIMITS]
+    table = comparison(rows)
+    first = table.headings.index("most rules")
+    assert table.headings[first : first + 3] == ("most rules", "tokens asked", "revision")
+    index = [f for f, _, _ in LIMITS].index(fields)
+    assert table.rows[index][first : first + 3] == shown
+
+
+def test_cells_that_differ_only_in_their_unit_positions_are_told_apart() -> None:
+    cells = [Cell(backbone="b", unit_positions=policy) for policy in ("compact", "preserved")]
+    rows = [cell_row(cell) for cell in cells]
+    assert [row.label for row in rows] == ["b, τ 5", "b, τ 5 (preserved unit positions)"]
+    assert cell_label(cells[1]) == cell_label(cells[0]) + ", preserved unit positions"
+    assert set(rows[0].params()) == set(COMPARISON_PARAMS)
+    assert rows[1].params() == rows[0].params() | {"unit_positions": "preserved"}
+    shown = comparison(rows)
+    column = shown.headings.index("unit positions")
+    assert [row[column] for row in shown.rows] == ["compact", "preserved"]
+
+
+def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
+    tmp_path: Path,
+) -> None:
+    shipped = Checkpoint.load("umim-docs-llama")
+    spans = RuleSet.from_spans([(1, 2)])
+    rules = RuleSet(
+        spans.ids_by_order,
+        spans.support_by_order,
+        tau=1,
+        overlap="none",
+        containment="keep",
+        source="confidence",
+        tokenizer_fingerprint=shipped.rules.tokenizer_fingerprint,
+    )
+    folder = tmp_path / "checkpoint"
+    replace(shipped, rules=rules).save(folder)
+    measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
+    (row,) = comparison_rows([], [ShippedResult(str(folder), measured)], 0)
+    assert row.min_probability is None
+    assert row.label == "umim-docs-llama, τ 1 (confidence, learned positions, shipped)"
+    assert cell_row(Cell(backbone="b")).min_probability == 0.0
+
+
+def test_the_page_states_the_budget_and_who_stopped_earlier() -> None:
+    page = ablation_page(ablation())
+    assert "300 steps of 8 rows of 512 tokens (1,228,800 tokens), seed 17." in page
+    assert "stopped earlier" not in page
+    assert r"A \*small\* grid." in page
+    early = ablation_page(ablation(cell("a", 5, "drop"), cell("a", 50, "drop", steps=120)))
+    assert "1 of 2 cells stopped earlier, at least 120." in early
+
+
+def test_the_command_is_printed_for_shipped_recipes_alone() -> None:
+    shipped = ablation().model_copy(update={"name": recipe_names()[0]})
+    assert f"`python -m flows run {shipped.name} --flow ablate`" in ablation_page(shipped)
+    page = ablation_page(ablation())
+    assert "flows run small-grid --flow" not in page
+    assert "`recipe` in that file, and small-grid.yaml" in page
+
+
+def test_the_page_says_where_the_cells_were_trained() -> None:
+    cells = [
+        cell("a", tau, "drop").model_copy(update={"trained_on": name})
+        for tau, name in ((5, "Linux-6"), (50, "Linux-5"), (500, "Linux-6"))
+    ]
+    page = ablation_page(ablation(*cells))
+    assert "Table made on: platform Linux. Trained on: Linux-6 and Linux-5. torch 2." in page
+
+
+def test_versions_that_differ_between_cells_are_all_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(out: Path) -> Metrics:
+        for folder in ("rules", "checkpoint/rules"):
+            (out / folder).mkdir(parents=True)
+            RuleSet.from_spans([(1, 2)]).write(out / folder)
+        return {"steps": 1.0, "top1": 0.5}
+
+    facts = {"seconds": 1.0, "platform": "Linux"}
+    results = []
+    for torch in ("2.1", "2.2", "2.1"):
+        versions = {"torch": torch, "numpy": "1"}
+        monkeypatch.setattr(
+            tasks.run.stage, "_facts", lambda _, found=versions: facts | {"versions": found}
+        )
+        made = run_stage(tmp_path, StageSpec("all", 1, {"cell": len(results)}, {}), build)
+        found = CellResult(Cell(backbone="b"), made, made, made)
+        found.settings, found.evaluations = {"WT": made}, {"WT": made}
+        results.append(found)
+    recipe = Recipe.model_validate(
+        {"name": "r", "corpus": {"kind": "docstrings"}, "distill": {"max_steps": 1}}
+        | {"cells": [{"backbone": "b", "tau": tau} for tau in (1, 2, 3)]}
+    )
+    assert ablation_data(recipe, results).versions == {"torch": "2.1 and 2.2", "numpy": "1"}
+
+
+def test_data_survives_being_saved() -> None:
+    data = ablation()
+    assert AblationData.model_validate_json(data.model_dump_json()) == data
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_a_figure_has_a_line_per_variant_and_a_label_per_point(name: str) -> None:
+    svg = figure_svg(ablation(), name)
+    assert svg == figure_svg(ablation(), name)
+    ElementTree.fromstring(svg)  # noqa: S314  # our own drawing
+    labels = re.findall(r">τ (\d+)</text>", svg)
+    assert sorted(map(int, labels)) == sorted(tau for _, tau, _ in GRID)
+    for text in ("llama", "gpt2", "containment drop", "containment keep"):
+        assert svg.count(f">{text}</text>") == 1
+
+
+def test_a_figure_without_the_metric_is_empty_and_whole() -> None:
+    row = ComparisonRow(backbone="a", tau=5)
+    svg = figure_svg(ablation(AblationCell(row=row, rules={2: 1})), "kl")
+    assert ">τ" not in svg
+
+
+def test_a_figure_is_made_as_png_too() -> None:
+    assert figure_png(ablation(), "top1").startswith(b"\x89PNG")
+
+
+def test_labels_of_crowded_points_lie_on_no_other_label_and_no_point() -> None:
+    figure = Figure(figsize=(6, 4))
+    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
+    rng = np.random.default_rng(0)
+    lines = [[(x, 0.9 - 0.02 * x + 0.01 * y) for x in (0, 8, 16)] for y in rng.random(4)]
+    for line in lines:
+        axes.plot(*zip(*line, strict=True), marker="o")
+    axes.margins(0.15)
+    labels = [(x, y, "τ 500", "black") for line in lines for x, y in line]
+    place_labels(axes, labels, lines)
+    canvas.draw()
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(labels)
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    points = axes.transData.transform([(x, y) for x, y, _, _ in labels])
+    assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_seven_times_seven_marks_differ() -> None:
+    assert len({mark(index) for index in range(49)}) == 49
+
+
+def test_the_eighth_variant_has_a_look_of_its_own_in_drawing_and_legend() -> None:
+    cells = [
+        cell("a", 5, "drop").model_copy(
+            update={"row": cell("a", 5, "drop").row.model_copy(update={"rule_budget": budget})}
+        )
+        for budget in range(1, 9)
+    ]
+    svg = figure_svg(ablation(*cells), "top1")
+    first, eighth = mark(0), mark(7)
+    assert first[0] == eighth[0] and first[1] != eighth[1]
+    defined = re.findall(rf'<path id="[^"]+" d="[^"]+" style="stroke: {first[0]}', svg)
+    assert len(defined) == 4  # both markers, in the drawing and in the legend
+
+
+def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> None:
+    results = tmp_path / "small-grid.json"
+    results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
+    (tmp_path / "other.json").write_text("[]", "utf-8")
+    assert outdated(tmp_path) == ["small-grid"]
+    assert main(["--folder", str(tmp_path)]) == 0
+    assert main(["--check", "--folder", str(tmp_path)]) == 0
+    names = {"other.json", "small-grid.json", "small-grid.md"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {
+        *(f"small-grid-{figure}.svg" for figure in FIGURES)
+    }
+    ElementTree.parse(tmp_path / "small-grid-kl.svg")  # noqa: S314  # our own drawing
+
+
+def test_a_figure_of_other_results_is_seen(tmp_path: Path) -> None:
+    results = tmp_path / "small-grid.json"
+    results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
+    assert main(["--folder", str(tmp_path)]) == 0
+    changed = json.loads(results.read_text("utf-8"))
+    changed["cells"][0]["rules"]["2"] = 4  # the page does not show it
+    results.write_text(json.dumps(changed), "utf-8")
+    assert outdated(tmp_path) == ["small-grid"]

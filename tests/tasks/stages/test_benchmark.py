@@ -1,0 +1,58 @@
+"""What of a benchmark stands in the comparison: batch size and prompt that the documents name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tasks.report.compare import CellResult, comparison_rows
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.benchmark import benchmark_stage, throughput_rows
+from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.recipe import Cell
+from umim_core.text.shards import ShardWriter
+
+PROMPTS, BATCHES = (8, 24, 16), (2, 1)
+
+
+def artifact(root: Path, name: str, **splits: np.ndarray) -> Artifact:
+    def save(out: Path) -> Metrics:
+        for split, ids in splits.items():
+            writer = ShardWriter(out / split)
+            writer.add(ids.astype(np.int32))
+            writer.end_document()
+            writer.close()
+        return {"token_reduction": 0.5}
+
+    return run_stage(root, StageSpec(name, 1, {}, {}), save)
+
+
+def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    tokenized = artifact(tmp_path, "tokenize", test=np.arange(400) % 9 + 1)
+    config = BenchmarkConfig(
+        prompt_lengths=PROMPTS, batch_sizes=BATCHES, new_tokens=2, warmup=0, pairs=1
+    )
+    timed = benchmark_stage(tmp_path, tokenized, tiny_checkpoint, config)
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "checkpoint").symlink_to(tiny_checkpoint)
+    trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)
+    result = CellResult(
+        Cell(backbone="tiny"),
+        tokenized,
+        trained,
+        settings={"WT": trained},
+        evaluations={"WT": artifact(tmp_path, "evaluate")},
+        benchmark=timed,
+    )
+    (row,) = comparison_rows([result], [], seed=0)
+    expected = {
+        f"{found.phase}_speedup": found.speedup
+        for found in throughput_rows(timed)
+        if (found.rules, found.prompt_tokens, found.batch_size) == ("natural", 24, 2)
+    }
+    for name in ("prefill_speedup", "decode_speedup"):
+        assert row.metrics[name] == expected[name]
+    assert len({found.speedup for found in throughput_rows(timed)}) > len(PROMPTS)

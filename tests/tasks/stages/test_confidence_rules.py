@@ -1,0 +1,177 @@
+"""Rules by confidence through the stages: what they hold, and that they are made once."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tasks.stages.confidence
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.confidence import confidence_rules_stage, confidence_stage
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.config.recipe import Cell, MiningConfig
+from umim_core.errors import EvaluationError, UmimError
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import ShardWriter
+
+LENGTH, SEGMENTS, SURE = 16, 21, 0.02
+Runs = Counter[tuple[int, ...]]
+
+
+class Setting:
+    """A tiny backbone on disk, and ids 1 .. 7 to ask it about (0 is special)."""
+
+    def __init__(self, folder: Path, backbone: Backbone) -> None:
+        backbone.model.save_pretrained(folder / "backbone")
+        assert backbone.tokenizer is not None
+        backbone.tokenizer.save_pretrained(folder / "backbone")
+        self.cell = Cell(
+            backbone=str(folder / "backbone"), tau=2, source="confidence", min_probability=SURE
+        )
+        self.ids = np.random.default_rng(0).integers(0, 8, SEGMENTS * LENGTH + 5).astype(np.int32)
+
+        def save(out: Path) -> Metrics:
+            writer = ShardWriter(out / "train", 50)
+            writer.add(self.ids)
+            writer.end_document()
+            writer.close()
+            return {}
+
+        self.tokenized = run_stage(folder, StageSpec("tokenize", 1, {}, {}), save)
+
+    def count(self, root: Path, **cell: object) -> Artifact:
+        chosen = self.cell.model_copy(update=cell)
+        return confidence_stage(root, self.tokenized, chosen, LENGTH, MiningConfig())
+
+    def rules(self, root: Path, counted: Artifact, **cell: object) -> RuleSet:
+        chosen = self.cell.model_copy(update=cell)
+        made = confidence_rules_stage(root, counted, chosen, LENGTH)
+        return RuleSet.load(made.path / "rules")
+
+    def runs(self, segments: int = SEGMENTS) -> Runs:
+        """Find the runs token by token; a segment's first token and ``<eos>`` end one."""
+        model, found = load_backbone(self.cell.backbone).model, Runs()
+        for row in self.ids[: segments * LENGTH].reshape(-1, LENGTH).tolist():
+            logits = model(input_ids=torch.tensor([row])).logits[0].double()
+            sure = [False, *(logits.softmax(-1)[range(LENGTH - 1), row[1:]] > SURE).tolist()]
+            run: tuple[int, ...] = ()
+            for token, flag in [*zip(row, sure, strict=True), (0, False)]:
+                if flag and token:
+                    run = (*run, token)
+                else:
+                    found[run] += 1
+                    run = ()
+        return found
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Backbone) -> Setting:
+    return Setting(tmp_path_factory.mktemp("confidence"), tiny_llama)
+
+
+def grams(rules: RuleSet) -> dict[tuple[int, ...], int]:
+    return {
+        tuple(span): int(count)
+        for n, spans in rules.ids_by_order.items()
+        for span, count in zip(spans.tolist(), rules.support_by_order[n], strict=True)
+    }
+
+
+def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: Path) -> None:
+    rules = setting.rules(tmp_path, setting.count(tmp_path))
+    runs = setting.runs()
+    assert max(map(len, runs)) > 4  # a longer run to discard
+    expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= 2}
+    assert grams(rules) == expected
+    assert len(expected) > 3
+    assert (rules.source, rules.tau) == ("confidence", 2)
+    assert (rules.overlap, rules.containment) == ("none", "keep")
+
+
+def test_a_second_run_finds_both_stages(setting: Setting, tmp_path: Path) -> None:
+    counted = setting.count(tmp_path)
+    made = confidence_rules_stage(tmp_path, counted, setting.cell, LENGTH)
+    assert counted.executed and made.executed
+    again = setting.count(tmp_path)
+    assert not again.executed
+    assert not confidence_rules_stage(tmp_path, again, setting.cell, LENGTH).executed
+
+
+def test_thresholds_share_what_the_backbone_was_asked(setting: Setting, tmp_path: Path) -> None:
+    counted = setting.count(tmp_path)
+    assert not setting.count(tmp_path, tau=1).executed
+    every, twice = (grams(setting.rules(tmp_path, counted, tau=tau)) for tau in (1, 2))
+    assert twice == {run: n for run, n in every.items() if n >= 2} != every
+
+
+def test_another_probability_is_another_stage(setting: Setting, tmp_path: Path) -> None:
+    keys = {setting.count(tmp_path, min_probability=p).key for p in (SURE, 0.5)}
+    assert len(keys) == 2
+
+
+def test_only_so_many_tokens_are_asked_about(setting: Setting, tmp_path: Path) -> None:
+    counted = setting.count(tmp_path, confidence_tokens=6 * LENGTH + 3)
+    assert counted.metrics["tokens"] == 6 * LENGTH
+    expected = {run: n for run, n in setting.runs(6).items() if 2 <= len(run) <= 4}
+    assert grams(setting.rules(tmp_path, counted, tau=1)) == expected != {}
+
+
+def test_a_run_that_dies_goes_on_with_the_next_piece(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = setting.count(tmp_path / "whole")
+    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 8 * LENGTH)
+    asked: list[int] = []
+    real = tasks.stages.confidence.confidence_counts
+
+    def dies_at_the_third(backbone: Backbone, ids: np.ndarray, *rest: object, **options: object):
+        asked.append(len(ids))
+        if len(asked) == 3:
+            raise UmimError("a machine must stay", "gone", "Run it again.")
+        return real(backbone, ids, *rest, **options)
+
+    monkeypatch.setattr(tasks.stages.confidence, "confidence_counts", dies_at_the_third)
+    with pytest.raises(UmimError, match="a machine must stay"):
+        setting.count(tmp_path)
+    assert asked == [8 * LENGTH, 8 * LENGTH, 5 * LENGTH]
+    (partial,) = tmp_path.glob("confidence/*.partial")
+    torn = partial / "state" / "piece-1" / "spans_2.npy"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    resumed = setting.count(tmp_path)
+    assert asked[3:] == [8 * LENGTH, 5 * LENGTH]
+    assert resumed.digest == whole.digest
+    shutil.rmtree(tmp_path / "whole")
+
+
+def test_a_piece_of_other_tokens_is_counted_again(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = setting.count(tmp_path / "whole")
+    asked: list[int] = []
+    real = tasks.stages.confidence.confidence_counts
+
+    def dies_at_the_third(backbone: Backbone, ids: np.ndarray, *rest: object, **options: object):
+        asked.append(len(ids))
+        if len(asked) == 3:
+            raise UmimError("a machine must stay", "gone", "Run it again.")
+        return real(backbone, ids, *rest, **options)
+
+    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 8 * LENGTH)
+    monkeypatch.setattr(tasks.stages.confidence, "confidence_counts", dies_at_the_third)
+    with pytest.raises(UmimError, match="a machine must stay"):
+        setting.count(tmp_path)
+    monkeypatch.setattr(tasks.stages.confidence, "_PIECE_TOKENS", 16 * LENGTH)
+    resumed = setting.count(tmp_path)
+    assert asked[3:] == [16 * LENGTH, 5 * LENGTH]
+    assert resumed.digest == whole.digest
+    shutil.rmtree(tmp_path / "whole")
+
+
+def test_a_segment_beyond_the_positions_is_refused(setting: Setting, tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="64 positions"):
+        confidence_stage(tmp_path, setting.tokenized, setting.cell, 70, MiningConfig())

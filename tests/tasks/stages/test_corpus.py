@@ -1,0 +1,72 @@
+"""The corpus stage on remote files: content digests, changes, and no credentials in artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.object_store import ObjectStore, object_store
+from tasks.cluster.lease import ClusterLease
+from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.config.recipe import ClusterConfig, FilesCorpus
+from umim_core.errors import CorpusError
+
+NAME = "umim-docs-gpt2"
+SECRET = "sEcReTwOrD"
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    with object_store() as found:
+        for split in ("train", "valid", "test"):
+            found.objects[f"data/{split}.txt"] = f"Return the {split} array.".encode()
+        yield found
+
+
+@pytest.fixture
+def config(store: ObjectStore) -> FilesCorpus:
+    return FilesCorpus.model_validate(
+        {
+            split: {"kind": "text", "paths": [store.uri(f"data/{split}.txt", f"AKID:{SECRET}@")]}
+            for split in ("train", "valid", "test")
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(workers=0)) as found:
+        yield found
+
+
+def test_a_remote_corpus_is_tokenised_and_leaves_no_credentials(
+    tmp_path: Path, config: FilesCorpus, lease: ClusterLease
+) -> None:
+    corpus = corpus_stage(tmp_path, config)
+    done = tokenize_stage(tmp_path, lease, corpus, config, NAME)
+    expected = load_tokenizer(NAME).encode("Return the valid array.", add_special_tokens=False)
+    assert tokens(done, "valid")[:].tolist() == expected
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 6
+    assert all(SECRET.encode() not in path.read_bytes() for path in files)
+
+
+def test_remote_content_decides_the_artifact(
+    tmp_path: Path, config: FilesCorpus, store: ObjectStore
+) -> None:
+    first = corpus_stage(tmp_path, config)
+    assert not corpus_stage(tmp_path, config).executed
+    store.objects["data/valid.txt"] = b"Return the other array."
+    assert corpus_stage(tmp_path, config).digest != first.digest
+
+
+def test_remote_files_that_change_under_the_pipeline_are_refused(
+    tmp_path: Path, config: FilesCorpus, store: ObjectStore, lease: ClusterLease
+) -> None:
+    corpus = corpus_stage(tmp_path, config)
+    store.objects["data/valid.txt"] = b"Return the other array."
+    with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
+        tokenize_stage(tmp_path, lease, corpus, config, NAME)

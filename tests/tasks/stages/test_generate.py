@@ -1,0 +1,200 @@
+"""Stage ``generate`` on a tiny model: what it samples, its splits, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from support.tiny_generation import MAX_TOKENS, QUESTIONS, tiny_generated_corpus
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
+from tasks.stages.generate import generate_stage
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import BackboneError, ConfigError, CorpusError, GenerationError
+from umim_core.generation.trajectory_shards import Row, iter_rows
+
+HERE = ClusterLease(ClusterConfig(workers=0))
+
+
+@pytest.fixture(scope="module")
+def generated(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return generate_stage(tmp_path_factory.mktemp("generated"), HERE, corpus)
+
+
+def rows_of(artifact: Artifact) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in iter_rows(artifact.path):
+        found[row.question].append(row)
+    return found
+
+
+def json_lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_question_has_its_trajectories(generated: Artifact) -> None:
+    found = rows_of(generated)
+    assert list(found) == list(range(len(QUESTIONS)))
+    for number, rows in found.items():
+        assert [row.trajectory for row in rows] == [0, 1, 2]
+        for row in rows:
+            assert row.text.startswith(QUESTIONS[number])
+            assert row.tokens == len(row.text.split()) <= MAX_TOKENS
+            assert row.ended == "eos" or row.tokens == MAX_TOKENS
+
+
+def test_metrics_tell_what_was_left_out_and_how_rows_ended(generated: Artifact) -> None:
+    rows = list(iter_rows(generated.path))
+    ended = Counter(row.ended for row in rows)
+    assert min(ended["eos"], ended["length"]) > 3
+    assert generated.metrics == {
+        "questions": 20.0,
+        "questions_too_long": 2.0,
+        "questions_duplicate": 1.0,
+        "questions_bad_rows": 0.0,
+        "trajectories": 60.0,
+        "ended_by_eos": float(ended["eos"]),
+        "ended_by_length": float(ended["length"]),
+        "tokens": float(sum(row.tokens for row in rows)),
+    }
+
+
+def test_the_seed_decides_the_bytes(
+    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
+) -> None:
+    again = generate_stage(tmp_path, HERE, corpus)
+    other = generate_stage(tmp_path, HERE, corpus.model_copy(update={"seed": 1}))
+    assert again.executed
+    assert again.digest == generated.digest
+    assert other.digest != generated.digest
+
+
+def test_shards_draw_numbers_of_their_own(
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    model = tiny_model("llama", 0)
+    with torch.no_grad():  # every token is as likely as another, whatever was asked
+        model.get_output_embeddings().weight.zero_()
+    made = generate_stage(tmp_path, HERE, tiny_generated_corpus(tmp_path, model, tiny_tokenizer))
+    answers = [
+        tuple(row.text.removeprefix(QUESTIONS[number]) for row in rows)
+        for number, rows in rows_of(made).items()
+    ]
+    assert len(set(answers)) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize(("field", "value"), [("top_p", 1e-6), ("temperature", 1e-4)])
+def test_sampling_options_reach_the_model(
+    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path, field: str, value: float
+) -> None:
+    found = generate_stage(tmp_path, HERE, corpus.model_copy(update={field: value}))
+    different = [len({row.text for row in rows}) for rows in rows_of(found).values()]
+    assert different == [1] * len(QUESTIONS), "no choice is left"
+    assert max(len({row.text for row in rows}) for rows in rows_of(generated).values()) == 3
+
+
+def test_what_comes_after_does_not_sample_again(
+    corpus: GeneratedCorpus, generated: Artifact
+) -> None:
+    splits = corpus.splits.model_copy(update={"train": 0.6, "valid": 0.3})
+    later = corpus.model_copy(update={"train_tokens": 7, "splits": splits})
+    assert not generate_stage(generated.path.parents[1], HERE, later).executed
+
+
+def test_a_questions_trajectories_share_a_split(
+    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
+) -> None:
+    made = corpus_stage(tmp_path, corpus, generated)
+    splits = {name: json_lines(made.path / f"{name}.jsonl") for name in ("train", "valid", "test")}
+    asked = {name: Counter(row["question"] for row in rows) for name, rows in splits.items()}
+    assert {name: len(counts) for name, counts in asked.items()} == {
+        "train": 14,
+        "valid": 4,
+        "test": 2,
+    }
+    assert sorted(number for counts in asked.values() for number in counts) == list(range(20))
+    assert {count for counts in asked.values() for count in counts.values()} == {3}
+
+
+def test_a_generated_corpus_is_tokenised_like_any_other(
+    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("w9 w8 w7")
+    other = {"kind": "text", "paths": [str(tmp_path / "other.txt")]}
+    config = GeneratedCorpus.model_validate(
+        corpus.model_dump() | {"out_of_domain": {"other": other}, "train_tokens": 50}
+    )
+    made = corpus_stage(tmp_path, config, generated)
+    done = tokenize_stage(tmp_path, HERE, made, config, corpus.model)
+    texts = [str(row["text"]) for row in json_lines(made.path / "valid.jsonl")]
+    want = load_tokenizer(corpus.model)(texts, add_special_tokens=False)["input_ids"]
+    assert tokens(done, "valid")[:].tolist() == [i for ids in want for i in ids]
+    assert tokens(done, "ood_other")[:].tolist() == [9, 8, 7]
+    assert len(tokens(done, "train")) == 50
+
+
+def test_an_out_of_domain_file_that_changes_is_refused(
+    corpus: GeneratedCorpus, generated: Artifact, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("w9 w8 w7")
+    other = {"kind": "text", "paths": [str(tmp_path / "other.txt")]}
+    config = GeneratedCorpus.model_validate(
+        corpus.model_dump() | {"out_of_domain": {"other": other}}
+    )
+    made = corpus_stage(tmp_path, config, generated)
+    (tmp_path / "other.txt").write_text("w9 w8 w6")
+    with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
+        tokenize_stage(tmp_path, HERE, made, config, corpus.model)
+
+
+def test_a_corpus_without_its_trajectories_is_refused(
+    corpus: GeneratedCorpus, tmp_path: Path
+) -> None:
+    with pytest.raises(CorpusError, match="needs its trajectories"):
+        corpus_stage(tmp_path, corpus)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"model": "absent/model"}, BackboneError, "a tokenizer must be an embedded name"),
+        ({"chat": "template"}, ConfigError, "needs a tokenizer with a chat template"),
+        ({"max_question_tokens": 1}, CorpusError, "at most 1 tokens; got 0, and 22 too long"),
+        ({"max_tokens": 65}, GenerationError, "max_tokens must be at most 64, the positions of"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(
+    corpus: GeneratedCorpus,
+    tmp_path: Path,
+    changed: dict[str, object],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        generate_stage(tmp_path, HERE, corpus.model_copy(update=changed))
+
+
+def test_questions_of_another_field_are_refused(corpus: GeneratedCorpus, tmp_path: Path) -> None:
+    source = corpus.questions[0].model_copy(update={"field": "question"})
+    with pytest.raises(CorpusError, match="a row must have the field 'question'"):
+        generate_stage(tmp_path, HERE, corpus.model_copy(update={"questions": (source,)}))
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    corpus: GeneratedCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    lease = ClusterLease(ClusterConfig(workers=0, use_gpu=True))
+    with pytest.raises(ConfigError, match=r"cluster\.use_gpu needs a CUDA device"):
+        generate_stage(tmp_path, lease, corpus)

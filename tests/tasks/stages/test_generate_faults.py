@@ -1,0 +1,219 @@
+"""A tiny generation that is interrupted, killed or spread over workers ends with the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.exceptions import UserCodeException
+
+import tasks.stages.generate
+from support.tiny_generation import SHARDS
+from support.tiny_mining import titles
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from tasks.stages.generate import generate_stage
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ArtifactError, GenerationError
+from umim_core.generation.trajectory_shards import Row
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+HERE = ClusterLease(ClusterConfig(workers=0))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: GeneratedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    return generate_stage(tmp_path_factory.mktemp("undisturbed"), HERE, corpus)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that are written in this process, as they are."""
+    numbers: list[int] = []
+    write = tasks.stages.generate.write_shard
+
+    def note(folder: Path, number: int, rows: list[Row]) -> None:
+        write(folder, number, rows)
+        numbers.append(number)
+
+    monkeypatch.setattr(tasks.stages.generate, "write_shard", note)
+    return numbers
+
+
+def shards_in(root: Path) -> dict[str, tuple[int, int]]:
+    return {
+        path.name: (path.stat().st_mtime_ns, path.stat().st_ino)
+        for path in root.glob("generate/*/shards/*.jsonl")
+    }
+
+
+def test_a_full_disk_keeps_the_finished_shards(
+    corpus: GeneratedCorpus,
+    undisturbed: Artifact,
+    made: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flush, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 4:  # the questions are the first, the third shard is the fourth
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(handle)
+
+    with monkeypatch.context() as patch, pytest.raises(ArtifactError, match=r"2\.jsonl .*No space"):
+        patch.setattr(os, "fsync", full)
+        generate_stage(tmp_path, HERE, corpus)
+    before = shards_in(tmp_path)
+    assert sorted(before) == ["000000.jsonl", "000001.jsonl"]
+    resumed = generate_stage(tmp_path, HERE, corpus)
+    assert resumed.digest == undisturbed.digest
+    assert made == [0, 1, 2, 3, 4]
+    after = shards_in(tmp_path)
+    assert {name: after[name] for name in before} == before, "finished shards are not touched"
+
+
+PROGRAM = """
+import importlib, json, os, signal, sys
+from pathlib import Path
+import tasks.stages.generate
+from tasks.cluster.lease import ClusterLease
+from umim_core.config.recipe import ClusterConfig
+from umim_core.config.corpus import GeneratedCorpus
+
+root, corpus, place, number, when = json.loads(sys.argv[1])
+module, _, name = place.rpartition(".")
+module = importlib.import_module(module)
+call, calls = getattr(module, name), []
+
+def dying(*arguments, **named):
+    calls.append(name)
+    if len(calls) == number and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = call(*arguments, **named)
+    if len(calls) == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+setattr(module, name, dying)
+tasks.stages.generate.generate_stage(
+    Path(root), ClusterLease(ClusterConfig(workers=0)), GeneratedCorpus.model_validate_json(corpus)
+)
+"""
+# Where the process kills itself, and how many shards are whole by then.
+POINTS = {
+    "nothing asked": (("tasks.stages.generate.write_selection", 1, "before"), 0),
+    "nothing sampled": (("tasks.stages.generate.write_selection", 1, "after"), 0),
+    "sampled": (("tasks.stages.generate.write_shard", 3, "before"), 2),
+    "not renamed": (("os.fsync", 4, "after"), 2),
+    "written": (("tasks.stages.generate.write_shard", 3, "after"), 3),
+    "no manifest": (("tasks.run.stage.write_manifest", 1, "before"), SHARDS),
+    "stage not renamed": (("tasks.run.stage.flush_tree", 1, "after"), SHARDS),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", POINTS)
+def test_a_killed_run_goes_on_with_the_next_shard(
+    corpus: GeneratedCorpus, undisturbed: Artifact, made: list[int], tmp_path: Path, name: str
+) -> None:
+    point, whole = POINTS[name]
+    root = tmp_path / "root"
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([str(root), corpus.model_dump_json(), *point])],
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = shards_in(root)
+    assert len(before) == whole
+    resumed = generate_stage(root, HERE, corpus)
+    assert resumed.digest == undisturbed.digest
+    assert made == list(range(whole, SHARDS))
+    after = shards_in(root)
+    assert {name: after[name] for name in before} == before, "finished shards are not touched"
+
+
+# Workers
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=2)) as found:
+        found.ensure()
+        yield found
+
+
+@pytest.mark.full
+def test_workers_of_a_tiny_model_give_the_bytes_of_one_process(
+    corpus: GeneratedCorpus,
+    undisturbed: Artifact,
+    lease: ClusterLease,
+    made: list[int],
+    tmp_path: Path,
+) -> None:
+    assert generate_stage(tmp_path, lease, corpus).digest == undisturbed.digest
+    assert made == [], "workers have made them"
+
+
+@pytest.mark.full
+def test_a_killed_worker_leaves_the_bytes_alone(
+    corpus: GeneratedCorpus, undisturbed: Artifact, lease: ClusterLease, tmp_path: Path
+) -> None:
+    killed: list[str] = []
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not (killed or stop.is_set()):
+            if shards_in(tmp_path):
+                for process, title in titles(psutil.Process()).items():
+                    if "RemoteSampler" in title:
+                        process.kill()
+                        killed.append(title)
+                        break
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        found = generate_stage(tmp_path, lease, corpus)
+    finally:
+        stop.set()
+        thread.join()
+    assert killed, "a worker was killed"
+    assert found.digest == undisturbed.digest
+
+
+@pytest.mark.full
+def test_an_error_of_a_worker_comes_back_as_it_was(
+    corpus: GeneratedCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    far = corpus.model_copy(update={"max_tokens": 65})
+    with pytest.raises(GenerationError) as caught:
+        generate_stage(tmp_path, lease, far)
+    assert str(caught.value).startswith("max_tokens must be at most 64, the positions of ")
+    assert not list(tmp_path.glob("generate/*/manifest.json"))
+
+
+@pytest.mark.full
+def test_a_fault_of_the_code_is_not_told_as_a_lost_worker(
+    corpus: GeneratedCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    hot = corpus.model_copy(update={"temperature": "hot"})  # a copy is not validated
+    with pytest.raises(UserCodeException, match="hot"):
+        generate_stage(tmp_path, lease, hot)

@@ -1,0 +1,133 @@
+"""The backbone's data type in the stages that measure it, and what their keys say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.adapt import sft_stage
+from tasks.stages.benchmark import benchmark_stage
+from tasks.stages.confidence import confidence_stage
+from tasks.stages.evaluate import evaluate_stage, load_pair
+from umim_core.adaptation.choices import DOCSTRING_PROMPT, read_questions, task_sequences
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.recipe import BackboneDtype, Cell, EvaluateConfig, MiningConfig, Recipe
+from umim_core.distill.token_rows import TokenRows
+from umim_core.errors import BackboneError
+from umim_core.text.shards import ShardWriter
+
+LENGTH = 16
+Stage = Callable[[Path, Artifact, Path, BackboneDtype], Artifact]
+
+
+def evaluated(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
+    config = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
+    return evaluate_stage(root, made, merge, config, LENGTH, "cpu", dtype)
+
+
+def asked(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
+    cell = Cell(backbone=str(merge.parent / "backbone"), source="confidence", min_probability=0.02)
+    return confidence_stage(root, made, cell, LENGTH, MiningConfig(), "cpu", dtype)
+
+
+def timed(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
+    config = BenchmarkConfig(prompt_lengths=(8,), new_tokens=2, warmup=0, pairs=1)
+    return benchmark_stage(root, made, merge, config, "cpu", dtype)
+
+
+STAGES = pytest.mark.parametrize("stage", [evaluated, asked, timed])
+
+
+@pytest.fixture(scope="module")
+def tokenized(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    def save(out: Path) -> Metrics:
+        rng = np.random.default_rng(0)
+        for split in ("train", "test"):
+            writer = ShardWriter(out / split)
+            writer.add(rng.integers(1, 4, 8 * LENGTH).astype(np.int32))
+            writer.end_document()
+            writer.close()
+        return {}
+
+    return run_stage(tmp_path_factory.mktemp("tokens"), StageSpec("tokenize", 1, {}, {}), save)
+
+
+@STAGES
+def test_float32_adds_nothing_to_a_key(
+    stage: Stage, tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    made = stage(tmp_path, tokenized, tiny_checkpoint, "float32")
+    assert "dtype" not in made.manifest()["config"]
+
+
+@STAGES
+def test_another_data_type_is_another_result(
+    stage: Stage, tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    exact = stage(tmp_path, tokenized, tiny_checkpoint, "float32")
+    rough = stage(tmp_path, tokenized, tiny_checkpoint, "bfloat16")
+    assert rough.executed
+    assert rough.key != exact.key
+    assert rough.manifest()["config"]["dtype"] == "bfloat16"
+
+
+def test_what_is_measured_in_bfloat16_is_near_float32(
+    tokenized: Artifact, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    exact = evaluated(tmp_path, tokenized, tiny_checkpoint, "float32").metrics
+    rough = evaluated(tmp_path, tokenized, tiny_checkpoint, "bfloat16").metrics
+    for name in ("ppl_base", "ppl_umim", "cross_entropy"):
+        assert rough[name] == pytest.approx(exact[name], rel=2e-2)
+        assert rough[name] != exact[name]
+
+
+def test_a_pair_has_the_data_type_asked_for(tiny_checkpoint: Path) -> None:
+    _, backbone = load_pair(tiny_checkpoint, "cpu", "bfloat16")
+    assert backbone.dtype == torch.bfloat16
+
+
+def test_sft_makes_its_rows_without_the_backbones_weights(
+    tokenized: Artifact, tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
+    train = {"max_steps": 1, "batch_size": 1}
+    recipe = Recipe.model_validate(
+        {
+            "name": "tiny",
+            "corpus": {"kind": "docstrings"},
+            "cells": [{"backbone": str(tmp_path / "backbone"), "adapt": True}],
+            "distill": train,
+            "adapt": {"sft": train, "dpo": train},
+            "cluster": {"workers": 0},
+        }
+    )
+    question = {"context": "w8 w1 w2 w3", "choices": ["w6 w9", "w7"], "gold": 0}
+
+    def ask(out: Path) -> Metrics:
+        for split in ("train", "valid"):
+            (out / f"{split}.jsonl").write_text(json.dumps(question) + "\n", encoding="utf-8")
+        return {}
+
+    task = run_stage(tmp_path, StageSpec("task", 1, {}, {}), ask)
+    assert recipe.adapt is not None
+    with pytest.raises(BackboneError), ClusterLease(recipe.cluster) as lease:
+        sft_stage(tmp_path, lease, recipe, recipe.adapt, recipe.cells[0], task, tokenized)
+    (rows,) = (tmp_path / "sft").glob("*.partial/state/rows/train")
+    (expected,) = task_sequences(
+        read_questions(task.path / "train.jsonl"),
+        tiny_llama.encode,
+        prompt=DOCSTRING_PROMPT,
+        max_length=512,
+        merge="context",
+    )
+    assert TokenRows.load(rows).row(0).tolist() == expected.ids.tolist()

@@ -1,0 +1,35 @@
+"""What the filter stage refuses, though the counts it is given are found and not made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import tasks.stages.mine
+from support.tiny_mining import InProcess, NoCluster, TinyCorpus
+from tasks.stages.mine import corpus_digest
+from umim_core.config.recipe import MiningConfig
+from umim_core.errors import ArtifactError, CorpusError
+
+
+def test_more_documents_than_there_are_give_no_empty_rule_set(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
+    corpus.count(tmp_path, NoCluster(), MiningConfig(min_documents=2))
+    greedy = MiningConfig(min_documents=1000)
+    found = corpus.count(tmp_path, NoCluster(), greedy)
+    assert not found.executed
+    with pytest.raises(CorpusError, match=r"min_documents is 1000, .* as many documents; got 15"):
+        corpus.filter(tmp_path, found, greedy)
+    assert not list(tmp_path.glob("filter/*"))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"digest": 7}'])
+def test_a_corpus_digest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(ArtifactError, match=r"corpus.json must hold the corpus digest; got"):
+        corpus_digest(tmp_path)

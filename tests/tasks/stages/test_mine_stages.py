@@ -1,0 +1,298 @@
+"""Stages ``count`` and ``filter`` on a real cluster: equal to counting one by one; resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+import tasks.run.stage
+import tasks.stages.mine
+from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
+from tasks.cluster.lease import ClusterLease
+from tasks.data.counting import count_distributed
+from tasks.data.counting_tables import Corpus
+from tasks.data.recounting import recount_distributed
+from tasks.run.stage import Artifact
+from umim_core.config.recipe import ClusterConfig, MiningConfig
+from umim_core.errors import CorpusError, ResourceLimitError
+from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.mining.counting import count_ngrams
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import directory_digest
+from umim_core.text.sources import TokenIds
+from umim_core.text.token_ids import UniformOffsets
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
+        found.ensure()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def corpus(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase
+) -> TinyCorpus:
+    return TinyCorpus.make(tmp_path_factory.mktemp("corpus"), tiny_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def counted(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    return corpus.count(tmp_path_factory.mktemp("counted"), lease)
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The orders that count stages finish and keep, as they do."""
+    orders: list[int] = []
+    save = tasks.stages.mine._save_order
+
+    def note(state: Path, order: int, keys: np.ndarray, support: np.ndarray) -> None:
+        save(state, order, keys, support)
+        orders.append(order)
+
+    monkeypatch.setattr(tasks.stages.mine, "_save_order", note)
+    return orders
+
+
+def rules_of(artifact: Artifact) -> dict[int, dict[tuple[int, ...], int]]:
+    rules = RuleSet.load(artifact.path / "rules")
+    return {
+        n: dict(
+            zip(
+                map(tuple, rules.ids_by_order[n].tolist()),
+                rules.support_by_order[n].tolist(),
+                strict=True,
+            )
+        )
+        for n in ORDERS
+    }
+
+
+def test_the_stage_counts_every_ngram_that_reaches_tau(
+    corpus: TinyCorpus, counted: Artifact
+) -> None:
+    want = frequent(corpus.grams(), TAU)
+    assert all(len(want[n]) > 50 for n in ORDERS)
+    assert stored(counted) == want
+    assert [counted.metrics[f"ngrams_{n}"] for n in ORDERS] == [len(want[n]) for n in ORDERS]
+    assert counted.metrics["tokens"] == len(corpus.ids) // LENGTH * LENGTH
+    assert not (counted.path / "state").exists()
+
+
+def test_a_rule_occurs_in_enough_documents(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    config = MiningConfig(min_documents=4)
+    counted = corpus.count(tmp_path, lease, config)
+    support, documents = corpus.grams(), corpus.documents()
+    assert stored(counted, "documents") == {
+        n: {gram: documents[n][gram] for gram in grams}
+        for n, grams in frequent(support, TAU).items()
+    }
+    made = corpus.filter(tmp_path, counted, config, overlap="none", containment="keep")
+    want = {
+        n: {gram: found for gram, found in grams.items() if documents[n][gram] >= 4}
+        for n, grams in frequent(support, TAU).items()
+    }
+    assert rules_of(made) == want
+    assert all(0 < len(want[n]) < counted.metrics[f"ngrams_{n}"] for n in ORDERS)
+
+
+def test_the_command_and_the_stages_give_the_same_rule_set(
+    corpus: TinyCorpus, counted: Artifact, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "ids.npy", corpus.ids.astype(np.uint16))
+    mined = MiningOptions(TAU, LENGTH, corpus.cell.overlap, corpus.cell.containment)
+    source = TokenIds(path=str(tmp_path / "ids.npy"))
+    mine_rules(source, tmp_path / "out", tokenizer=corpus.cell.backbone, options=mined)
+    made = corpus.filter(tmp_path, counted).path / "rules"
+    assert directory_digest(made) == directory_digest(tmp_path / "out")
+    whole = corpus.ids[: len(corpus.ids) // LENGTH * LENGTH].astype("<i4")
+    assert RuleSet.load(made).corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
+
+
+def test_a_budget_raises_tau_until_the_rules_fit(
+    corpus: TinyCorpus, counted: Artifact, tmp_path: Path
+) -> None:
+    made = corpus.filter(tmp_path, counted, rule_budget=60)
+    tau = int(made.metrics["tau"])
+    below = corpus.filter(tmp_path, counted, tau=tau - 1)
+    assert tau > TAU
+    assert sum(map(len, rules_of(made).values())) <= 60 < sum(map(len, rules_of(below).values()))
+    assert rules_of(made) == rules_of(corpus.filter(tmp_path, counted, tau=tau))
+
+
+def test_protected_tokens_are_in_no_ngram(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    counted = corpus.count(tmp_path, lease, MiningConfig(protect=("^w3$",)))
+    want = frequent(corpus.grams(), TAU)
+    left = {n: {g: found for g, found in want[n].items() if 3 not in g} for n in ORDERS}
+    assert stored(counted) == left != want
+
+
+def test_candidates_of_a_sample_are_counted_exactly(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path
+) -> None:
+    counted = corpus.count(tmp_path, lease, MiningConfig(sample_tokens=2000))
+    want = frequent(corpus.grams(), TAU)
+    found = stored(counted)
+    assert all(found[n].items() <= want[n].items() for n in ORDERS)
+    assert found != want, "a sample misses rare n-grams"
+    often = frequent(corpus.grams(), 40)
+    assert all(often[n].items() <= found[n].items() for n in ORDERS)
+    assert 0 < counted.metrics["candidates_fraction"] < 1
+    assert counted.metrics["candidates_candidates"] >= sum(map(len, found.values()))
+
+
+def test_a_cost_beyond_the_limit_is_refused_before_anything_is_counted(
+    corpus: TinyCorpus, lease: ClusterLease, tmp_path: Path, saved: list[int]
+) -> None:
+    with pytest.raises(ResourceLimitError) as caught:
+        corpus.count(tmp_path, lease, MiningConfig(max_memory_gib=0.001))
+    assert str(caught.value).startswith("mining must take at most 0.001 GiB of memory; got ")
+    assert "GiB predicted for 6,000 tokens. Raise tau or the limit" in str(caught.value)
+    assert saved == []
+    assert not list(tmp_path.glob("count/*/manifest.json"))
+
+
+def test_a_limited_run_records_how_wrong_its_prediction_was(
+    corpus: TinyCorpus, counted: Artifact, lease: ClusterLease, tmp_path: Path
+) -> None:
+    limited = corpus.count(tmp_path, lease, MiningConfig(max_memory_gib=100, max_hours=1))
+    assert limited.digest == counted.digest
+    assert limited.metrics["predicted_memory_bytes"] > 0
+    assert limited.metrics["predicted_shuffle_bytes"] > 0
+    assert limited.metrics["predicted_seconds"] > 0
+    assert limited.metrics["prediction_error_seconds"] > -1
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, order: int) -> None:
+    """Let count stages fail once an order is kept."""
+    save = tasks.stages.mine._save_order
+
+    def dying(state: Path, found: int, keys: np.ndarray, support: np.ndarray) -> None:
+        save(state, found, keys, support)
+        if found == order:
+            raise RuntimeError("died on purpose")
+
+    monkeypatch.setattr(tasks.stages.mine, "_save_order", dying)
+
+
+def run_that_dies(corpus: TinyCorpus, root: Path, lease: ClusterLease, order: int) -> Path:
+    """Run a count stage that dies after an order, and return its state."""
+    with pytest.MonkeyPatch.context() as patch:
+        die_after(patch, order)
+        with pytest.raises(RuntimeError, match="died on purpose"):
+            corpus.count(root, lease)
+    (state,) = root.glob("count/*.partial/state")
+    kept = sorted(path.name for path in state.glob("order-*"))
+    assert kept == [f"order-{n}" for n in range(2, order + 1)]
+    return state
+
+
+def test_a_finished_order_is_not_counted_again(
+    corpus: TinyCorpus,
+    counted: Artifact,
+    lease: ClusterLease,
+    tmp_path: Path,
+    saved: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The command line, where another test has run it, keeps this log to itself.
+    monkeypatch.setattr(logging.getLogger("umim.count"), "propagate", True)
+    run_that_dies(corpus, tmp_path, lease, 2)
+    saved.clear()
+    with caplog.at_level(logging.INFO, "umim.count"):
+        again = corpus.count(tmp_path, lease)
+    assert again.digest == counted.digest
+    assert saved == [3, 4]
+    told = [record.getMessage() for record in caplog.records if record.name == "umim.count"]
+    assert told == ["count: order 2 was finished by an earlier run"]
+
+
+@pytest.mark.parametrize("name", ["keys.npy", "support.npy", "manifest.json"])
+def test_a_torn_order_is_counted_again(
+    corpus: TinyCorpus,
+    counted: Artifact,
+    lease: ClusterLease,
+    tmp_path: Path,
+    saved: list[int],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    path = run_that_dies(corpus, tmp_path, lease, 3) / "order-2" / name
+    path.write_bytes(path.read_bytes()[:-9])
+    saved.clear()
+    again = corpus.count(tmp_path, lease)
+    assert again.digest == counted.digest
+    assert saved == [2, 4]
+    assert "order 2 is counted again" in caplog.text
+
+
+def test_a_run_that_dies_before_its_manifest_counts_nothing_again(
+    corpus: TinyCorpus,
+    counted: Artifact,
+    lease: ClusterLease,
+    tmp_path: Path,
+    saved: list[int],
+) -> None:
+    def dying(*_: object, **__: object) -> str:
+        raise RuntimeError("died on purpose")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks.run.stage, "write_manifest", dying)
+        with pytest.raises(RuntimeError, match="died on purpose"):
+            corpus.count(tmp_path, lease)
+    assert saved == [2, 3, 4]
+    assert corpus.count(tmp_path, lease).digest == counted.digest
+    assert saved == [2, 3, 4]
+    assert [path.name for path in tmp_path.glob("count/*")] == [counted.key]
+
+
+@pytest.mark.parametrize("kind", ["shards", "array"])
+def test_given_ngrams_and_their_documents_are_counted_exactly(
+    corpus: TinyCorpus, lease: ClusterLease, kind: str
+) -> None:
+    offsets = UniformOffsets(LENGTH, len(corpus.ids) // LENGTH)
+    ids = corpus.ids[: offsets[-1]]
+    counts = count_ngrams(ids, offsets, 2, excluded=(0,))
+    tokens = corpus.tokenized.path / "train" if kind == "shards" else ids
+    support, documents = recount_distributed(Corpus(tokens, offsets), counts.keys, corpus.ends)
+    grams, spread = corpus.grams(), corpus.documents()
+    for n in ORDERS:
+        rows = [tuple(row) for row in counts.ids(n).tolist()]
+        assert support[n].tolist() == [grams[n][row] for row in rows]
+        assert documents[n].tolist() == [spread[n][row] for row in rows]
+
+
+@pytest.mark.parametrize("recount", [False, True])
+def test_the_typed_error_of_a_worker_reaches_the_caller(
+    corpus: TinyCorpus, lease: ClusterLease, recount: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ids = corpus.ids[:6000].copy()
+    ids[4321] = -3
+    broken = Corpus(ids, UniformOffsets(LENGTH, 300))
+    keys = {n: np.zeros(0, np.int64) for n in ORDERS}
+    with pytest.raises(CorpusError) as caught:
+        if recount:
+            recount_distributed(broken, keys)
+        else:
+            count_distributed(broken, TAU, block_tokens=1000)
+    assert type(caught.value) is CorpusError
+    told = r"corpus: token ids must lie in 0\.\.262143; got -3 at position \d+\. Check the t.*"
+    assert re.fullmatch(told, str(caught.value)), "one line, without the advice of Ray"
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,105 @@
+"""Whatever a stage is given is in its key, or in the list of what must not be, with a reason.
+
+Each test changes one field or one part of an input at a time and asks for the key. What is missing
+in a key shows as an old result for a new question; what is there without need, as work done twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+import tasks
+from support.stage_keys.inputs import Inputs
+from support.stage_keys.measuring import measuring_calls, page_calls
+from support.stage_keys.rules import rule_calls
+from support.stage_keys.texts import text_calls
+from support.stage_keys.training import training_calls
+from support.stage_keys.variations import StageCall, key_of, keys_of_variations
+from umim_core.checkpoint.checkpoint import Checkpoint
+
+NAMES = (
+    "corpus of docstrings", "corpus of files", "corpus that a model wrote", "generate", "task",
+    "tokenize", "count", "count without documents or a sample", "filter", "confidence",
+    "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft", "dpo",
+    "tokenizer", "backbone", "evaluate", "task-score", "task-score of the base model", "benchmark",
+    "report", "ablation",
+)  # fmt: skip
+
+
+MAKERS = (text_calls, rule_calls, training_calls, measuring_calls, page_calls)
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+    tiny_checkpoint: Path,
+) -> Inputs:
+    folder = tmp_path_factory.mktemp("calls")
+    tokenizer = word_tokenizer(["<eos>", *(f"w{i}" for i in range(1, 31)), "<end>"])
+    tokenizer.backend_tokenizer.add_special_tokens(["<end>"])
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    trained = Checkpoint.load(tiny_checkpoint)
+    with torch.no_grad():
+        next(trained.module.parameters()).add_(1.0)
+    trained.save(folder / "trained")
+    models = (tiny_model("llama", seed) for seed in (0, 1))
+    return Inputs(folder, *models, tokenizer, (tiny_checkpoint, folder / "trained"))
+
+
+def calls_of(inputs: Inputs) -> dict[str, StageCall]:
+    return {name: call for make in MAKERS for name, call in make(inputs).items()}
+
+
+@pytest.fixture(autouse=True)
+def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_a_stage_is_given_is_in_its_key(
+    name: str, inputs: Inputs, tmp_path: Path
+) -> None:
+    call = calls_of(inputs)[name]
+    base = key_of(call, call.given, tmp_path)
+    assert key_of(call, call.given, tmp_path / "elsewhere") == base
+    unused, missing, needless = set(call.free), [], []
+    for where, key in keys_of_variations(call, inputs.special, inputs.artifacts, tmp_path):
+        free = [start for start in call.free if where.startswith(start)]
+        unused.difference_update(free)
+        if not free and key == base:
+            missing.append(where)
+        if free and key != base:
+            needless.append(where)
+    assert not missing, "these change nothing in the key"
+    assert not needless, f"these must keep the key: {[call.free.get(w) for w in needless]}"
+    assert not unused, "nothing of this name was varied"
+
+
+def test_every_stage_is_among_them(inputs: Inputs) -> None:
+    (folder,) = tasks.__path__
+    found = {
+        function
+        for path in Path(folder).glob("*.py")
+        for name, function in inspect.getmembers(importlib.import_module(f"tasks.{path.stem}"))
+        if name.endswith("_stage") and not name.startswith("_") and name != "run_stage"
+    }
+    assert {call.function for call in calls_of(inputs).values()} == found
+    assert set(calls_of(inputs)) == set(NAMES)
+
+
+def test_machines_have_benchmarks_of_their_own(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = calls_of(inputs)["benchmark"]
+    here = key_of(call, call.given, tmp_path)
+    monkeypatch.setattr("tasks.stages.benchmark.machine", lambda _: "another")
+    assert key_of(call, call.given, tmp_path) != here

@@ -1,0 +1,274 @@
+"""A store that is away costs a run seconds at most, and nothing of what it records."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from typer.testing import CliRunner
+
+from flows.cli import app
+from support.tracked_runs import held, record_end, record_pipeline, record_stage
+from tasks.report.comparison import COMPARISON_METRICS
+from tasks.tracking.patience import Patience
+from tasks.tracking.spool import SPOOL, Spool
+from tasks.tracking.tracker import REPLAY_COMMAND, Tracker
+from umim_core.errors import TrackingError
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> dict[str, Any]:
+    """What a store holds of a run that it was there for."""
+    base = tmp_path_factory.mktemp("undisturbed")
+    copy = shutil.copy(empty_store, base / "mlflow.db")
+    tracker = Tracker(f"sqlite:///{copy}", base)
+    record_pipeline(tracker, "p", base / "files")
+    assert not list((base / SPOOL).glob("*.json"))
+    return held(tracker.uri)
+
+
+def require_pipelines(found: dict[str, Any], names: list[str], undisturbed: dict[str, Any]) -> None:
+    """Hold what a store has of several pipelines against what it has of one."""
+    assert len(found) == len(names) * (len(undisturbed) - 1) + 1
+    for name in names:
+        for run in undisturbed:
+            if run.startswith(("pipeline", "stage")):
+                twin = found[run.replace(" p", f" {name}", 1)]
+                assert twin["points"] == undisturbed[run]["points"], run
+                assert twin["files"] == undisturbed[run]["files"], run
+                assert twin["status"] == "FINISHED"
+
+
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """The address of a server that is not there."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_a_run_without_a_server_ends_well_and_the_next_one_writes_it(
+    tmp_path: Path,
+    store: str,
+    closed: str,
+    undisturbed: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "umim.tracking"):
+        record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
+    away, waiting = (record.getMessage() for record in caplog.records)
+    assert away.startswith("MLflow is away, the run goes on")
+    assert f"records for MLflow wait in {tmp_path / SPOOL}" in waiting
+    assert REPLAY_COMMAND in waiting
+    there = Tracker(store, tmp_path)
+    there.pipeline_run("p", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    assert not there.replay()[0]
+    assert held(there.uri) == undisturbed
+
+
+def test_records_written_twice_are_there_once(
+    tmp_path: Path, store: str, closed: str, undisturbed: dict[str, Any]
+) -> None:
+    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
+    shutil.copytree(tmp_path / SPOOL, tmp_path / "again")
+    for _ in range(2):  # as if killed after the store had them, before they were forgotten
+        assert not Tracker(store, tmp_path).replay()[0]
+        shutil.copytree(tmp_path / "again", tmp_path / SPOOL, dirs_exist_ok=True)
+    Tracker(store, tmp_path).replay()
+    assert held(store) == undisturbed
+
+
+def test_a_server_that_never_answers_costs_a_run_less_than_ten_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+        began = time.monotonic()
+        record_pipeline(tracker, "p", tmp_path / "files")
+        assert time.monotonic() - began < 10
+
+
+def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        tracker = Tracker(f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
+        began = time.monotonic()
+        tracker.finish("p", "KILLED")
+        assert time.monotonic() - began < 4
+    assert len(list((tmp_path / SPOOL).glob("*.json"))) == 1
+
+
+def test_patience_lasts_ten_seconds_and_rests_longer_each_time() -> None:
+    patience = Patience()
+    assert patience.limits() == (5, 5)
+    patience.failed(5.0)
+    assert patience.resting()
+    assert patience.limits() == (2, 5)
+    patience.failed(2.0)
+    patience.failed(2.0)
+    assert not patience.exhausted
+    assert patience.limits() == (1, 1)
+    patience.failed(1.0)
+    assert patience.exhausted
+
+
+def test_refused_connections_never_exhaust_patience() -> None:
+    patience = Patience()
+    for _ in range(1000):
+        patience.failed(0.001)
+    assert not patience.exhausted
+
+
+def test_a_record_that_the_store_refuses_lets_the_others_pass(tmp_path: Path, store: str) -> None:
+    tracker = Tracker(store, tmp_path)
+    tracker.pipeline_run("p", {"a": 1})
+    tracker.pipeline_run("p", {"a": 2})  # MLflow never changes a parameter
+    tracker.finish("p")
+    run = held(tracker.uri)["pipeline p"]
+    assert (run["status"], run["params"]) == ("FINISHED", {"a": "1"})
+    (refused,) = Spool(tmp_path).refused()
+    assert '"a":"2"' in refused.read_text(encoding="utf-8")
+
+
+def test_a_damaged_record_lets_the_others_pass(tmp_path: Path, store: str, closed: str) -> None:
+    Tracker(closed, tmp_path).pipeline_run("p", {})
+    (tmp_path / SPOOL / "0-damaged.json").write_text('{"kind": "op')
+    tracker = Tracker(store, tmp_path)
+    assert not tracker.replay()[0]
+    assert held(tracker.uri)["pipeline p"]["status"] == "RUNNING"
+    assert [path.name for path in Spool(tmp_path).refused()] == ["0-damaged.refused"]
+
+
+def test_a_record_of_another_version_is_set_aside(tmp_path: Path, store: str) -> None:
+    Spool(tmp_path).add({"kind": "dream", "pipeline": "p", "time_ms": 0})
+    assert not Tracker(store, tmp_path).replay()[0]
+    assert len(Spool(tmp_path).refused()) == 1
+
+
+def test_secrets_never_reach_the_spool(tmp_path: Path, closed: str) -> None:
+    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
+    texts = [path.read_text(encoding="utf-8") for path in Spool(tmp_path).waiting()]
+    assert any('"token":"***"' in text for text in texts)
+    assert not any("s3cret" in text for text in texts)
+
+
+def test_pipelines_of_one_process_share_a_store_and_lose_nothing(
+    tmp_path: Path, store: str, undisturbed: dict[str, Any]
+) -> None:
+    names = [f"p{number}" for number in range(3)]
+    threads = [
+        threading.Thread(target=record_pipeline, args=(Tracker(store, tmp_path), n, tmp_path / n))
+        for n in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    Tracker(store, tmp_path).replay()  # those that gave up the lock on a busy machine
+    assert not [*Spool(tmp_path).waiting(), *Spool(tmp_path).refused()]
+    require_pipelines(held(store), names, undisturbed)
+
+
+@pytest.mark.full  # eight processes that import MLflow
+def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    names = [f"p{number}" for number in range(8)]
+    program = (
+        "import sys; from pathlib import Path; from tasks.tracking.tracker import Tracker\n"
+        "from tracked_runs import record_pipeline\n"
+        "root, uri, name = Path(sys.argv[1]), *sys.argv[2:]\n"
+        "record_pipeline(Tracker(uri, root), name, root / name)\n"
+    )
+    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests")))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), uri, name],
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        for name in names
+    ]
+    assert [process.wait(timeout=280) for process in started] == [0] * 8
+    Tracker(uri, tmp_path).replay()  # those that gave up the lock on a busy machine
+    require_pipelines(held(uri), names, undisturbed)
+
+
+def test_the_command_writes_what_waits(
+    tmp_path: Path,
+    store: str,
+    closed: str,
+    undisturbed: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record_pipeline(Tracker(closed, tmp_path), "p", tmp_path / "files")
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", closed)
+    refused = CliRunner().invoke(app, ["replay"])
+    assert isinstance(refused.exception, TrackingError)
+    assert "MLflow must take what waits; got 13 records" in str(refused.exception)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    done = CliRunner().invoke(app, ["replay"])
+    assert (done.exit_code, done.stdout) == (0, "MLflow has everything\n")
+    assert held(store) == undisturbed
+
+
+def test_a_server_that_is_away_has_no_pages(tmp_path: Path, closed: str) -> None:
+    tracker = Tracker(closed, tmp_path)
+    tracker.pipeline_run("p", {})
+    assert tracker.pages("p") is None
+
+
+def test_a_store_without_a_server_names_the_command_that_shows_it(
+    tmp_path: Path, store: str
+) -> None:
+    uri = f"sqlite:///{shutil.copy(store.removeprefix('sqlite:///'), tmp_path / 'my store.db')}"
+    tracker = Tracker(uri, tmp_path)
+    tracker.pipeline_run("p", {})
+    pages = tracker.pages("p")
+    assert pages is not None
+    assert pages.command == f"mlflow ui --backend-store-uri '{uri}'"
+    assert pages.links() == {}
+    assert pages.told().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
+
+
+def test_a_stage_recorded_while_the_store_is_back_is_written_at_the_end_at_latest(
+    tmp_path: Path, store: str, closed: str, undisturbed: dict[str, Any]
+) -> None:
+    away = Tracker(closed, tmp_path)
+    away.pipeline_run("p", {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+    for stage in ("corpus", "tokenize"):
+        record_stage(away, "p", stage)
+    back = Tracker(store, tmp_path)
+    for stage in ("count", "distill"):
+        record_stage(back, "p", stage)
+    record_end(back, "p", tmp_path / "files")
+    assert not Spool(tmp_path).waiting()
+    assert held(back.uri) == undisturbed
+
+
+def test_the_comparison_is_shown_without_a_click(tmp_path: Path, store: str) -> None:
+    tracker = Tracker(store, tmp_path)
+    record_pipeline(tracker, "p", tmp_path / "files")
+    pages = tracker.pages("p")
+    assert pages is not None
+    name = pages.compare.partition("viewStateShareKey=")[2]
+    experiment = MlflowClient(store).get_experiment_by_name("umim")
+    assert experiment is not None
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
+    (chart,) = state["compareRunCharts"]
+    assert chart["selectedParams"] == ["model", "tau", "setting"]
+    assert chart["selectedMetrics"] == ["token_reduction", "top1", "kl", "accuracy_umim"]
+    assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
+    assert state["searchFilter"] == "tags.`umim.kind` = 'comparison'"

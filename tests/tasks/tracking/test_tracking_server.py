@@ -1,0 +1,183 @@
+"""A real MLflow server that is killed, hangs or comes back: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from support.tracked_runs import STAGES, held, record_end, record_pipeline, record_stage
+from tasks.tracking.spool import Spool
+from tasks.tracking.tracker import Tracker
+
+pytestmark = pytest.mark.full  # the server takes up to half a minute to start
+
+
+class Server:
+    """One store behind one port, started as often as it is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'served.db'}"]
+        command += ["--artifacts-destination", str(self.folder / "served")]
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=self.folder,
+        )
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(0.5)
+        pytest.fail("mlflow server did not start")
+
+    def signal(self, number: int) -> None:
+        """Signal the server and its workers."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kill it as a crash would."""
+        if self.process is not None and self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+            self.process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("server"))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the server holds of a run that it was there for."""
+    base = tmp_path_factory.mktemp("undisturbed")
+    record_pipeline(Tracker(server.uri, base), "plain", base / "files")
+    return of_run(server, "plain")
+
+
+def of_run(server: Server, pipeline: str) -> dict[str, object]:
+    """Everything that the server holds of a pipeline of five letters, under names for any."""
+    found = {name: run for name, run in held(server.uri).items() if f" {pipeline}" in name}
+    renamed: dict[str, object] = json.loads(json.dumps(found).replace(pipeline, "its-5"))
+    return renamed
+
+
+def open_pipeline(tracker: Tracker, pipeline: str) -> None:
+    tracker.pipeline_run(pipeline, {"recipe": "tiny", "token": "s3cret"}, name="tiny")
+
+
+def test_two_clients_share_runs_and_checkpoints_over_a_server(
+    server: Server, undisturbed: dict[str, object], tmp_path: Path
+) -> None:
+    assert len(undisturbed) == len(STAGES) + 2
+    client = MlflowClient(tracking_uri=server.uri, registry_uri=server.uri)
+    assert client.get_model_version_by_alias("umim", "model-plain").tags["umim.backbone"]
+    record_pipeline(Tracker(server.uri, tmp_path), "plain", tmp_path / "files")
+    again = of_run(server, "plain")
+    live = "pipeline its-5"  # trained again, so its live numbers are there of both times
+    assert again.pop(live)
+    assert again == {name: run for name, run in undisturbed.items() if name != live}
+
+
+def test_pages_are_those_of_the_server(server: Server, tmp_path: Path) -> None:
+    tracker = Tracker(server.uri, tmp_path)
+    tracker.pipeline_run("pages", {})
+    pages = tracker.pages("pages")
+    assert pages is not None
+    assert pages.command is None
+    assert pages.run.startswith(f"{server.uri}/#/experiments/")
+    assert pages.told() == pages.links()["Comparison"] == pages.compare
+
+
+def test_a_server_that_hangs_in_mid_run_and_goes_on_has_everything_once(
+    server: Server, undisturbed: dict[str, object], tmp_path: Path
+) -> None:
+    tracker = Tracker(server.uri, tmp_path)
+    open_pipeline(tracker, "hangs")
+    record_stage(tracker, "hangs", STAGES[0])
+    server.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        for stage in STAGES[1:3]:
+            record_stage(tracker, "hangs", stage)
+        assert time.monotonic() - began < 10
+        assert Spool(tmp_path).waiting()
+    finally:
+        server.signal(signal.SIGCONT)
+    record_stage(tracker, "hangs", STAGES[3])
+    record_end(tracker, "hangs", tmp_path / "files")
+    assert not Spool(tmp_path).waiting()
+    assert of_run(server, "hangs") == undisturbed
+
+
+@pytest.fixture(scope="module")
+def restarted(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tracker]:
+    """A run that saw the server die, and the root of one that died before it came back."""
+    kept, dead = (tmp_path_factory.mktemp(name) for name in ("kept", "dead"))
+    tracker = Tracker(server.uri, kept)
+    open_pipeline(tracker, "kills")
+    record_stage(tracker, "kills", STAGES[0])
+    server.kill()
+    began = time.monotonic()
+    for stage in STAGES[1:3]:
+        record_stage(tracker, "kills", stage)
+    assert time.monotonic() - began < 10
+    assert Spool(kept).waiting()
+    killed = Tracker(server.uri, dead)
+    open_pipeline(killed, "later")
+    for stage in STAGES[:2]:
+        record_stage(killed, "later", stage)
+    server.start()
+    return dead, tracker
+
+
+def test_a_run_whose_server_is_killed_and_started_again_is_there_once_and_whole(
+    server: Server, undisturbed: dict[str, object], restarted: tuple[Path, Tracker]
+) -> None:
+    _, tracker = restarted
+    record_stage(tracker, "kills", STAGES[3])
+    record_end(tracker, "kills", tracker.root / "files")
+    assert not Spool(tracker.root).waiting()
+    assert of_run(server, "kills") == undisturbed
+
+
+def test_a_run_killed_while_the_server_was_away_is_written_by_the_next(
+    server: Server, undisturbed: dict[str, object], restarted: tuple[Path, Tracker]
+) -> None:
+    root, _ = restarted
+    tracker = Tracker(server.uri, root)
+    open_pipeline(tracker, "later")
+    for stage in STAGES[2:]:
+        record_stage(tracker, "later", stage)
+    record_end(tracker, "later", root / "files")
+    assert of_run(server, "later") == undisturbed

@@ -1,0 +1,300 @@
+"""Two real processes over gloo: gradients of DDP and ZeRO-2 against the joint batch, and resume.
+
+Every rank runs ``run_worker``, the function that Ray Train runs; what a rank leaves in its resume
+state (weights, AdamW moments) is what is compared. After AdamW's first step ``exp_avg`` is
+(1 - beta_1) = 0.1 times the clipped gradient. Tolerances: the sum over a batch's rows is taken in
+another order, so single-precision rounding is all that may differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tasks.cluster.sockets import loopback_interface
+from tasks.training.strategies import DdpStrategy, make_strategy
+from tasks.training.train_worker import run_worker
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import DistillConfig
+from umim_core.distill.objectives import DistillObjective
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_loop import batch_indices
+from umim_core.errors import ArtifactError, ConfigError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+ROWS, WIDTH, SEED = 12, 24, 0
+POISON = 30  # its embedding is NaN here; no id that the probe of backbones tries
+STRATEGIES = ("ddp", "deepspeed")
+KINDS = ("rows", "one-sided", "poisoned")
+CONFIG = DistillConfig(
+    max_steps=2,
+    batch_size=4,
+    learning_rate=1e-2,
+    clip_norm=0.5,  # below the gradient norms of this job, so that clipping is seen
+    weight_decay=0.1,
+    checkpoint_every=1,
+    bf16=False,
+)
+RANK = """
+import json, sys
+import torch.distributed as dist
+from tasks.training.train_worker import run_worker
+rank, world, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=world)
+for job in json.loads(sys.argv[4]):
+    run_worker(job)
+dist.destroy_process_group()
+"""
+
+
+def token_rows() -> list[list[int]]:
+    """Rows with 3 or 20 aligned predictions, so that a mean of ranks' means is visibly wrong."""
+    rng = np.random.default_rng(SEED)
+    rows = rng.integers(8, POISON, (ROWS, WIDTH))  # no rule matches ids from 8 on
+    for index, row in enumerate(rows):
+        place = 4 if index in batch_indices(SEED, 0, 4, ROWS)[::2] else 20
+        row[place : place + 2] = (1, 2)
+    return [[int(token) for token in row] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def job(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> TrainJob:
+    folder = tmp_path_factory.mktemp("job")
+    model = tiny_model("llama", 0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[POISON] = torch.nan
+    model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    backbone = load_backbone(str(folder / "backbone"))
+    spans = [(1, 2), (3, 4, 5), (6, 7)]
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    rules.save(folder / "rules")
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.3, torch.Generator().manual_seed(SEED))
+    Checkpoint.of(module, rules, backbone).save(folder / "start")
+    rows = token_rows()
+    TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "rows")
+    plain = set(batch_indices(SEED, 0, 4, ROWS)[1::2])  # rank 1 has no merge in the first step
+    until = [0 if index in plain else WIDTH for index in range(ROWS)]
+    TokenRows.of_rows(rows, until).save(folder / "one-sided")
+    rows[batch_indices(SEED, 0, 4, ROWS)[1]][10] = POISON  # rank 1 meets it in the first step
+    TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "poisoned")
+    return TrainJob(
+        objective="distill",
+        backbone=str(folder / "backbone"),
+        revision=None,
+        rules=str(folder / "rules"),
+        train=str(folder / "rows"),
+        valid=str(folder / "rows"),
+        start=str(folder / "start"),
+        form={},
+        max_tokens=WIDTH,
+        seed=SEED,
+        config=CONFIG.model_dump(),
+        strategy="ddp",
+        use_gpu=False,
+        out="",
+    )
+
+
+def on(job: TrainJob, kind: str) -> TrainJob:
+    """Return the job over rows of that kind."""
+    return replace(job, train=str(Path(job.train).with_name(kind)))
+
+
+def run_ranks(jobs: list[TrainJob], world: int = 2) -> None:
+    """Run jobs one after the other in ``world`` processes."""
+    environment = os.environ | {
+        "PYTHONPATH": str(CHECKOUT),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "WORLD_SIZE": str(world),
+    }
+    for job in jobs:
+        Path(job.out).mkdir(parents=True, exist_ok=True)
+    meeting = Path(jobs[0].out) / "state" / "meeting"
+    meeting.parent.mkdir(exist_ok=True)
+    meeting.unlink(missing_ok=True)
+    text = json.dumps([asdict(job) for job in jobs])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(world), str(meeting), text],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()  # does nothing to a rank that has ended
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def joint(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process over the whole batches."""
+    out = tmp_path_factory.mktemp("joint")
+    run_worker(asdict(replace(job, out=str(out))))
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks: each strategy over each kind of rows."""
+    out = tmp_path_factory.mktemp("ranks")
+    run_ranks(
+        [
+            replace(on(job, kind), strategy=name, out=str(out / f"{name}-{kind}"))
+            for name in STRATEGIES
+            for kind in KINDS
+        ]
+    )
+    return out
+
+
+def state(out: Path, step: int, rank: int = 0) -> dict[str, Tensor]:
+    return load_file(out / "state" / f"step-{step:08d}" / f"rank-{rank}.safetensors")
+
+
+def weights(out: Path, step: int, rank: int = 0) -> Tensor:
+    tensors = state(out, step, rank)
+    return torch.cat([v.flatten() for k, v in tensors.items() if k.startswith("module.")])
+
+
+def first_moment(out: Path, ranks: int) -> Tensor:
+    """Flat ``exp_avg`` after step 1: all parameters of rank 0, or the shards of all ranks."""
+    parts = [state(out, 1, rank) for rank in range(ranks)]
+    names = [f"optimizer.{index}.exp_avg" for index in range(9)]
+    return torch.cat([part[name].flatten() for part in parts for name in names if name in part])
+
+
+def curve(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
+
+
+def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
+    """0.1 x clipped gradient by autograd: of the joint mean, or of the mean of two ranks' means."""
+    backbone = load_backbone(job.backbone)
+    assert job.start is not None
+    module = Checkpoint.load(job.start).module.requires_grad_(True)
+    rows = TokenRows.load(Path(job.train))
+    matcher = Matcher(RuleSet.load(job.rules))
+    objective = DistillObjective(
+        backbone, module, matcher, rows, rows, bf16=False, batch_size=CONFIG.batch_size
+    )
+    batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)
+    shares = [batch] if joint else [batch[0::2], batch[1::2]]
+    losses = [objective(share) for share in shares]
+    torch.stack([loss.total / loss.weight for loss in losses]).mean().backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in module.parameters()])
+    return 0.1 * gradient * (CONFIG.clip_norm / gradient.norm()).clamp(max=1.0)
+
+
+def test_a_mean_of_means_would_be_noticed(job: TrainJob) -> None:
+    right, wrong = (expected_first_moment(job, joint=joint) for joint in (True, False))
+    assert float((right - wrong).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["rows", "one-sided"])
+@pytest.mark.parametrize(("name", "ranks"), [("ddp", 1), ("deepspeed", 2)])
+def test_two_ranks_see_the_gradient_of_the_joint_batch(
+    job: TrainJob, runs: Path, name: str, ranks: int, kind: str
+) -> None:
+    found = first_moment(runs / f"{name}-{kind}", ranks)
+    expected = expected_first_moment(on(job, kind), joint=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_two_ranks_end_with_the_weights_of_one_process(joint: Path, runs: Path, name: str) -> None:
+    for step in (1, 2):
+        torch.testing.assert_close(
+            weights(runs / f"{name}-rows", step), weights(joint, step), atol=2e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_curve_of_two_ranks_is_that_of_one_process(joint: Path, runs: Path, name: str) -> None:
+    rows, expected = curve(runs / f"{name}-rows"), curve(joint)
+    assert [sorted(row) for row in rows] == [sorted(row) for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_ranks_hold_equal_weights(runs: Path, name: str) -> None:
+    assert torch.equal(
+        weights(runs / f"{name}-rows", 2, rank=0), weights(runs / f"{name}-rows", 2, rank=1)
+    )
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_step_that_is_nan_on_one_rank_is_skipped_on_all(
+    job: TrainJob, runs: Path, name: str
+) -> None:
+    out = runs / f"{name}-poisoned"
+    assert curve(out)[1] == {"step": 1, "skipped": 1.0}
+    assert job.start is not None
+    start = Checkpoint.load(job.start).module.state_dict()
+    for rank in (0, 1):
+        after = state(out, 1, rank)
+        assert all(torch.equal(after[f"module.{key}"], value) for key, value in start.items())
+        assert not torch.equal(weights(out, 1, rank), weights(out, 2, rank))
+        assert bool(torch.isfinite(weights(out, 2, rank)).all())
+
+
+def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
+    job: TrainJob, runs: Path, tmp_path: Path
+) -> None:
+    jobs = [replace(job, strategy=name, out=str(tmp_path / name)) for name in STRATEGIES]
+    for name in STRATEGIES:
+        shutil.copytree(runs / f"{name}-rows" / "state", tmp_path / name / "state")
+        newest = tmp_path / name / "state" / "step-00000002"
+        torn = newest / "rank-1.safetensors"
+        torn.write_bytes(torn.read_bytes()[:-1])
+    run_ranks(jobs)
+    for name in STRATEGIES:
+        for file in ("rank-0.safetensors", "rank-1.safetensors", "rank-0.json", "manifest.json"):
+            place = Path("state", "step-00000002", file)
+            again, first = tmp_path / name / place, runs / f"{name}-rows" / place
+            assert again.read_bytes() == first.read_bytes()
+
+
+def test_deepspeed_without_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"deepspeed needs workers; got cluster\.workers 0"):
+        make_strategy("deepspeed", nn.Linear(2, 2), CONFIG)
+
+
+def test_a_state_of_another_optimiser_is_refused() -> None:
+    small, large = nn.Linear(2, 1), nn.Linear(3, 1)
+    strategy = DdpStrategy(large, CONFIG)
+    strategy.update(large(torch.ones(1, 3)).sum(), 0.1)
+    with pytest.raises(ArtifactError, match="must fit its optimiser; got parameter 0, exp_avg"):
+        DdpStrategy(small, CONFIG).load(strategy.tensors())

@@ -1,0 +1,115 @@
+"""Two ranks that see the shared directory differently: they go on alike, or both end in time.
+
+A network file system shows one node an older listing than another, or nothing at all. The paths
+here show what such a node would see.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PosixPath
+
+import pytest
+
+from support.tiny_training import Kill, Run, train_rank
+from support.training_processes import exit_codes, run_ranks, start_ranks
+from tasks.training.strategies import make_strategy
+from umim_core.distill.train_resume import resume, save
+from umim_core.distill.train_state import Progress
+
+SECONDS = 60.0  # for both to end; a collective that nobody joins waits for half an hour
+
+
+class StaleListing(PosixPath):
+    """A directory whose newest state is not listed yet."""
+
+    def glob(self, pattern: str) -> Iterator[Path]:
+        found = sorted(super().glob(pattern))
+        return iter(found[:-1] if pattern == "step-*" else found)
+
+
+class Unreadable(PosixPath):
+    """A directory whose states cannot be read; everything else can."""
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        if self.parent.name.startswith("step-"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return super().read_text(encoding, errors)
+
+
+def train_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
+    """Train on one rank; rank ``odd`` uses that folder."""
+    train_rank(rank, replace(run, folder=folder) if rank == odd else run)
+
+
+def resume_seeing(rank: int, run: Run, odd: int, folder: Path) -> None:
+    """Save two states, resume and write down from which step; rank ``odd`` sees that folder."""
+    objective = run.objective()
+    strategy = make_strategy(run.strategy, objective, run.config)
+    for step in (3, 6):
+        save(objective, strategy, run.folder, Progress(step=step), {})
+    progress, _ = resume(objective, strategy, folder if rank == odd else run.folder)
+    (run.folder / f"rank-{rank}-resumes").write_text(str(progress.step))
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of two ranks killed with the states of steps 6 and 9."""
+    folder = tmp_path_factory.mktemp("killed")
+    run = Run(folder / "state", kills=(Kill(0, 11), Kill(1, 11)))
+    codes = exit_codes(start_ranks(folder, 2, train_rank, run))
+    assert -9 in codes and 0 not in codes
+    assert sorted(path.name for path in run.folder.iterdir()) == ["step-00000006", "step-00000009"]
+    return replace(run, kills=())
+
+
+def copied(killed: Run, place: Path) -> Run:
+    shutil.copytree(killed.folder, place / "state")
+    return replace(killed, folder=place / "state")
+
+
+def logs(place: Path) -> list[str]:
+    return [(place / f"rank-{rank}.log").read_text("utf-8") for rank in (0, 1)]
+
+
+def test_a_rank_that_does_not_see_the_newest_state_resumes_it(tmp_path: Path) -> None:
+    run = Run(tmp_path / "state")
+    run_ranks(tmp_path, 2, resume_seeing, run, 1, StaleListing(run.folder))
+    assert [(run.folder / f"rank-{rank}-resumes").read_text() for rank in (0, 1)] == ["6", "6"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("stale", "step"), [(0, 6), (1, 9)])
+def test_every_rank_resumes_the_state_that_rank_0_sees(
+    killed: Run, tmp_path: Path, stale: int, step: int
+) -> None:
+    whole = Run(tmp_path / "whole" / "state")
+    run_ranks(tmp_path / "whole", 2, train_rank, whole)
+    run = copied(killed, tmp_path)
+    run_ranks(tmp_path, 2, train_seeing, run, stale, StaleListing(run.folder))
+    assert [f"resuming at step {step}" in log for log in logs(tmp_path)] == [True, True]
+    assert run.final() == whole.final()
+
+
+@pytest.mark.full
+def test_a_state_that_one_rank_cannot_read_ends_both(killed: Run, tmp_path: Path) -> None:
+    run = copied(killed, tmp_path)
+    ranks = start_ranks(tmp_path, 2, train_seeing, run, 1, Unreadable(run.folder))
+    assert exit_codes(ranks, SECONDS) == [1, 1]
+    rule = "ArtifactError: every rank must be able to read the resume state step-00000009"
+    first, second = logs(tmp_path)
+    assert f"{rule}; got ranks [1] that cannot. " in first
+    assert f"{rule}; got ranks [1] that cannot (" in second
+    assert sorted(path.name for path in run.folder.iterdir()) == ["step-00000006", "step-00000009"]
+
+
+def test_ranks_that_do_not_share_the_artifact_root_are_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path / "state")
+    ranks = start_ranks(tmp_path, 2, train_seeing, run, 1, tmp_path / "elsewhere")
+    assert exit_codes(ranks, SECONDS) == [1, 1]
+    for log in logs(tmp_path):
+        assert "ClusterError: workers must share the artifact root; got " in log
+        assert "another folder on ranks [1]" in log
+    assert not list(run.folder.iterdir())

@@ -1,0 +1,64 @@
+"""Typed errors of Ray workers: raised once, whatever the restarts allowed for lost workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.cluster.lease import ClusterLease
+from tasks.training.train_worker import launch_worker
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import ClusterError, NumericalError
+
+pytestmark = pytest.mark.full
+RULE, VALUE, REMEDY = "a loss must be finite", [1, 2], "Lower the learning rate."
+
+
+def raise_on_rank_1(fields: dict[str, object]) -> None:
+    """Leave a line per start; then one rank raises and the other waits for it."""
+    import torch
+    import torch.distributed as dist
+
+    with Path(str(fields["out"]), f"attempts-{dist.get_rank()}").open("a") as lines:
+        lines.write("started\n")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        typed = NumericalError(RULE, VALUE, REMEDY)
+        raise typed if fields["typed"] else ValueError("not ours")
+    dist.all_reduce(torch.zeros(1))
+
+
+@pytest.fixture(scope="module")
+def lease() -> Iterator[ClusterLease]:
+    config = ClusterConfig(cpus=2, workers=2)
+    assert config.max_restarts > 0
+    with ClusterLease(config) as lease:
+        lease.ensure()
+        yield lease
+
+
+def attempts(out: Path) -> list[int]:
+    """How often each rank was started."""
+    return [len((out / f"attempts-{rank}").read_text("utf-8").split()) for rank in (0, 1)]
+
+
+def test_a_typed_error_is_raised_after_one_attempt(lease: ClusterLease, tmp_path: Path) -> None:
+    with pytest.raises(NumericalError) as caught:
+        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
+    assert str(caught.value) == str(NumericalError(RULE, VALUE, REMEDY))
+    assert attempts(tmp_path) == [1, 1]
+
+
+def test_the_error_of_an_earlier_launch_is_forgotten(lease: ClusterLease, tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(NumericalError):
+            launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
+    assert attempts(tmp_path) == [2, 2]
+
+
+def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="may be lost at most 2 times"):
+        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": False}, tmp_path, lease)
+    assert attempts(tmp_path) == [3, 3]

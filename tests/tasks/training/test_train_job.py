@@ -1,0 +1,156 @@
+"""What a worker builds from a job: the unit positions reach objective, start and checkpoint."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
+from umim_core.adaptation.preference import ending_scores, preference_loss
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint, read_config
+from umim_core.config.form import UnitPositions
+from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
+from umim_core.distill.objectives import DistillObjective, PreferenceObjective
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_job import TrainJob, make_objective, start_module
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
+
+
+@pytest.fixture(scope="module")
+def job(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Backbone,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> TrainJob:
+    folder = tmp_path_factory.mktemp("job")
+    tiny_llama.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    TokenRows.of_rows(ROWS, [10, 10]).save(folder / "rows")
+    return TrainJob(
+        objective="distill",
+        backbone=str(folder / "backbone"),
+        revision=None,
+        rules="",
+        train=str(folder / "rows"),
+        valid=str(folder / "rows"),
+        start=None,
+        form={},
+        max_tokens=10,
+        seed=0,
+        config=DistillConfig(max_steps=1, bf16=False).model_dump(),
+        strategy="ddp",
+        use_gpu=False,
+        out="",
+    )
+
+
+@pytest.fixture(scope="module")
+def backbone(job: TrainJob) -> Backbone:
+    return load_backbone(job.backbone)
+
+
+def saved(backbone: Backbone, folder: Path, unit_positions: UnitPositions) -> Path:
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.5, torch.Generator().manual_seed(1))
+    fingerprint = backbone.tokenizer_fingerprint
+    rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
+    made = Checkpoint.of(module, rules, backbone, unit_positions=unit_positions)
+    made.save(folder / unit_positions)
+    return folder / unit_positions
+
+
+def losses(job: TrainJob, backbone: Backbone) -> list[float]:
+    """Return the loss of the first batch by what the job says, then by either policy."""
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+    module, found = start_module(job, backbone)
+    policies: tuple[UnitPositions, ...] = (found, "compact", "preserved")
+    return [
+        make_objective(job, backbone, module, matcher, policy)([0, 1]).total.item()
+        for policy in policies
+    ]
+
+
+def test_a_fresh_module_is_trained_with_the_positions_of_its_cell(
+    job: TrainJob, backbone: Backbone
+) -> None:
+    form = Cell(backbone="b", unit_positions="preserved").form()
+    found, compact, preserved = losses(replace(job, form=form), backbone)
+    assert found == preserved
+    assert abs(preserved - compact) > 1e-4
+    assert losses(job, backbone)[0] == compact
+
+
+def test_a_distillation_is_validated_on_its_validation_rows(
+    job: TrainJob, backbone: Backbone, tmp_path: Path
+) -> None:
+    TokenRows.of_rows([[7, 6, 3, 4, 5, 9, 1, 2, 9, 8]], [10]).save(tmp_path / "valid")
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+    module, positions = start_module(job, backbone)
+
+    def objective(train: str, valid: str) -> DistillObjective | PreferenceObjective:
+        rows = replace(job, train=train, valid=valid)
+        return make_objective(rows, backbone, module, matcher, positions)
+
+    other = str(tmp_path / "valid")
+    expected = objective(other, other)([0])
+    weight, cross_entropy, _ = objective(job.train, other).validation_sums(0, 1, 8)
+    assert (weight, cross_entropy) == (expected.weight, pytest.approx(expected.total.item()))
+    assert objective(job.train, job.valid).validation_sums(0, 1, 8)[1] != cross_entropy
+
+
+def test_adaptation_goes_on_with_the_positions_of_its_start(
+    job: TrainJob, backbone: Backbone, tmp_path: Path
+) -> None:
+    started = replace(job, start=str(saved(backbone, tmp_path, "preserved")))
+    found, compact, preserved = losses(started, backbone)
+    assert found == preserved
+    assert abs(preserved - compact) > 1e-6
+
+
+def test_a_checkpoint_names_its_positions_only_where_they_deviate(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    for policy in ("compact", "preserved"):
+        folder = saved(backbone, tmp_path, policy)
+        assert read_config(folder).unit_positions == policy
+        assert Checkpoint.load(folder).config.unit_positions == policy
+        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        assert written.get("unit_positions") == (None if policy == "compact" else policy)
+
+
+def test_preferences_are_measured_with_the_positions_given(
+    job: TrainJob, backbone: Backbone, tmp_path: Path
+) -> None:
+    path, policies = tmp_path / "questions.jsonl", ("compact", "preserved")
+    question = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7"], "gold": 0}
+    path.write_text(json.dumps(question) + "\n", encoding="utf-8")
+    config = PreferenceConfig(max_steps=1, beta=5.0).model_dump()
+    job = replace(
+        job, objective="preference", train=str(path), valid=str(path), config=config, max_tokens=64
+    )
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+    found, expected = [], []
+    for policy in policies:
+        module, _ = start_module(job, backbone)
+        objective = make_objective(job, backbone, module, matcher, policy)
+        questions = encode_questions(
+            read_questions(path), backbone.encode, prompt=DOCSTRING_PROMPT, max_length=64
+        )
+        with torch.no_grad():
+            before = ending_scores(questions, backbone, module, matcher, unit_positions=policy)
+            module.norm_o.weight.mul_(-3.0)  # away from the reference
+            after = ending_scores(questions, backbone, module, matcher, unit_positions=policy)
+            found.append(objective([0]).total.item())
+        expected.append(preference_loss(after, before, [0], beta=5.0).item())
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert abs(found[0] - found[1]) > 1e-5

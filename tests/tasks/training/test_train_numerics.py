@@ -1,0 +1,119 @@
+"""Infinities that come in through the data or the weights, in real steps: none is ever learnt.
+
+``test_train_loop.py`` has losses and gradients that are NaN on command, ``test_train_ranks.py`` and
+``test_strategies.py`` those of one rank of two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.tiny_training import CONFIG, HIDDEN, ROWS, SEED, Run, Watched, train_here
+from tasks.training.strategies import DdpStrategy
+from umim_core.distill.train_loop import TrainResult, batch_indices, train
+from umim_core.distill.train_state import Progress
+from umim_core.errors import NumericalError
+
+STEPS, BATCH = 8, 3
+EVERY = CONFIG.model_copy(
+    update={
+        "max_steps": STEPS,
+        "batch_size": BATCH,
+        "checkpoint_every": 4,
+        "validate_every": 1,
+        "max_skipped_steps": 2,
+    }
+)
+BATCHES = [batch_indices(SEED, step, BATCH, ROWS) for step in range(STEPS)]
+
+
+def hit(poisoned: tuple[int, ...]) -> list[int]:
+    """Numbers of the steps, from 1, whose batch has one of these rows."""
+    return [step for step, batch in enumerate(BATCHES, 1) if set(batch) & set(poisoned)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, config=EVERY)
+
+
+def finite(values: dict[str, torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(value.double()).all()) for value in values.values())
+
+
+def test_the_surrogate_of_an_infinite_embedding_is_not_finite(run: Run) -> None:
+    module = run.objective().module
+    span = torch.zeros(1, 2, HIDDEN)
+    span[0, 1] = math.inf
+    assert not bool(torch.isfinite(module(span, torch.tensor([2]))).any())
+
+
+def test_a_surrogate_that_is_not_finite_costs_its_step_and_nothing_else(run: Run) -> None:
+    poisoned = (BATCHES[3][0],)
+    run = replace(run, poisoned=poisoned)
+    result, _ = train_here(run)
+    assert hit(poisoned) == [row["step"] for row in result.progress.curve if "skipped" in row]
+    assert result.progress.skipped == len(hit(poisoned)) > 0
+    assert result.progress.step == STEPS
+    assert finite(result.weights)
+    assert finite(run.state(STEPS))
+
+
+def test_too_many_surrogates_that_are_not_finite_end_the_run(run: Run) -> None:
+    poisoned = tuple(batch[0] for batch in BATCHES[2:5])
+    run = replace(run, config=EVERY.model_copy(update={"checkpoint_every": 1}), poisoned=poisoned)
+    with pytest.raises(NumericalError, match=r"at most 2 steps may have a loss .*; got 3\."):
+        train_here(run)
+    last = int(max(run.folder.glob("step-*")).name.removeprefix("step-"))
+    assert last == hit(poisoned)[2] - 1
+    assert finite(run.state(last))
+
+
+def spoil(run: Run, at: int, value: float) -> tuple[Watched, list[Progress], TrainResult | None]:
+    """Train; after step ``at`` one weight of the module becomes ``value``, as by a bad cell."""
+    objective = run.objective()
+    seen: list[Progress] = []
+
+    def on_step(progress: Progress, _: int) -> None:
+        seen.append(progress)
+        if progress.step == at:
+            with torch.no_grad():
+                objective.module.linear_kv.weight[0, 0] = value
+
+    strategy = DdpStrategy(objective, run.config)
+    try:
+        result = train(
+            objective, strategy, run.config, seed=SEED, state_dir=run.folder, on_step=on_step
+        )
+    except NumericalError:
+        return objective, seen, None
+    return objective, seen, result
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38], ids=["nan", "inf", "overflow"])
+def test_a_spoilt_weight_ends_the_run_after_the_steps_allowed(run: Run, value: float) -> None:
+    _, seen, result = spoil(run, 3, value)
+    assert result is None
+    assert (seen[-1].step, seen[-1].skipped) == (6, 3)  # the third bad step is one too many
+    assert [row["step"] for row in seen[-1].curve if "skipped" in row] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38], ids=["nan", "inf", "overflow"])
+def test_spoilt_weights_are_never_the_best(run: Run, value: float) -> None:
+    run = replace(run, config=EVERY.model_copy(update={"max_skipped_steps": STEPS}))
+    objective, seen, result = spoil(run, 3, value)
+    assert result is not None
+    assert seen[-1].skipped == STEPS - 3
+    assert result.progress.best_step <= 3
+    assert finite(result.weights)
+    kept = objective.module.linear_kv.weight[0, 0].detach()
+    torch.testing.assert_close(kept, torch.tensor(value), rtol=0.0, atol=0.0, equal_nan=True)
+    later = [row for row in result.progress.curve if row["step"] > 3 and "skipped" not in row]
+    assert [sorted(row) for row in later] == [["step"]] * (STEPS - 3)  # no score was finite
+    json.dumps(result.progress.curve, allow_nan=False)

@@ -1,0 +1,300 @@
+"""Training jobs as they are launched: killed processes, Ray workers, typed errors.
+
+One tiny stage ``distill`` is built several ways; what is compared is the artifact's digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.distill import distill_stage, read_curve
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, DocstringCorpus, Recipe
+from umim_core.errors import ClusterError, CorpusError
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import ShardWriter
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+LENGTH, STEPS = 16, 40
+PROGRAM = """
+import json, logging, sys
+from pathlib import Path
+from tasks.stages.distill import distill_stage
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from tasks.cluster.stopping import stoppable
+from umim_core.config.recipe import Recipe
+logging.basicConfig(level=logging.INFO)
+root, recipe = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2])
+made = [Artifact(**fields | {"path": Path(fields["path"])}) for fields in json.loads(sys.argv[3])]
+with stoppable(), ClusterLease(recipe.cluster) as lease:
+    print("digest", distill_stage(root, lease, recipe, recipe.cells[0], *made).digest)
+"""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of the stage by name, and the recipe without its cluster."""
+
+    made: dict[str, Artifact]
+    recipe: Recipe
+
+    def on(self, cluster: ClusterConfig) -> Recipe:
+        return self.recipe.model_copy(update={"cluster": cluster})
+
+    def build(self, root: Path, lease: ClusterLease, tokens: str = "tokens") -> Artifact:
+        recipe = self.on(lease.config)
+        cell = recipe.cells[0]
+        return distill_stage(root, lease, recipe, cell, self.made[tokens], self.made["rules"])
+
+
+@pytest.fixture(scope="module")
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Backbone,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> Inputs:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_llama.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    rules = RuleSet.from_spans(
+        [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
+    )
+
+    def save_rules(out: Path) -> Metrics:
+        rules.save(out / "rules")
+        return {}
+
+    def save_tokens(out: Path, least: int) -> Metrics:
+        rng = np.random.default_rng(0)
+        for split, rows in (("train", 14), ("valid", 4)):
+            writer = ShardWriter(out / split)
+            writer.add(rng.integers(least, least + 7, rows * LENGTH).astype(np.int32))
+            writer.end_document()
+            writer.close()
+        return {}
+
+    builds: dict[str, Callable[[Path], Metrics]] = {
+        "rules": save_rules,
+        "tokens": lambda out: save_tokens(out, least=1),
+        "unmerged": lambda out: save_tokens(out, least=8),  # no rule matches ids from 8 on
+    }
+    made = {
+        name: run_stage(folder, StageSpec(name, 1, {}, {}), build) for name, build in builds.items()
+    }
+    recipe = Recipe(
+        name="tiny",
+        corpus=DocstringCorpus(),
+        segment_length=LENGTH,
+        cells=(Cell(backbone=str(folder / "backbone")),),
+        distill=DistillConfig(
+            max_steps=STEPS,
+            batch_size=4,
+            learning_rate=3e-3,  # low enough that the last validation is the best
+            checkpoint_every=1,
+            validate_every=10,
+            patience=100,
+            bf16=False,
+        ),
+    )
+    return Inputs(made, recipe)
+
+
+@pytest.fixture(scope="module")
+def in_process(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    root = tmp_path_factory.mktemp("in-process")
+    with ClusterLease(ClusterConfig(workers=0)) as lease:
+        return inputs.build(root, lease)
+
+
+def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
+    """Wait until a resume state of at least ``step`` steps is whole."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [p.parent.name for p in root.glob("distill/*.partial/state/step-*/manifest.json")]
+        if any(int(name.removeprefix("step-")) >= step for name in found):
+            return
+        time.sleep(0.002)
+    raise AssertionError(f"no state of step {step} after {seconds} s")
+
+
+def resumed_at(root_log: str) -> list[int]:
+    mark = "resuming at step "
+    return [int(line.split(mark)[1]) for line in root_log.splitlines() if mark in line]
+
+
+def command(inputs: Inputs, root: Path) -> list[str]:
+    recipe = inputs.on(ClusterConfig(workers=0)).model_dump_json()
+    made = [asdict(inputs.made[name]) for name in ("tokens", "rules")]
+    return [sys.executable, "-c", PROGRAM, str(root), recipe, json.dumps(made, default=str)]
+
+
+@pytest.mark.parametrize(
+    ("kill", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)]
+)
+def test_a_process_killed_or_stopped_resumes_to_the_same_digest(
+    inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals, status: int
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    with (tmp_path / "log").open("w") as log:
+        first = subprocess.Popen(command(inputs, tmp_path), env=environment, stderr=log)
+    wait_for_step(tmp_path, 5)
+    first.send_signal(kill)
+    assert first.wait(timeout=60) == status
+    assert [path.suffix for path in tmp_path.glob("distill/[!.]*")] == [".partial"]
+    again = subprocess.run(
+        command(inputs, tmp_path), env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert again.returncode == 0, again.stderr
+    assert 5 <= (step := resumed_at(again.stderr)[0]) < STEPS
+    assert f"distill: resuming at step {step}\n" in again.stderr
+    if kill == signal.SIGTERM:
+        assert (tmp_path / "log").read_text().endswith(f"command continues at step {step}\n")
+    assert again.stdout.split() == ["digest", in_process.digest]
+
+
+def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -> None:
+    files = {path.name for path in in_process.path.iterdir()}
+    assert files == {"checkpoint", "curve.jsonl", "summary.json", "manifest.json"}
+    assert in_process.metrics["steps"] == STEPS
+    steps = [row["step"] for row in read_curve(in_process) if "train_kl" in row]
+    assert steps == list(range(1, STEPS + 1))
+    checkpoint = Checkpoint.load(in_process.path / "checkpoint")
+    assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
+
+
+OTHERS = [{"depth": 3, "positions": "learned"}, {"kind": "linear"}, {"unit_positions": "preserved"}]
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
+    inputs: Inputs, in_process: Artifact, tmp_path: Path, form: dict[str, object]
+) -> None:
+    cell = Cell(backbone=inputs.recipe.cells[0].backbone, **form)
+    recipe = inputs.recipe.model_copy(
+        update={
+            "cells": (cell,),
+            "distill": inputs.recipe.distill.model_copy(update={"max_steps": 10}),
+        }
+    )
+    with ClusterLease(ClusterConfig(workers=0)) as lease:
+        artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
+    config = Checkpoint.load(artifact.path / "checkpoint").config
+    assert config.form() == cell.form() == {"positions": "none", **form}
+    assert form.items() <= artifact.manifest()["config"].items()
+    assert not {"depth", "kind", "unit_positions"} & set(in_process.manifest()["config"])
+    losses = [row["valid_kl"] for row in read_curve(artifact) if "valid_kl" in row]
+    assert losses[-1] < losses[0]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ClusterLease]:
+    with ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=1)) as lease:
+        lease.ensure()
+        yield lease
+
+
+def lease_like(cluster: ClusterLease, **changes: object) -> ClusterLease:
+    """Return a lease with other settings; it joins the cluster that already runs."""
+    return ClusterLease(cluster.config.model_copy(update=changes))
+
+
+def weights(artifact: Artifact) -> torch.Tensor:
+    tensors = load_file(artifact.path / "checkpoint" / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def kill_a_worker(root: Path, step: int) -> threading.Thread:
+    """SIGKILL one training worker of this process's cluster once ``step`` steps are saved."""
+
+    def watch() -> None:
+        wait_for_step(root, step)
+        workers = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if "RayTrainWorker" in " ".join(process.cmdline())
+        ]
+        workers[-1].kill()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def test_more_workers_than_cores_are_refused_at_once(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
+) -> None:
+    with (
+        lease_like(cluster, workers=4) as lease,
+        pytest.raises(ClusterError, match="4 workers need as many cores; got 2"),
+    ):
+        inputs.build(tmp_path, lease)
+
+
+@pytest.mark.parametrize("strategy", ["deepspeed", pytest.param("ddp", marks=pytest.mark.full)])
+def test_two_ray_workers_train_to_the_weights_of_one_process(
+    inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path, strategy: str
+) -> None:
+    with lease_like(cluster, strategy=strategy) as lease:
+        artifact = inputs.build(tmp_path, lease)
+    ours, theirs = read_curve(artifact), read_curve(in_process)
+    for row, other in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(other, rel=1e-3)
+    # Forty steps of AdamW enlarge the rounding of sums taken in another order.
+    assert artifact.metrics["best_step"] == in_process.metrics["best_step"] == STEPS
+    torch.testing.assert_close(weights(artifact), weights(in_process), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_ray_restarts_a_killed_worker_and_training_ends_with_the_same_digest(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path, strategy: str
+) -> None:
+    with lease_like(cluster, strategy=strategy) as lease:
+        undisturbed = inputs.build(tmp_path / "undisturbed", lease)
+        killer = kill_a_worker(tmp_path / "killed", 5)
+        killed = inputs.build(tmp_path / "killed", lease)
+    killer.join()
+    assert killed.digest == undisturbed.digest
+
+
+@pytest.mark.full
+def test_a_worker_lost_too_often_is_a_cluster_error_and_the_rerun_resumes(
+    inputs: Inputs, cluster: ClusterLease, in_process: Artifact, tmp_path: Path
+) -> None:
+    with lease_like(cluster, workers=1, max_restarts=0) as lease:
+        killer = kill_a_worker(tmp_path, 5)
+        with pytest.raises(ClusterError, match="workers may be lost at most 0 times"):
+            inputs.build(tmp_path, lease)
+        killer.join()
+        assert inputs.build(tmp_path, lease).digest == in_process.digest
+
+
+@pytest.mark.full
+def test_the_typed_error_of_a_worker_reaches_the_caller(
+    inputs: Inputs, cluster: ClusterLease, tmp_path: Path
+) -> None:
+    with (
+        lease_like(cluster) as lease,
+        pytest.raises(CorpusError, match="validation needs rows with at least one merge"),
+    ):
+        inputs.build(tmp_path, lease, tokens="unmerged")

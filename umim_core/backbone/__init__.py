@@ -1,0 +1,1 @@
+"""Backbones: frozen language models, their tokenizers, identity, devices, masks and KV buffers."""

@@ -1,0 +1,103 @@
+"""Attention windows of a backbone, and the mask of rows of different lengths.
+
+Masks are additive and floating: a bool mask is silently wrong in transformers' eager attention.
+
+Shapes: B rows, W units per row and forward, L columns of the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import get_layer_types_and_kwargs
+from transformers.configuration_utils import PreTrainedConfig
+
+from umim_core.backbone.row_cache import RowCache
+from umim_core.errors import GenerationError
+
+_SHORTER: Final = "Use one prompt at a time (compact positions), shorter ones, or fewer new tokens."
+
+
+def attention_window(config: PreTrainedConfig) -> int | None:
+    """Return the shortest attention window of a backbone in tokens; None without windows.
+
+    Args:
+        config: The backbone's configuration.
+
+    Raises:
+        GenerationError: If a layer keeps a state that cannot be rolled back (linear attention,
+            state space and hybrid layers).
+    """
+    windows: list[int] = []
+    layer_types, layer_options = get_layer_types_and_kwargs(config)
+    for layer_type, options in zip(layer_types, layer_options, strict=True):
+        if "sliding_window" in options and "number_of_states" not in options:
+            windows.append(int(options["sliding_window"]))
+        elif layer_type != "full_attention":
+            raise GenerationError(
+                "every layer of a backbone must be full or sliding-window attention",
+                layer_type,
+                "Recurrent states cannot be rolled back; use an attention-only backbone.",
+            )
+    settings = config.to_dict()
+    if "local" in (settings.get("attention_layers") or ()):  # GPT-Neo names its windows otherwise
+        windows.append(int(settings["window_size"]))
+    return min(windows, default=None)
+
+
+def check_attention_window(config: PreTrainedConfig, length: int) -> None:
+    """Refuse sequences that are longer than a layer's attention window.
+
+    Within its window a sliding-window layer is plain causal attention. Beyond it the backbone's own
+    masks are right where columns are units: for one row with compact positions, and for rows
+    without branches that are read at once. A mask of ours, for rows of different lengths or for
+    branches, would take the place of windows; who makes one asks here first.
+
+    Args:
+        config: The backbone's configuration.
+        length: Longest sequence that will be held, in units.
+
+    Raises:
+        GenerationError: If a window is shorter than ``length``.
+    """
+    window = attention_window(config)
+    if window is not None and length > window:
+        raise GenerationError(
+            f"rows together must not be longer than the backbone's attention window ({window})",
+            f"{length} units",
+            _SHORTER,
+        )
+
+
+def step_mask(cache: RowCache, dtype: torch.dtype) -> Tensor | None:
+    """Build the additive mask of the forward under way.
+
+    Args:
+        cache: A cache between ``begin`` and the forward.
+        dtype: The backbone's floating dtype.
+
+    Returns:
+        Mask [B, 1, W, view]: 0 where a unit may look (columns up to its own), the lowest finite
+        value behind it. None where plain causal attention is right, which takes the model's own
+        fast path.
+    """
+    if cache.causal:
+        return None
+    columns = torch.arange(cache.view, device=cache.device)
+    return additive_mask(columns[None, None, :] <= cache.columns[:, :, None], dtype)
+
+
+def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn what a query may see into a mask for the backbone.
+
+    Args:
+        allowed: Whether query i may see key j [B, W, L] (bool).
+        dtype: The backbone's floating dtype.
+
+    Returns:
+        Mask [B, 1, W, L]: 0 where allowed, the lowest finite value elsewhere.
+    """
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]

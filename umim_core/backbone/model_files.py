@@ -1,0 +1,97 @@
+"""Reading models from names, directories and hub repositories; never their code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from umim_core.backbone.tokenizer_files import check_place, load_error, refuse_code
+from umim_core.backbone.tokenizer_files import load_tokenizer as load_tokenizer
+from umim_core.backbone.tokenizer_files import resolve_backbone as resolve_backbone
+from umim_core.errors import BackboneError, ConfigError
+
+DTYPES: Final = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+AUTO: Final = "auto"
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep the bars of loading weights off the terminal; they are set again as they were."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+
+
+def load_model(
+    name: str,
+    *,
+    revision: str | None,
+    dtype: str,
+    device_map: str | dict[str, int | str] | None = None,
+    attn_implementation: str | None = None,
+    local_files_only: bool = False,
+) -> PreTrainedModel:
+    """Load a causal language model.
+
+    Args:
+        name: Embedded name, directory or hub repository.
+        revision: Hub revision to pin.
+        dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
+        device_map: As in transformers.
+        attn_implementation: As in transformers.
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
+        ConfigError: If the data type is unknown.
+    """
+    if dtype not in (*DTYPES, AUTO):
+        raise ConfigError(
+            f"dtype must be one of {[*sorted(DTYPES), AUTO]}", dtype, "Choose one of them."
+        )
+    where = resolve_backbone(name)
+    check_place("backbone", name, "config.json", revision, local_files_only)
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(
+            where, revision=revision, local_files_only=local_files_only
+        )
+        refuse_code("backbone", name, config)
+        with _without_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                where,
+                output_loading_info=True,
+                revision=revision,
+                dtype=DTYPES.get(dtype, dtype),
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+                local_files_only=local_files_only,
+                use_safetensors=True,
+                trust_remote_code=False,  # None would ask the user, who might agree
+            )
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        raise load_error("backbone", name, error) from error
+    model: PreTrainedModel
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise BackboneError(
+            "the weights of a backbone must be complete",
+            f"{name!r} lacks {', '.join(missing)}",
+            "transformers would draw them at random; take a causal language model's files.",
+        )
+    return model

@@ -1,0 +1,203 @@
+"""Static KV buffers with one length per row, so that taking units back is a subtraction.
+
+Three rows (x = valid state, - = stale or padding), before and after ``rollback([0, 2, 1])``::
+
+    row 0   x x x x x - - -      length 5        x x x x x - - -      length 5
+    row 1   x x x x - - - -      length 4   =>   x x - - - - - -      length 2
+    row 2   x x x - - - - -      length 3        x x - - - - - -      length 2
+
+A forward writes the states of its units at columns ``length .. length + width - 1`` of each row.
+Attention gets the buffer up to the last column that any row wrote; ``attention.step_mask`` hides
+what lies behind a row's own units.
+
+Shapes: B rows, H key/value heads, L columns, D head size, W width (units per row and forward).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from umim_core.backbone.row_cache_layer import RowLayer, WritePlan
+from umim_core.errors import GenerationError
+
+_FIRST_CAPACITY: Final = 64
+
+
+class RowCache(Cache):
+    """A transformers cache whose rows have their own lengths and roll back without a copy.
+
+    The caller brackets every forward: ``begin(width)``, the model's forward with
+    ``past_key_values=cache``, then ``commit(counts)`` with the units that each row really gained.
+
+    Args:
+        num_layers: Layers of the backbone.
+        batch_size: Rows B.
+        max_length: Columns a row may reach, in units.
+        device: Where the write positions are needed (the backbone's device).
+
+    Attributes:
+        lengths: Units held per row [B] (int64, on the CPU, where the matches are decided).
+
+    Raises:
+        GenerationError: If a size is not positive.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        max_length: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        for name, size in (("layers", num_layers), ("rows", batch_size), ("columns", max_length)):
+            if size < 1:
+                raise GenerationError(f"a cache must have at least one of its {name}", size)
+        self._rows = [RowLayer(max_length, _FIRST_CAPACITY) for _ in range(num_layers)]
+        super().__init__(layers=list(self._rows))
+        self.max_length = max_length
+        self.device = torch.device(device)
+        self.lengths = torch.zeros(batch_size, dtype=torch.int64)
+        self._row_index = torch.arange(batch_size, device=self.device)[:, None]
+
+    @property
+    def view(self) -> int:
+        """Columns that attention gets in the forward under way."""
+        return self._plan().view
+
+    @property
+    def columns(self) -> Tensor:
+        """Columns [B, W] that the units of the forward under way are written at (int64)."""
+        return self._plan().columns
+
+    @property
+    def causal(self) -> bool:
+        """Whether plain causal attention is right for the forward under way.
+
+        So it is when all rows have the same length, and nothing is cached yet, each row gets one
+        unit, or there is one row: padding on the right is then behind every unit's sight.
+        """
+        plan = self._plan()
+        if plan.uniform_start is None:
+            return False
+        return plan.uniform_start == 0 or plan.width == 1 or len(self.lengths) == 1
+
+    def _plan(self) -> WritePlan:
+        plan = self._rows[0].plan
+        if plan is None:
+            raise GenerationError("RowCache.begin(width) must come first", None)
+        return plan
+
+    def begin(self, width: int) -> None:
+        """Plan the next forward: ``width`` units per row, written behind each row's last unit.
+
+        Args:
+            width: Units per row W, right padding included.
+
+        Raises:
+            GenerationError: If a row would outgrow ``max_length``.
+        """
+        longest = int(self.lengths.max())
+        view = longest + width
+        if view > self.max_length:
+            raise GenerationError(
+                f"a row may hold {self.max_length} units", view, "Allow a longer cache."
+            )
+        uniform = bool((self.lengths == longest).all())
+        if uniform:  # nothing need travel to the device
+            columns = torch.arange(longest, view, device=self.device).expand(len(self.lengths), -1)
+        else:
+            starts = self.lengths.to(self.device)
+            columns = starts[:, None] + torch.arange(width, device=self.device)
+        plan = WritePlan(
+            width=width,
+            view=view,
+            uniform_start=longest if uniform else None,
+            rows=self._row_index,
+            columns=columns,
+        )
+        for layer in self._rows:
+            layer.reserve(view)
+            layer.plan = plan
+            layer.length = longest
+
+    def commit(self, counts: Tensor) -> None:
+        """Count what the forward wrote; a row that gained nothing keeps its length.
+
+        Args:
+            counts: Units gained per row [B] (integers on the CPU, 0 .. width).
+        """
+        self.lengths = self.lengths + counts.to(torch.int64)
+        self._finish()
+
+    def rollback(self, counts: Tensor) -> None:
+        """Forget the last units of each row, in O(1): no state is moved or cleared.
+
+        Args:
+            counts: Units taken back per row [B] (integers on the CPU).
+
+        Raises:
+            GenerationError: If a row holds fewer units, or a count is negative.
+        """
+        if bool(((counts < 0) | (counts > self.lengths)).any()):
+            raise GenerationError(
+                "a rollback must lie between 0 and the length of its row",
+                f"counts {counts.tolist()}, lengths {self.lengths.tolist()}",
+            )
+        self.lengths = self.lengths - counts.to(torch.int64)
+        self._finish()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take the same number of units back from every row (transformers: a negative count)."""
+        self.rollback(torch.full_like(self.lengths, -tokens_to_remove))
+
+    def reset(self) -> None:
+        """Empty every row; the buffers stay allocated."""
+        self.lengths = torch.zeros_like(self.lengths)
+        self._finish()
+
+    def allow(self, max_length: int) -> None:
+        """Let the rows grow to at least so many columns; nothing is allocated yet."""
+        self.max_length = max(self.max_length, max_length)
+        for layer in self._rows:
+            layer.max_length = self.max_length
+
+    def repeated(self, times: int) -> RowCache:
+        """Return a cache with ``times`` equal rows, side by side, for each row of this one.
+
+        Args:
+            times: Copies per row, at least 1; for 1 the cache itself. Each copy has room of its
+                own to grow.
+        """
+        if times == 1:
+            return self
+        rows = len(self.lengths) * times
+        copy = RowCache(len(self._rows), rows, self.max_length, self.device)
+        for layer, source in zip(copy._rows, self._rows, strict=True):
+            layer.copy_repeated(source, times)
+        copy.restore(self.lengths.repeat_interleave(times).tolist())
+        return copy
+
+    def restore(self, lengths: Sequence[int]) -> None:
+        """Go back to earlier lengths; what was written behind them is forgotten.
+
+        Args:
+            lengths: Units per row [B].
+        """
+        self.lengths = torch.tensor(lengths, dtype=torch.int64)
+        self._finish()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(layer.nbytes for layer in self._rows)
+
+    def _finish(self) -> None:
+        longest = int(self.lengths.max())
+        for layer in self._rows:
+            layer.plan = None
+            layer.length = longest

@@ -1,0 +1,152 @@
+"""The shape of a backbone: what its memory and its time follow from, without its weights.
+
+Symbols: d hidden size, f feed-forward size, l layers, h heads of size k, g heads of keys and
+values, V vocabulary. Biases, norms and position tables, under 0.2 % of the weights, are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
+
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+# The families whose configuration tells the shape, and whether their feed-forward part has a gate.
+_GATED_MLP: Final = {
+    "llama": True,
+    "mistral": True,
+    "qwen2": True,
+    "qwen3": True,
+    "gpt2": False,
+    "gpt_neo": False,
+    "gpt_neox": False,
+    "phi": False,
+}
+_STATE: Final = "State it in hardware.shapes."
+
+
+class BackboneShape(BaseModel):
+    """What a causal language model is built like.
+
+    Attributes:
+        gated_mlp: Whether the feed-forward part has a gate, as in the Llama family, which also has
+            RMS norms; without one it is like GPT-2's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: Size
+    intermediate_size: Size
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    vocab_size: Size
+    tied: bool = Field(description="Whether the head is the embedding matrix.")
+    gated_mlp: bool = Field(description="Whether the feed-forward part has a gate.")
+
+    @model_validator(mode="after")
+    def _grouped(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError("kv_heads must divide heads")
+        return self
+
+    @classmethod
+    def of_config(cls, config: PreTrainedConfig) -> Self:
+        """Read the shape off a transformers configuration.
+
+        Raises:
+            ConfigError: If the family is not a known one, or the sizes do not go together.
+        """
+        inner = config.get_text_config()
+        if inner.model_type not in _GATED_MLP:
+            raise ConfigError(
+                f"the shape of a backbone is known of {', '.join(_GATED_MLP)} only",
+                inner.model_type,
+                _STATE,
+            )
+        heads = int(inner.num_attention_heads)
+        hidden = int(inner.hidden_size)
+        given = getattr(inner, "n_inner", None) or getattr(inner, "intermediate_size", None)
+        try:
+            return cls(
+                hidden_size=hidden,
+                intermediate_size=int(given or 4 * hidden),  # GPT-2's rule where none is given
+                layers=int(inner.num_hidden_layers),
+                heads=heads,
+                kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),
+                head_dim=int(getattr(inner, "head_dim", None) or hidden // heads),
+                vocab_size=int(inner.vocab_size),
+                tied=bool(inner.tie_word_embeddings),
+                gated_mlp=_GATED_MLP[inner.model_type],
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ConfigError(
+                "the sizes of a backbone's configuration must make a shape", first["msg"], _STATE
+            ) from error
+
+    @property
+    def query_width(self) -> int:
+        """Width h k of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width g k of all key heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of a block's matrices: d (2 h k + 2 g k) + (3 or 2) d f."""
+        attention = self.hidden_size * 2 * (self.query_width + self.kv_width)
+        return attention + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+
+    @property
+    def block_weights(self) -> int:
+        """Weights P of all blocks' matrices; each takes part in one product per token."""
+        return self.layers * self.layer_weights
+
+    @property
+    def head_weights(self) -> int:
+        """Weights V d of the output projection."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def weights(self) -> int:
+        """All weights: the blocks, the embedding matrix and, unless tied, the head."""
+        return self.block_weights + (1 if self.tied else 2) * self.head_weights
+
+
+def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
+    """Return the shape of a backbone that is on this machine; the network is not asked.
+
+    Args:
+        name: Embedded name, directory or hub repository.
+        revision: Hub revision.
+
+    Returns:
+        None if its configuration is not here.
+
+    Raises:
+        ConfigError: As `BackboneShape.of_config`.
+    """
+    from transformers import AutoConfig
+
+    from umim_core.backbone.tokenizer_files import resolve_backbone
+
+    try:
+        config = AutoConfig.from_pretrained(
+            resolve_backbone(name),
+            revision=revision,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+    except (OSError, ValueError):
+        return None
+    return BackboneShape.of_config(config)

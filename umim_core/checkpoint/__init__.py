@@ -1,0 +1,1 @@
+"""Merge checkpoints: module, rules and the backbone they belong to, on disk."""

@@ -1,0 +1,231 @@
+"""Merge checkpoints: module + rules + the backbone they belong to.
+
+A checkpoint directory holds ``config.json``, ``model.safetensors``, ``rules/`` and
+``manifest.json``. It holds no backbone weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.record import BackboneRecord
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig as CheckpointConfig
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint as resolve_checkpoint
+from umim_core.config.form import UnitPositions
+from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
+from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.store.artifacts import (
+    publish_directory,
+    read_manifest,
+    write_json,
+    write_manifest,
+)
+
+_log: Final = logging.getLogger("umim")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A trained merge module with its rules.
+
+    Attributes:
+        config: Architecture and origin.
+        module: The merge module, float32.
+        rules: The rules it was trained with.
+    """
+
+    config: CheckpointConfig
+    module: MergeModule = field(repr=False)
+    rules: RuleSet = field(repr=False)
+
+    def __repr__(self) -> str:
+        """Return the backbone's name, the form of the module, and the rules."""
+        return f"Checkpoint({self.config.backbone!r}, {self.config.form()}, {self.rules!r})"
+
+    @classmethod
+    def of(
+        cls,
+        module: MergeModule,
+        rules: RuleSet,
+        backbone: Backbone,
+        training: dict[str, str | int | float | None] | None = None,
+        *,
+        unit_positions: UnitPositions = "compact",
+    ) -> Checkpoint:
+        """Bind a module and rules to the backbone and the unit positions they were trained with."""
+        config = CheckpointConfig(
+            **_shape(module),
+            unit_positions=unit_positions,
+            backbone=backbone.name,
+            backbone_revision=backbone.revision,
+            backbone_fingerprint=backbone.fingerprint,
+            tokenizer_fingerprint=backbone.tokenizer_fingerprint,
+            training=training or {},
+            backbone_model=BackboneRecord.of(backbone),
+        )
+        return cls(config, module, rules)
+
+    def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
+        """Return a checkpoint of the same origin with another module and other rules."""
+        return Checkpoint(self.config.model_copy(update=_shape(module)), module, rules)
+
+    def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
+        """Return the checkpoint with a note that it is used with a backbone of another kind.
+
+        Args:
+            backbone: It must have the module's embedding size and the rules' tokenizer.
+            reason: Why it is good enough.
+
+        Raises:
+            BackboneMismatchError: If its embeddings have another size.
+            TokenizerMismatchError: If the tokenizer differs.
+        """
+        differences = self.backbone_differences(backbone)
+        if not reason.strip() or backbone.hidden_size != self.config.hidden_size:
+            self.check_backbone(backbone)
+        self.check_vocabulary(backbone)
+        if not differences:
+            return self
+        note = f"{reason} ({backbone.name}: {'; '.join(differences)})"
+        _log.warning("umim: not the checkpoint's own backbone: %s", note)
+        training = {**self.config.training, "backbone_mismatch": note}
+        return replace(self, config=self.config.model_copy(update={"training": training}))
+
+    def check_backbone(self, backbone: Backbone) -> None:
+        """Refuse a backbone or tokenizer other than the checkpoint's own.
+
+        Raises:
+            BackboneMismatchError: If the weights or the architecture differ.
+            TokenizerMismatchError: If the tokenizer differs.
+            RuleSetError: If a rule holds a special token.
+        """
+        if differences := self.backbone_differences(backbone):
+            raise BackboneMismatchError(
+                f"this checkpoint belongs to {self.config.backbone} "
+                f"({self.config.backbone_fingerprint[:12]}, d {self.config.hidden_size})",
+                f"{backbone.name} ({backbone.fingerprint[:12]}, d {backbone.hidden_size}), which "
+                f"differs in: {'; '.join(differences)}",
+                "Load the backbone it was trained for, or distil a module for this one.",
+            )
+        self.check_vocabulary(backbone)
+
+    def backbone_differences(self, backbone: Backbone) -> list[str]:
+        """Say in what a backbone is not the checkpoint's own: "field recorded -> found".
+
+        What changes nothing of a frozen model does not count (dropout, fields that nothing reads).
+        """
+        config, identity, known = self.config, backbone.identity, self.config.backbone_model
+        if backbone.hidden_size != config.hidden_size:
+            return [f"embedding size {config.hidden_size} -> {backbone.hidden_size}"]
+        if config.backbone_fingerprint in identity.fingerprints:
+            return []
+        if known is None:
+            return ["configuration or weights (this older checkpoint does not record which)"]
+        return identity.differences(known.model_type, known.config, known.weights)
+
+    def check_vocabulary(self, backbone: Backbone) -> None:
+        """Refuse a tokenizer other than the checkpoint's own, and rules that do not fit it.
+
+        Raises:
+            TokenizerMismatchError: If the tokenizer differs.
+            RuleSetError: If a rule holds a special token.
+        """
+        if self.config.tokenizer_fingerprint not in ("", *backbone.tokenizer_fingerprints):
+            wanted = self.config.tokenizer_fingerprint[:12]
+            raise TokenizerMismatchError(
+                f"{self.config.backbone} must have the tokenizer {wanted}",
+                backbone.tokenizer_fingerprint[:12],
+                "Load the tokenizer of the backbone it was trained for.",
+            )
+        if self.rules.tokenizer_fingerprint not in backbone.tokenizer_fingerprints:
+            self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
+        check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
+
+    def write(self, directory: Path) -> None:
+        """Write the checkpoint's files into an existing, empty directory."""
+        weights = {
+            name: value.detach().to("cpu", torch.float32).contiguous()
+            for name, value in self.module.state_dict().items()
+        }
+        write_json(directory / "config.json", self.config.model_dump(mode="json"))
+        save_file(weights, directory / "model.safetensors")
+        (directory / "model.safetensors").chmod(0o644)  # save_file leaves it to the owner alone
+        (directory / "rules").mkdir()
+        self.rules.write(directory / "rules")
+        write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
+
+    def save(self, directory: str | Path) -> None:
+        """Write the checkpoint directory; it must not exist yet.
+
+        Raises:
+            ArtifactError: If it exists or cannot be written.
+        """
+        publish_directory(Path(directory), self.write)
+
+    @classmethod
+    def load(cls, name: str | Path) -> Checkpoint:
+        """Load a checkpoint by embedded name or directory.
+
+        Raises:
+            CheckpointError: If there is none, or its weights do not fit its configuration.
+            ArtifactError: If it is torn, altered or of an unknown schema.
+        """
+        directory = resolve_checkpoint(name)
+        read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+        config = read_config(directory)
+        with torch.device("meta"):  # a declared size allocates nothing and draws no weights
+            module = MergeModule(
+                config.hidden_size, config.num_heads, config.positions, config.depth, config.kind
+            )
+        weights = _read_weights(directory / "model.safetensors", module)
+        module.load_state_dict(weights, assign=True)
+        rules = RuleSet.load(directory / "rules")
+        return cls(config, module.eval().requires_grad_(False), rules)
+
+
+def _shape(module: MergeModule) -> dict[str, Any]:
+    """Return the fields of a configuration that follow from the module."""
+    return {
+        "hidden_size": module.hidden_size,
+        "num_heads": module.num_heads,
+        "positions": module.positions,
+        "depth": module.depth,
+        "kind": module.kind,
+    }
+
+
+def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:
+    """Read exactly the tensors the module has, checked before any is allocated."""
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
+    if path.stat().st_size > limit:
+        raise CheckpointError(
+            f"{path} must hold a module of size {module.hidden_size}",
+            f"{path.stat().st_size} bytes, more than {limit}",
+            "This is not a merge module; name another checkpoint.",
+        )
+    try:
+        with safe_open(path, framework="pt") as stream:
+            found = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+            if found != wanted:
+                raise CheckpointError(
+                    f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
+                )
+            weights = {key: stream.get_tensor(key).float() for key in wanted}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
+    if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:
+        raise CheckpointError(f"{path} must hold finite weights", odd, "Train it again.")
+    return weights

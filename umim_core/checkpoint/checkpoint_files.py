@@ -1,0 +1,127 @@
+"""Files and configuration of a checkpoint directory, without its weights: light to import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from umim_core.backbone.record import BackboneRecord
+from umim_core.checkpoint.own_checkpoints import own_checkpoint, own_checkpoints
+from umim_core.config.form import ModuleForm
+from umim_core.config.stable_dump import LATER
+from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.errors import CheckpointError, did_you_mean
+from umim_core.store.artifacts import read_json
+
+CHECKPOINT_SCHEMA: Final = 1
+_MAX_HIDDEN: Final = 1 << 16
+
+
+class CheckpointConfig(ModuleForm):
+    """What ``config.json`` of a checkpoint holds.
+
+    Attributes:
+        hidden_size: Embedding size d.
+        num_heads: Pooling heads h.
+        positions: Form of the module, as are ``depth`` and ``kind``; those two and
+            ``unit_positions`` are written only where they deviate from the paper's form.
+        unit_positions: Positions of units in the backbone, in training and ever after.
+        backbone: Name of the backbone the module was distilled for.
+        backbone_revision: Hub revision, or None.
+        backbone_fingerprint: SHA-256 of its architecture and weights.
+        tokenizer_fingerprint: SHA-256 of its tokenizer.
+        training: How it was trained (steps, seed, final losses), free form.
+        backbone_model: What the fingerprint was made of; None in old checkpoints.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden_size: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
+    num_heads: Annotated[int, Field(ge=1, le=_MAX_HIDDEN)]
+    backbone: str
+    backbone_revision: str | None = None
+    backbone_fingerprint: str
+    tokenizer_fingerprint: str
+    training: dict[str, str | int | float | None] = Field(default_factory=dict)
+    backbone_model: Annotated[BackboneRecord | None, LATER] = None
+
+
+def read_config(directory: Path) -> CheckpointConfig:
+    """Read what a checkpoint directory says about itself.
+
+    Raises:
+        CheckpointError: If it is out of bounds.
+        ArtifactError: If it is missing or not JSON.
+    """
+    try:
+        return CheckpointConfig.model_validate(read_json(directory / "config.json"))
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{directory}/config.json must describe a merge checkpoint",
+            str(error.errors(include_url=False)[0]),
+            "Train it again with this version.",
+        ) from error
+
+
+def resolve_checkpoint(name: str | Path) -> Path:
+    """Return the directory of a checkpoint.
+
+    Args:
+        name: An embedded name, one of one's own (``umim path`` lists them), the checkpoint's
+            directory, or the directory of the run that made it.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    directory = named_place(name)
+    for place in (directory, directory / "checkpoint"):
+        if _is_checkpoint(place):
+            return place
+    raise _no_checkpoint(Path(name))
+
+
+def named_place(name: str | Path) -> Path:
+    """Return the directory that a name stands for: embedded, one's own, else the path it is."""
+    text = str(name)
+    return embedded_path(text, "checkpoint") or own_checkpoint(text) or Path(name)
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Whether a directory is meant as a checkpoint; what it holds is checked on loading."""
+    try:
+        known = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return True  # torn: loading says what is wrong
+    return not (isinstance(known, dict) and "model_type" in known)
+
+
+def _no_checkpoint(path: Path) -> CheckpointError:
+    """Say what a name stands for instead, and what to do."""
+    known = [*embedded_names(), *own_checkpoints()]
+    rule = (
+        f"a checkpoint must be one of {', '.join(embedded_names())}, a name that `umim path` "
+        "lists, or a directory with config.json, model.safetensors and rules/"
+    )
+    if (path / "config.json").is_file():
+        return CheckpointError(
+            rule,
+            f"{path}, a language model",
+            f"Name a checkpoint that was trained for it, or train one: umim train {path}.",
+        )
+    if (path / "rules.parquet").is_file():
+        return CheckpointError(
+            rule,
+            f"{path}, a rule directory",
+            f"Train a checkpoint with these rules: umim train MODEL --rules {path}.",
+        )
+    if path.exists():
+        return CheckpointError(rule, f"{path}, which holds none", "Check the path.")
+    guess = did_you_mean(str(path), known)
+    return CheckpointError(
+        rule, f"{path}, which does not exist", guess or "Check the name; `umim path` lists them."
+    )

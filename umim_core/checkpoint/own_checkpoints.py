@@ -1,0 +1,104 @@
+"""Checkpoints of one's own: under which root results lie, and what the checkpoints are called.
+
+Whatever trains leaves a record per checkpoint, ``checkpoints/<name>.json`` under the artifact root:
+a pipeline under ``<recipe>/<cell>/<setting>``, ``umim train`` under ``trained/<folder>``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from umim_core.errors import ConfigError
+from umim_core.store.artifacts import sha256_bytes
+from umim_core.store.disk import write_bytes
+
+_INDEX: Final = "checkpoints"
+_KEY: Final = re.compile(r"[0-9a-f]{8,64}")  # first digits of a stage's key, as logs show them
+_PACKAGE_PARENT: Final = Path(__file__).resolve().parents[2]
+
+
+def artifact_root() -> Path:
+    """Return ``UMIM_ROOT``, else ``.umim`` in the checkout; without one, in the current folder.
+
+    Raises:
+        ConfigError: If ``UMIM_ROOT`` is an address, such as ``s3://...``.
+    """
+    checkout = (_PACKAGE_PARENT / "pyproject.toml").is_file()
+    default = (_PACKAGE_PARENT if checkout else Path.cwd()) / ".umim"
+    named = os.environ.get("UMIM_ROOT")
+    if named and "://" in named:
+        raise ConfigError(
+            "UMIM_ROOT must be a directory, for stages are renamed and locked in place",
+            named,
+            "Mount the storage and give the path where it is mounted.",
+        )
+    return Path(named or default).resolve()
+
+
+def own_name(*parts: str) -> str:
+    """Return a name for the command line: letters, digits, dots and hyphens between slashes.
+
+    ``own_name("novels", "llama tau 5 greedy+drop", "WT")`` is
+    ``novels/llama-tau-5-greedy-drop/wt``. A part without any of them becomes digits of its SHA-256.
+    """
+    fit = (re.sub(r"[^a-z0-9._]+", "-", part.lower()).strip("-._") for part in parts)
+    pairs = zip(fit, parts, strict=True)
+    return "/".join(name or sha256_bytes(part.encode())[:8] for name, part in pairs)
+
+
+def record_checkpoint(root: Path, name: str, directory: Path) -> None:
+    """Give a checkpoint a name; an older one of that name is forgotten.
+
+    Args:
+        root: The artifact root.
+        name: What :func:`own_name` returns.
+        directory: The checkpoint; kept relative to the root if it lies there.
+    """
+    place = directory.resolve()
+    inside = place.is_relative_to(root.resolve())
+    path = str(place.relative_to(root.resolve())) if inside else str(place)
+    record = root / _INDEX / f"{name}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
+
+
+def own_checkpoints(root: Path | None = None) -> dict[str, Path]:
+    """Return the directories of one's own checkpoints by name; those that are gone are left out.
+
+    Args:
+        root: The artifact root, :func:`artifact_root` if None.
+    """
+    base = artifact_root() if root is None else root
+    index = base / _INDEX
+    found = {}
+    for record in sorted(index.rglob("*.json")):
+        place = _recorded(base, record)
+        if place is not None and place.is_dir():
+            found[record.relative_to(index).with_suffix("").as_posix()] = place
+    return found
+
+
+def own_checkpoint(name: str) -> Path | None:
+    """Return the directory of one's own checkpoint by name or by the first digits of its key.
+
+    A key is that of the stage that made it; eight digits or more, and no other may begin so.
+    """
+    root = artifact_root()
+    record = root / _INDEX / f"{name}.json"
+    if not Path(name).is_absolute() and ".." not in Path(name).parts and record.is_file():
+        return _recorded(root, record)
+    if _KEY.fullmatch(name):
+        stages = [path for path in root.glob(f"*/{name}*/checkpoint") if path.parent.suffix == ""]
+        return stages[0] if len(stages) == 1 else None
+    return None
+
+
+def _recorded(root: Path, record: Path) -> Path | None:
+    try:
+        return root / str(json.loads(record.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError):  # torn, or not one of ours
+        return None

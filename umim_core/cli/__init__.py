@@ -1,0 +1,1 @@
+"""The ``umim`` command, one file per subcommand."""

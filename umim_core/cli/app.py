@@ -1,0 +1,155 @@
+"""The ``umim`` command: mine, train, compress text, generate, measure perplexity.
+
+Everything runs in one process on one machine; the pipeline is ``python -m flows``. With ``--json``
+a command prints one JSON document on stdout and nothing else. Errors go to stderr and give a
+non-zero exit status: 1 for a broken rule (typed errors), 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umim_core.cli.bench_command import bench
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
+from umim_core.cli.generate_command import generate
+from umim_core.cli.mine_command import mine
+from umim_core.cli.path_command import path
+from umim_core.cli.prompt_input import (
+    DEFAULT_CHECKPOINT,
+    CheckpointOption,
+    DeviceOption,
+    DtypeOption,
+    SpecialTokensOption,
+    given_text,
+)
+from umim_core.cli.rules_command import rules
+from umim_core.cli.train_command import train
+from umim_core.errors import CorpusError, UmimError
+
+app = typer.Typer(
+    name="umim",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command()(generate)
+app.command()(bench)
+app.command()(mine)
+app.command()(rules)
+app.command()(train)
+app.command()(path)
+
+
+def main() -> None:
+    """Run the command line; the console script's entry point."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    try:
+        app()
+    except UmimError as error:
+        typer.echo(f"umim: error: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+@app.callback()
+def _options(version: VersionFlag = False) -> None:
+    """Merge frequent token spans into single input embeddings of a frozen language model."""
+
+
+@app.command()
+def compress(
+    text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    special_tokens: SpecialTokensOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show which spans of a text are merged."""
+    given = given_text(text)
+    from umim_core.model.compression import compress_text
+
+    compression = compress_text(given, checkpoint, special_tokens)
+    if html is not None:
+        from umim_core.model.showing import html_page
+        from umim_core.store.disk import write_bytes
+
+        write_bytes(html, html_page("umim compress", compression.html()).encode())
+    if as_json:
+        document: dict[str, object] = {
+            "tokens": len(compression.ids),
+            "units": list(compression.units),
+            "unit_lengths": list(compression.unit_lengths),
+            "spans": [list(span) for span in compression.spans],
+            "token_reduction": compression.token_reduction,
+        }
+        emit(document, [], as_json)
+    else:
+        compression.show()
+
+
+@app.command()
+def ppl(
+    files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
+    max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    special_tokens: SpecialTokensOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure token-level perplexity of the base model and of UMIM on text files.
+
+    Text behind the last window is not read.
+    """
+    import numpy as np
+
+    from umim_core import UMIM
+    from umim_core.evaluation.perplexity import perplexity, windows
+    from umim_core.store.artifacts import finite_or_none
+    from umim_core.text.encoding import leading_ids
+    from umim_core.text.sources import TextFiles
+    from umim_core.text.tokens import iter_token_pieces
+
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    pieces, total = [], 0
+    for piece, _ in iter_token_pieces(
+        TextFiles(paths=tuple(files)), umim.backbone.require_tokenizer()
+    ):
+        pieces.append(piece)
+        total += len(piece)
+        if total >= max_segments * segment_length:
+            break
+    ids = np.concatenate(pieces)
+    if len(ids) < 2:
+        raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
+    # Every window is a text of its own.
+    lead = leading_ids(umim.backbone.require_tokenizer(), special_tokens)
+    cut = windows(ids, min(segment_length - len(lead), len(ids)))
+    rows = [np.array([*lead, *row], dtype=row.dtype) for row in islice(cut, max_segments)]
+    base = perplexity(rows, umim.backbone, None, None)
+    ours = perplexity(
+        rows,
+        umim.backbone,
+        umim.module,
+        umim.matcher,
+        unit_positions=umim.checkpoint.config.unit_positions,
+    )
+    document: dict[str, object] = {
+        "ppl_base": finite_or_none(base.ppl),
+        "ppl_umim": finite_or_none(ours.ppl),
+        "token_reduction": ours.token_reduction,
+        "targets": ours.targets,
+        "windows": len(rows),
+    }
+    lines = [
+        f"base {base.ppl:.3f}   UMIM {ours.ppl:.3f}   token reduction {ours.token_reduction:.1%}   "
+        f"({ours.targets:,} targets in {len(rows)} windows)"
+    ]
+    emit(document, lines, as_json)

@@ -1,0 +1,194 @@
+"""``umim bench``: how much faster a checkpoint is than its base model on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import typer
+from pydantic import ValidationError
+
+from umim_core.backbone.devices import default_device
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.prompt_input import DEFAULT_CHECKPOINT, CheckpointOption
+from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.errors import ConfigError, CorpusError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.table import Table
+
+    from umim_core.benchmarking.measured_speed import ThroughputRow
+    from umim_core.model.umim import UMIM
+
+_CHARACTERS: Final = 16  # of a text that surely make a token
+_MIB: Final = 2**20
+_WIDTH: Final = 130  # of the table where there is no terminal
+_COLUMNS: Final = (
+    *("rows x tokens", "rules", "TR", "phase", "base tok/s", "UMIM tok/s"),
+    *("speed-up", "bound", "ms", "KV MiB"),
+)
+_CAPTION: Final = (
+    "Tokens are original tokens; matching and merging are part of UMIM's time. ms of prefill: time "
+    "to the first token. KV: keys and values at the end of the phase. Speed-up: median of the "
+    "pairs and quartiles; bound: the most that this token reduction can give."
+)
+Number = TypeVar("Number", int, float)
+
+
+def bench(
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "256,512,1024",
+    batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
+    new_tokens: Annotated[int, typer.Option(help="Tokens to generate per row.")] = 32,
+    reductions: Annotated[
+        str, typer.Option(help="Token reductions of fixed pairs, measured as well as the rules.")
+    ] = "0.5",
+    pairs: Annotated[int, typer.Option(help="Alternating pairs of base and UMIM.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Untimed runs of each side.")] = 1,
+    text: Annotated[
+        Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Data type of the backbone.")] = "float32",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
+    config = _config(
+        {
+            "prompt_lengths": _numbers(lengths, int, "--lengths"),
+            "batch_sizes": _numbers(batch_sizes, int, "--batch-sizes"),
+            "token_reductions": _numbers(reductions, float, "--reductions"),
+            "new_tokens": new_tokens,
+            "pairs": pairs,
+            "warmup": warmup,
+        }
+    )
+    from umim_core import UMIM
+    from umim_core.benchmarking.break_even import break_even
+    from umim_core.benchmarking.throughput import measure_throughput
+    from umim_core.store.machine_lock import measuring
+
+    place = device or default_device()
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
+    ids = _ids(umim, text, config)
+    with measuring():
+        rows = measure_throughput(
+            umim.backbone,
+            umim.module,
+            umim.matcher,
+            ids,
+            config,
+            unit_positions=umim.checkpoint.config.unit_positions,
+        )
+    said = verdict(rows)
+    if as_json:
+        document: dict[str, object] = {
+            "checkpoint": checkpoint,
+            "device": place,
+            "dtype": dtype,
+            "rows": [row.as_dict() for row in rows],
+            "break_even": [found.as_dict() for found in break_even(rows)],
+            "verdict": said,
+        }
+        emit(document, [], as_json)
+    else:
+        from rich.console import Console
+
+        Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
+        emit({}, [said], as_json)
+
+
+def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} must be numbers with commas between them", text, "Write 256,512."
+        ) from error
+
+
+def _config(values: dict[str, object]) -> BenchmarkConfig:
+    try:
+        return BenchmarkConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = str(first["loc"][0]).removeprefix("prompt_").removeprefix("token_")
+        raise ConfigError(
+            f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Correct it."
+        ) from error
+
+
+def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:
+    """Return as many ids of the text as the runs can use."""
+    import numpy as np
+
+    from umim_core.benchmarking.throughput import tokens_needed
+    from umim_core.benchmarking.timing_text import held_out_text
+
+    needed = tokens_needed(config) + config.pairs * config.new_tokens
+    try:
+        text = held_out_text() if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            "--text must be a file of UTF-8 text", str(error), "Name another."
+        ) from error
+    ids = umim.backbone.encode(text[: _CHARACTERS * needed])
+    return np.array(ids[:needed], dtype=np.int64)
+
+
+def _table(rows: Sequence[ThroughputRow]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, caption=_CAPTION, caption_justify="left", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="left" if name in ("rules", "phase") else "right")
+    shown = ("", "")
+    for row in rows:
+        setting = (f"{row.batch_size} x {row.prompt_tokens:,}", row.label)
+        if setting != shown:
+            table.add_section()
+        table.add_row(
+            *(("", "") if setting == shown else setting),
+            f"{row.token_reduction:.1%}",
+            row.phase,
+            f"{row.base_tokens_per_s:,.0f}",
+            f"{row.umim_tokens_per_s:,.0f}",
+            f"{row.speedup:.2f} ({row.speedup_low:.2f}-{row.speedup_high:.2f})",
+            f"{row.bound:.2f}",
+            f"{1e3 * row.base_seconds:,.1f} / {1e3 * row.umim_seconds:,.1f}",
+            f"{row.base_kv_bytes / _MIB:,.1f} / {row.umim_kv_bytes / _MIB:,.1f}",
+        )
+        shown = setting
+    return table
+
+
+def verdict(rows: Sequence[ThroughputRow]) -> str:
+    """Return in one sentence what the checkpoint's own rules give at the longest prompt.
+
+    Args:
+        rows: Rows with natural rules among them.
+    """
+    from umim_core.benchmarking.break_even import pays_from
+
+    natural = [row for row in rows if row.rules == "natural"]
+    batch = natural[0].batch_size
+    own = sorted(
+        (row for row in natural if row.batch_size == batch), key=lambda row: row.prompt_tokens
+    )
+    by_phase = {row.phase: row for row in own}  # the longest prompt comes last
+    prefill, decode, request = (by_phase[phase] for phase in ("prefill", "decode", "request"))
+    start = pays_from([row for row in own if row.phase == "request"])
+    pays = "did not pay" if start is None else f"paid from {start:,} prompt tokens on"
+    return (
+        f"With {prefill.prompt_tokens:,} prompt tokens and {prefill.new_tokens} new ones (batch "
+        f"size {batch}), the checkpoint's rules save {prefill.token_reduction:.0%} of the prompt: "
+        f"{prefill.speedup:.2f}x to the first token, {decode.speedup:.2f}x while decoding, "
+        f"{request.speedup:.2f}x in all; here UMIM {pays}."
+    )

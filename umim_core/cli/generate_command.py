@@ -1,0 +1,210 @@
+"""``umim generate``: continue a prompt, streamed, shown in colours, or as one JSON document."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from umim_core.cli.console_output import JsonFlag, emit, write
+from umim_core.cli.prompt_input import (
+    DEFAULT_CHECKPOINT,
+    CheckpointOption,
+    DeviceOption,
+    DtypeOption,
+    SpecialTokensOption,
+    given_text,
+)
+from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from umim_core.model.generation_output import GenerationOutput
+    from umim_core.model.options import GenerateOptions
+
+MergeOption = Annotated[
+    Literal["all", "prompt", "none"], typer.Option(help="What is merged; none is the base model.")
+]
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
+    ] = None,
+    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
+    do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; by default the model's own, else 1.")
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(help="Sample from the k most probable; by default the model's own, else 50."),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Nucleus probability; by default the model's own, else 1.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End at this text; may be given several times.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need --sample.")
+    ] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
+    ] = None,
+    merge: MergeOption = "all",
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Print the text as it comes; by default on a terminal, where one text is all.",
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option(help="Show prompt and text with merged spans in colours.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
+    ] = None,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    special_tokens: SpecialTokensOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Continue a prompt with merging in the prompt and while decoding.
+
+    With --json and several samples the fields of each stand in "samples".
+    """
+    _check(stream=stream, show=show, logprobs=logprobs, samples=samples, as_json=as_json)
+    _check_sampling(do_sample, samples, temperature=temperature, top_k=top_k, top_p=top_p)
+    given = given_text(prompt)
+    from umim_core import UMIM
+
+    options: GenerateOptions = {
+        "max_new_tokens": max_new_tokens,
+        "do_sample": do_sample,
+        "stop_strings": stop or [],
+        "n": samples,
+        "seed": seed,
+        "merge": merge,
+        "logprobs": logprobs,
+        "add_special_tokens": special_tokens,
+    }
+    if temperature is not None:
+        options["temperature"] = temperature
+    if top_k is not None:
+        options["top_k"] = top_k
+    if top_p is not None:
+        options["top_p"] = top_p
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    alone = samples == 1 and not as_json and not show
+    if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
+        out = _streamed(umim.stream(given, **options))
+    else:
+        out = umim.generate(given, **options)
+        if not show:
+            emit(_document(out), _lines(out.text), as_json)
+    if show:
+        out.show()
+    if html is not None:
+        from umim_core.model.showing import html_page
+        from umim_core.store.disk import write_bytes
+
+        write_bytes(html, html_page("umim generate", out.html()).encode())
+
+
+def _check(
+    *, stream: bool | None, show: bool, logprobs: int | None, samples: int, as_json: bool
+) -> None:
+    """Refuse ways of printing that exclude each other."""
+    if stream and samples > 1:
+        raise ConfigError(
+            "--stream prints one text as it comes", f"--samples {samples}", "Leave one of them out."
+        )
+    if as_json and (stream or show):
+        raise ConfigError(
+            "--json prints one document and nothing else",
+            "--stream" if stream else "--show",
+            "Leave one of them out.",
+        )
+    if logprobs is not None and not as_json:
+        raise ConfigError(
+            "log-probabilities are printed as JSON", f"--logprobs {logprobs}", "Add --json."
+        )
+
+
+def _check_sampling(
+    do_sample: bool,
+    samples: int,
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Refuse settings of sampling that greedy decoding would ignore."""
+    if do_sample:
+        return
+    given = {
+        f"--samples {samples}": samples > 1,
+        f"--temperature {temperature}": temperature is not None,
+        f"--top-k {top_k}": top_k is not None,
+        f"--top-p {top_p}": top_p is not None,
+    }
+    unused = ", ".join(name for name, is_given in given.items() if is_given)
+    if unused:
+        raise ConfigError(
+            "greedy decoding gives one text and draws nothing", unused, "Add --sample."
+        )
+
+
+def _streamed(steps: Generator[str, None, GenerationOutput]) -> GenerationOutput:
+    """Print pieces as they come and return what they are pieces of."""
+    while True:
+        try:
+            piece = next(steps)
+        except StopIteration as end:
+            write("")
+            output: GenerationOutput = end.value
+            return output
+        write(piece, newline=False)
+
+
+def _lines(texts: Sequence[str]) -> list[str]:
+    if len(texts) == 1:
+        return list(texts)
+    total = len(texts)
+    return [
+        line
+        for number, text in enumerate(texts, start=1)
+        for line in (f"--- {number} of {total} ---", text)
+    ]
+
+
+def _document(out: GenerationOutput) -> dict[str, object]:
+    samples = [_sample(out, row) for row in range(len(out.text))]
+    timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
+    body = samples[0] if len(samples) == 1 else {"samples": samples}
+    return {**body, "timings": timings}
+
+
+def _sample(out: GenerationOutput, row: int) -> dict[str, object]:
+    found: dict[str, object] = {
+        "text": out.text[row],
+        "ids": list(out.ids[row]),
+        "prompt_spans": [list(span) for span in out.prompt_spans[row]],
+        "generated_spans": [list(span) for span in out.generated_spans[row]],
+        "token_reduction": out.token_reduction[row],
+        "gen_kv_reduction": out.gen_kv_reduction[row],
+        "cumulative_kv_reduction": out.cumulative_kv_reduction[row],
+        "cache_lengths": list(out.cache_lengths[row]),
+        "stop_reason": out.stop_reasons[row],
+    }
+    if out.logprobs is not None and out.top_logprobs is not None:
+        found["logprobs"] = list(out.logprobs[row])
+        found["top_logprobs"] = [[list(pair) for pair in step] for step in out.top_logprobs[row]]
+    return found

@@ -1,0 +1,253 @@
+"""``umim mine``: mine merge rules from a corpus."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from umim_core.checkpoint.next_steps import after_mining
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from umim_core.mining.corpus_mining import MiningReport
+    from umim_core.mining.costs import Prediction
+    from umim_core.mining.mining_options import MiningOptions
+    from umim_core.text.sources import Source
+
+_GIB = 2.0**30
+_NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
+
+
+def mine(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="Text, .jsonl (both also .gz, .zst) or .parquet files, globs and s3:// allowed; a "
+            "local .npy file of ids; or one Hugging Face data set name."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Rule directory to write; must not exist.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Embedded name, directory or hub id; optional for .npy ids.")
+    ] = None,
+    tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
+    segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
+    overlap: Annotated[Literal["greedy", "none"], typer.Option(help="Overlap filter.")] = "greedy",
+    containment: Annotated[
+        Literal["drop", "keep"], typer.Option(help="Containment filter.")
+    ] = "drop",
+    policy: Annotated[
+        Literal["frequency", "confidence"],
+        typer.Option(help="Frequent spans, or spans that a language model is confident about."),
+    ] = "frequency",
+    backbone: Annotated[
+        str | None, typer.Option(help="Model of the confidence policy; it brings its tokenizer.")
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(help="Probability that every token of a confident span exceeds; 0.5."),
+    ] = None,
+    rule_budget: Annotated[
+        int | None, typer.Option(help="Most rules; tau is raised until they fit.")
+    ] = None,
+    min_documents: Annotated[
+        int, typer.Option(help="Least number of documents that a rule occurs in.")
+    ] = 1,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Regular expression of tokens that no rule may contain, or digits, capitals, "
+            "newlines; may be repeated."
+        ),
+    ] = None,
+    sample_tokens: Annotated[
+        int | None,
+        typer.Option(help="Candidate mode: choose n-grams on so many tokens, count only those."),
+    ] = None,
+    max_candidates: Annotated[
+        int, typer.Option(help="Most candidates of candidate mode.")
+    ] = 10_000_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sample in candidate mode.")] = 0,
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    split: Annotated[str, typer.Option(help="Split of a data set.")] = "train",
+    config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    max_bad: Annotated[
+        int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
+    ] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
+    kernel: Annotated[
+        Literal["numba", "numpy"], typer.Option(help="Counting loops; equal results.")
+    ] = "numba",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Predict memory, disk and time from a sample; stop.")
+    ] = False,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the corpus, for a prediction; plain text tells them."),
+    ] = None,
+    max_memory_gib: Annotated[
+        float | None, typer.Option(help="Refuse if more memory is predicted.")
+    ] = None,
+    max_disk_gib: Annotated[
+        float | None, typer.Option(help="Refuse if more disk is predicted.")
+    ] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(help="Refuse if more time is predicted.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Mine merge rules from a corpus and write a rule directory."""
+    from umim_core.mining.costs import Limits
+    from umim_core.mining.mining_options import MiningOptions
+
+    if out is None and not dry_run:
+        raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
+    options = MiningOptions(
+        tau=tau,
+        segment_length=segment_length,
+        overlap=overlap,
+        containment=containment,
+        rule_budget=rule_budget,
+        min_documents=min_documents,
+        protect=tuple(protect or ()),
+        sample_tokens=sample_tokens,
+        max_candidates=max_candidates,
+        seed=seed,
+        threads=threads,
+        kernel=kernel,
+    ).check()
+    limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
+    predicts = dry_run or limits != Limits()
+    _refuse(
+        {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
+        "belong to the confidence policy",
+    )
+    _refuse(
+        {"--tokenizer": tokenizer, "--threads": threads} if policy == "confidence" else {},
+        "have no part in the confidence policy; the backbone brings its tokenizer",
+    )
+    _refuse({"--tokens": tokens} if not predicts else {}, "belong to --dry-run or a limit")
+    if predicts and kernel == "numpy":
+        raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
+    from umim_core.text.sources import source_of
+
+    source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
+    if policy == "confidence":
+        if out is None or backbone is None or dry_run or limits != Limits():
+            raise ConfigError(
+                "the confidence policy needs --out and --backbone, and has no dry run or limits",
+                f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
+                "Add the former and leave out the latter.",
+            )
+        report = _confident(source, out, backbone, options, confidence)
+        lines = [*_lines(report, out, {}), *after_mining(out, backbone, sources)]
+        emit(_document(report, out, {}), lines, as_json)
+        return
+    prediction = None
+    if predicts:
+        prediction = _predict(source, tokenizer, options, tokens)
+        if prediction is None:
+            small = "The corpus is too small for a prediction: mining it takes seconds."
+            if dry_run:
+                emit({"prediction": None}, [small], as_json)
+        elif dry_run:
+            told = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
+            emit({"prediction": prediction.as_dict()}, told, as_json)
+        if prediction is not None:
+            limits.check(prediction)
+    if dry_run or out is None:
+        return
+    from umim_core.mining.corpus_mining import mine_rules
+    from umim_core.store.machine_lock import computing
+
+    began = time.perf_counter()
+    with computing():
+        report = mine_rules(source, out, tokenizer=tokenizer, options=options)
+    taken = time.perf_counter() - began
+    errors = {} if prediction is None else _errors(prediction, taken)
+    lines = [*_lines(report, out, errors), *after_mining(out, tokenizer, sources)]
+    emit(_document(report, out, errors), lines, as_json)
+
+
+def _refuse(options: dict[str, object], rule: str) -> None:
+    """Refuse options that would be ignored."""
+    given = [f"{name} {value}" for name, value in options.items() if value is not None]
+    if given:
+        names = " and ".join(options)
+        raise ConfigError(f"{names} {rule}", ", ".join(given), "Leave them out.")
+
+
+def _confident(
+    source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float | None
+) -> MiningReport:
+    from umim_core.backbone.backbone import load_backbone
+    from umim_core.mining.corpus_mining import mine_confident_spans
+
+    model = load_backbone(backbone)
+    return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
+
+
+def _predict(
+    source: Source, tokenizer: str | None, options: MiningOptions, tokens: int | None
+) -> Prediction | None:
+    from umim_core.mining.mining_forecast import predict_mining
+
+    return predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
+
+
+def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:
+    from umim_core.mining.mining_forecast import peak_memory_bytes
+
+    pairs = {
+        "memory_bytes": (prediction.memory_bytes, peak_memory_bytes()),
+        "seconds": (sum(prediction.seconds.values()), seconds),
+    }
+    return {
+        name: {"predicted": told, "measured": found, "error": told / found - 1}
+        for name, (told, found) in pairs.items()
+    }
+
+
+def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]]) -> list[str]:
+    lines = [
+        f"{report.tokens:,} tokens in {report.segments:,} segments, "
+        f"{report.documents:,} documents; tau {report.tau}",
+        "",
+    ]
+    steps = {"frequent": report.raw, "overlap": report.overlap, "rules": report.rules}
+    shown = {name: counts for name, counts in steps.items() if counts}
+    lines.append(f"{'':10}" + "".join(f"{name:>12}" for name in shown))
+    lines += [
+        f"{_NAMES[n]:10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
+        for n in _NAMES
+    ]
+    if (found := report.candidates) is not None:
+        lines += [
+            "",
+            f"{found.candidates:,} candidates from {found.fraction:.1%} of the tokens, counted "
+            f"exactly; an n-gram at tau is missed with probability {found.miss_probability:.2g}",
+        ]
+    for name, error in errors.items():
+        unit, divisor = ("GiB", _GIB) if name == "memory_bytes" else ("s", 1.0)
+        lines += [
+            f"predicted {error['predicted'] / divisor:.2f} {unit}, took "
+            f"{error['measured'] / divisor:.2f} {unit} ({error['error']:+.0%})"
+        ]
+    return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
+
+
+def _document(
+    report: MiningReport, out: Path, errors: dict[str, dict[str, float]]
+) -> dict[str, object]:
+    document: dict[str, object] = {"out": str(out)}
+    for name, value in asdict(report).items():
+        per_order = name in ("raw", "overlap", "rules")
+        document[name] = {str(n): count for n, count in value.items()} if per_order else value
+    return document | ({"prediction": errors} if errors else {})

@@ -1,0 +1,299 @@
+"""``umim rules``: look at a rule set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from umim_core.checkpoint.checkpoint_files import named_place
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.embedded.assets import embedded_names
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from umim_core.rules.inspection import Coverage, CoveragePoint, Rule
+    from umim_core.rules.leaks import Leak
+    from umim_core.rules.ruleset import RuleSet
+    from umim_core.text.sources import Source
+
+_SEGMENT_LENGTH: Final = 512  # of held-out text, where the rule set does not say
+_GROUPS: Final = 3  # examples of colliding rules
+_BAR: Final = 40  # characters of the highest bar
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """What the rules do to held-out text; ``documents`` is None for ready token ids."""
+
+    coverage: Coverage
+    curve: list[CoveragePoint]
+    segment_length: int
+    documents: int | None
+
+
+@dataclass(frozen=True)
+class _Inspection:
+    """Everything that is printed; None for what was not asked for."""
+
+    directory: str
+    rules: RuleSet
+    tokenizer: PreTrainedTokenizerBase | None
+    top: list[Rule]
+    collision_rate: float | None
+    collisions: list[list[Rule]]
+    heldout: _HeldOut | None
+    leaks: list[Leak] | None
+
+
+def rules(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="Rule directory, checkpoint or embedded name.")
+    ],
+    heldout: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Held-out text or .npy ids; may be repeated."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Embedded name, directory or hub id; known for an embedded DIR."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=0, help="Most frequent spans to show.")] = 20,
+    scan: Annotated[
+        bool,
+        typer.Option("--scan", help="Look for addresses, keys, numbers; status 1 if any."),
+    ] = False,
+    field: Annotated[str, typer.Option(help="Text field of JSONL and parquet files.")] = "text",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a rule set holds and how far it shortens held-out text."""
+    from umim_core.rules.collisions import collision_rate
+    from umim_core.rules.inspection import collision_examples, top_rules
+    from umim_core.rules.leaks import scan_rules
+    from umim_core.rules.ruleset import RuleSet
+    from umim_core.text.sources import source_of
+
+    if tokenizer is None and directory in embedded_names():
+        tokenizer = directory
+    if scan and tokenizer is None:
+        raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
+    source = source_of(tuple(heldout), field=field) if heldout else None
+    found = RuleSet.load(_rule_directory(directory))
+    known = None if tokenizer is None else _tokenizer_of(found, tokenizer)
+    ordered = _sees_order(directory)
+    inspection = _Inspection(
+        directory=directory,
+        rules=found,
+        tokenizer=known,
+        top=top_rules(found, top),
+        collision_rate=None if ordered else collision_rate(found),
+        collisions=[] if ordered else collision_examples(found, _GROUPS),
+        heldout=None if source is None else _measure(found, source, known),
+        leaks=scan_rules(found, known) if scan and known is not None else None,
+    )
+    emit(_document(inspection), _lines(inspection), as_json)
+    if inspection.leaks:
+        raise typer.Exit(1)
+
+
+def _rule_directory(name: str) -> Path:
+    """Return the rule directory itself, or the one inside a checkpoint."""
+    path = named_place(name)
+    for directory in (path / "rules", path / "checkpoint" / "rules", path):
+        if (directory / "manifest.json").is_file():
+            return directory
+    raise ArtifactError(
+        "rules must be a rule directory, a checkpoint or one of " + ", ".join(embedded_names()),
+        name,
+        "Check the name, or mine rules with umim mine.",
+    )
+
+
+def _sees_order(name: str) -> bool:
+    """Whether a checkpoint's module sees the order; rules alone are taken for the paper's form."""
+    path = named_place(name)
+    if not (path / "config.json").is_file():
+        return False
+    from umim_core.checkpoint.checkpoint_files import read_config
+
+    return not read_config(path).permutation_invariant
+
+
+def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and check that the rules are its own."""
+    from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.rules.vocabulary import check_vocabulary
+
+    tokenizer = load_tokenizer(name)
+    rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    return tokenizer
+
+
+def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase | None) -> _HeldOut:
+    """Match the rules on held-out text, cut as the corpus was."""
+    from umim_core.rules.inspection import coverage, coverage_curve
+    from umim_core.rules.matcher import Matcher
+    from umim_core.text.sources import TokenIds
+    from umim_core.text.token_ids import segments
+    from umim_core.text.tokens import iter_token_pieces
+
+    length = rules.segment_length or _SEGMENT_LENGTH
+    pieces = list(iter_token_pieces(source, tokenizer))
+    ids, offsets = segments((ids for ids, _ in pieces), length)
+    if not len(ids):
+        raise CorpusError(
+            f"held-out text must hold at least one segment of {length} tokens",
+            f"{sum(len(ids) for ids, _ in pieces)} tokens",
+            "Give more text.",
+        )
+    return _HeldOut(
+        coverage=coverage(ids, offsets, Matcher(rules)),
+        curve=coverage_curve(rules, ids, offsets),
+        segment_length=length,
+        documents=None if isinstance(source, TokenIds) else sum(last for _, last in pieces),
+    )
+
+
+def _document(inspection: _Inspection) -> dict[str, object]:
+    """Return the inspection for programs."""
+    from umim_core.rules.inspection import decode_rule
+
+    def entry(rule: Rule) -> dict[str, object]:
+        known = inspection.tokenizer
+        text = None if known is None else decode_rule(known, rule.ids)
+        return {"ids": list(rule.ids), "count": rule.count, "text": text}
+
+    rules, heldout, leaks = inspection.rules, inspection.heldout, inspection.leaks
+    return {
+        "directory": inspection.directory,
+        "rules": len(rules),
+        "orders": {str(n): count for n, count in rules.counts_by_order.items()},
+        "source": rules.source,
+        "tau": rules.tau,
+        "min_documents": rules.min_documents,
+        "overlap": rules.overlap,
+        "containment": rules.containment,
+        "segment_length": rules.segment_length,
+        "tokenizer_fingerprint": rules.tokenizer_fingerprint,
+        "corpus_digest": rules.corpus_digest,
+        "digest": rules.digest,
+        "infix_free": rules.infix_free,
+        "top": [entry(rule) for rule in inspection.top],
+        "collision_rate": inspection.collision_rate,
+        "collisions": [[entry(rule) for rule in group] for group in inspection.collisions],
+        "heldout": None if heldout is None else asdict(heldout),
+        "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
+    }
+
+
+def _lines(inspection: _Inspection) -> list[str]:
+    """Return the inspection for people."""
+    lines = [*_head(inspection.rules), "", *_orders(inspection.rules), ""]
+    lines += _top(inspection) + _collisions(inspection)
+    if inspection.tokenizer is None:
+        lines += ["", "Rules are shown as token ids: no --tokenizer was given to decode them."]
+    if inspection.heldout is not None:
+        lines += ["", *_heldout(inspection.heldout)]
+    if inspection.leaks is not None:
+        lines += ["", *_leak_lines(inspection.leaks)]
+    return lines
+
+
+def _head(rules: RuleSet) -> list[str]:
+    length = rules.segment_length
+    facts = {
+        "source": rules.source,
+        "tau": "none" if rules.tau is None else f"{rules.tau:,}",
+        "documents": f"at least {rules.min_documents or 1:,} per rule",
+        "filters": f"overlap {rules.overlap}, containment {rules.containment}",
+        "segments": "ragged" if length is None else f"{length:,} tokens",
+        "infix-free": "yes, no rule lies inside another" if rules.infix_free else "no",
+        "tokenizer": (rules.tokenizer_fingerprint or "unknown")[:12],
+        "corpus": (rules.corpus_digest or "unknown")[:12],
+    }
+    return [f"{name:<12}{value}" for name, value in facts.items()]
+
+
+def _orders(rules: RuleSet) -> list[str]:
+    import numpy as np
+
+    lines = [f"{'':<10}{'rules':>12}{'share':>9}{'least':>12}{'median':>12}{'most':>14}"]
+    for n, support in rules.support_by_order.items():
+        share = len(support) / max(1, len(rules))
+        line = f"{f'{n}-grams':<10}{len(support):>12,}{share:>9.1%}"
+        if len(support):
+            middle = int(np.median(support))
+            line += f"{support.min():>12,}{middle:>12,}{support.max():>14,}"
+        lines.append(line)
+    return [*lines, f"{'all':<10}{len(rules):>12,}"]
+
+
+def _shown(rule: Rule, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    from umim_core.rules.inspection import decode_rule, visible
+
+    if tokenizer is None:
+        return " ".join(map(str, rule.ids))
+    return visible(decode_rule(tokenizer, rule.ids))
+
+
+def _top(inspection: _Inspection) -> list[str]:
+    if not inspection.top:
+        return []
+    lines = ["Most frequent", f"{'count':>12}{'n':>4}   span"]
+    for rule in inspection.top:
+        text = _shown(rule, inspection.tokenizer)
+        lines.append(f"{rule.count:>12,}{len(rule.ids):>4}   {text}")
+    return [*lines, ""]
+
+
+def _collisions(inspection: _Inspection) -> list[str]:
+    if inspection.collision_rate is None:
+        return [
+            "The merge module sees the order of a span: no two rules share a surrogate by design"
+        ]
+    lines = [
+        f"{inspection.collision_rate:.2%} of the rules have the surrogate of another rule "
+        "(in a module that does not see the order)"
+    ]
+    for group in inspection.collisions:
+        texts = [f"{_shown(r, inspection.tokenizer)} ({r.count:,})" for r in group]
+        lines.append("    " + "  =  ".join(texts))
+    return lines
+
+
+def _heldout(heldout: _HeldOut) -> list[str]:
+    found = heldout.coverage
+    documents = "" if heldout.documents is None else f", {heldout.documents:,} documents"
+    spans = sum(found.spans.values())
+    shares = ", ".join(f"{n}-grams {share:.1%}" for n, share in found.shares.items())
+    lines = [
+        f"Held-out text: {found.tokens:,} tokens in {found.segments:,} segments of "
+        f"{heldout.segment_length:,}{documents}",
+        f"Token reduction {found.token_reduction:.2%} by {spans:,} merged spans: {shares}",
+        "",
+        "Token reduction with those rules of this set whose count is at least tau'",
+        "(mining again at tau' gives other rules where filters look at what competes)",
+        "        tau'       rules       TR",
+    ]
+    highest = max((point.token_reduction for point in heldout.curve), default=0.0)
+    for point in heldout.curve:
+        bar = "█" * round(_BAR * point.token_reduction / highest) if highest else ""
+        figures = f"{point.tau:>12,}{point.rules:>12,}{point.token_reduction:>9.2%}"
+        lines.append(f"{figures}  {bar}".rstrip())
+    return lines
+
+
+def _leak_lines(leaks: list[Leak]) -> list[str]:
+    from umim_core.rules.inspection import visible
+
+    if not leaks:
+        return ["Scan: no rule spells out an address, a key or a private number"]
+    lines = [f"Scan: rules that spell out private text: {len(leaks):,}"]
+    lines.append(f"{'count':>12}   {'kind':<18} span")
+    return lines + [f"{leak.count:>12,}   {leak.kind:<18} {visible(leak.text)}" for leak in leaks]

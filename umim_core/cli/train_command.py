@@ -1,0 +1,149 @@
+"""``umim train``: train a merge module for a model, mined rules and text, in one process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.errors import ConfigError
+
+_VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
+_VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
+_PATIENCE = 8  # validations without improvement
+_SAVED = 10  # steps at most between two states to go on from
+_ROW = 512  # tokens, where the rules do not say
+
+
+def train(
+    model: Annotated[
+        str, typer.Argument(help="The frozen model: embedded name, directory or hub repository.")
+    ],
+    files: Annotated[
+        list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
+    ] = None,
+    rules: Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")] = Path(),
+    text: Annotated[
+        list[str] | None, typer.Option(help="More text; may be given several times.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 200,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 8,
+    segment_length: Annotated[
+        int | None, typer.Option(min=8, help="Tokens per row; as many as the rules were mined on.")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="Of the schedule's top.")] = 8e-4,
+    positions: Annotated[
+        Literal["none", "learned"],
+        typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
+    ] = "learned",
+    seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="Where the model runs; without it, a GPU where there is one."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a merge module; killed or stopped, the same command goes on where it was.
+
+    The last tenth of the text is held out: half to choose the best step, half for a comparison.
+    """
+    if not (rules / "rules.parquet").is_file():
+        raise ConfigError(
+            "--rules must be a rule directory",
+            "nothing" if rules == Path() else str(rules),
+            "Make one: umim mine FILE... --tokenizer MODEL --out DIR.",
+        )
+    named = (*(files or ()), *(text or ()))
+    if not named:
+        raise ConfigError("text to train on must be given", "none", "Name files after the model.")
+    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+
+    root = artifact_root()
+    name = own_name("trained", (out or rules).resolve().name)
+    place = (out or root / name).resolve()
+    from umim_core.backbone.devices import default_device, usable_device
+    from umim_core.config.form import ModuleForm
+    from umim_core.config.recipe import DistillConfig
+    from umim_core.config.recipe_files import validated
+    from umim_core.distill.own_training import OwnTraining, train_checkpoint
+    from umim_core.rules.ruleset import RuleSet
+    from umim_core.store.machine_lock import computing
+    from umim_core.text.sources import source_of
+
+    every = max(1, min(50, steps // _VALIDATIONS))
+    config = validated(
+        DistillConfig,
+        {
+            "max_steps": steps,
+            "max_epochs": 1000,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "validate_every": every,
+            "validation_rows": _VALIDATION_ROWS,
+            "patience": _PATIENCE,
+            "checkpoint_every": min(every, _SAVED),
+        },
+        "the options",
+    )
+    where = default_device() if device is None else usable_device(device)
+    training = OwnTraining(
+        model=str(Path(model).resolve()) if Path(model).is_dir() else model,
+        rules=rules.resolve(),
+        source=source_of(tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)),
+        config=config,
+        form=ModuleForm.model_validate({"positions": positions}),
+        segment_length=segment_length or RuleSet.load(rules).segment_length or _ROW,
+        seed=seed,
+        use_gpu=where == "cuda",
+    )
+    _show_progress()
+    began = time.perf_counter()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
+    try:
+        with computing():
+            summary = train_checkpoint(training, place)
+    except KeyboardInterrupt:
+        typer.echo("\nStopped; the same command goes on from the last state.", err=True)
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    record_checkpoint(root, name, place / "checkpoint")
+    document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
+    emit(document, _lines(place, name, summary, time.perf_counter() - began), as_json)
+
+
+def _show_progress() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    progress = logging.getLogger("umim.progress")
+    progress.setLevel(logging.INFO)
+    progress.handlers = [handler]
+    progress.propagate = False
+
+
+def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:
+    from umim_core.checkpoint.next_steps import after_training, to_compare
+    from umim_core.progress_lines import duration
+
+    return [
+        f"{summary['steps']:.0f} steps in {duration(seconds)}; held-out KL from the base model "
+        f"{summary['kl_first']:.3f} -> {summary['kl_best']:.3f} nats, best at step "
+        f"{summary['best_step']:.0f}",
+        f"checkpoint: {out / 'checkpoint'}",
+        f"name:       {name}   (umim path lists all)",
+        "",
+        "Next:",
+        *after_training(out),
+        "",
+        *to_compare(out / "recipe.yaml"),
+    ]

@@ -1,0 +1,274 @@
+"""Recipes: everything a pipeline run needs, validated before anything starts.
+
+A recipe is a YAML file under ``infra/recipes``. The same models give Prefect its parameter form and
+are saved with the results.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from umim_core.config.benchmark import BenchmarkConfig as BenchmarkConfig
+from umim_core.config.corpus import Corpus
+from umim_core.config.corpus import DocstringCorpus as DocstringCorpus
+from umim_core.config.corpus import FilesCorpus as FilesCorpus
+from umim_core.config.corpus import GeneratedCorpus as GeneratedCorpus
+from umim_core.config.form import ModuleForm
+from umim_core.config.hardware import HardwareConfig
+from umim_core.config.model_base import Fraction as Fraction
+from umim_core.config.model_base import LossKernel
+from umim_core.config.model_base import Model as Model
+from umim_core.config.model_base import PositiveFloat as PositiveFloat
+from umim_core.config.rule_fields import CellRules
+from umim_core.config.rule_fields import RulesConfig as RulesConfig
+from umim_core.config.stable_dump import LATER, StableDump
+
+Device = Literal["cpu", "cuda"]
+BackboneDtype = Literal["float32", "bfloat16"]
+
+
+class MiningConfig(Model):
+    """What all rule sets of a recipe share: which n-grams may be rules, and what it may cost."""
+
+    protect: tuple[str, ...] = Field(
+        default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
+    )
+    min_documents: Annotated[
+        int, Field(ge=1, description="Least number of documents that a rule occurs in.")
+    ] = 1
+    sample_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Candidate mode: n-grams are chosen on so many tokens; null counts all.",
+    )
+    max_candidates: Annotated[int, Field(ge=1, description="Candidates at most.")] = 10_000_000
+    block_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
+    )
+    max_memory_gib: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more memory per worker is predicted."
+    )
+    max_disk_gib: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more disk is predicted."
+    )
+    max_hours: PositiveFloat | None = Field(
+        default=None, description="Refuse to count if more time is predicted."
+    )
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit, and so a prediction."""
+        return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
+
+
+class Cell(CellRules, ModuleForm):
+    """One compared configuration: a backbone, its rules and the form of its merge module."""
+
+    backbone: str = Field(description="Embedded name, directory or hub repository.")
+    revision: str | None = Field(None, description="Hub revision of the backbone.")
+    adapt: bool = Field(default=False, description="Also adapt this cell to the task.")
+
+
+class TrainConfig(Model):
+    """Optimisation of the merge module; defaults are the paper's where it prints them.
+
+    Attributes:
+        betas: AdamW's.
+        decay_vectors: Whether weight decay also acts on biases, gains and other vectors.
+    """
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    decay_vectors: ClassVar[bool] = True
+
+    max_steps: Annotated[int, Field(ge=1, description="Optimiser steps at most.")]
+    max_epochs: Annotated[
+        int, Field(ge=1, le=1000, description="Passes over the rows at most.")
+    ] = 15
+    batch_size: Annotated[int, Field(ge=1, description="Rows of the global batch.")] = 8
+    learning_rate: Annotated[
+        float, Field(gt=0.0, le=1.0, description="After the warm-up; then it falls to 0.")
+    ] = 8e-4
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-3
+    warmup_fraction: Fraction = 0.1
+    clip_norm: PositiveFloat = 1.0
+    validate_every: Annotated[int, Field(ge=1, description="Steps between validations.")] = 50
+    validation_rows: Annotated[int, Field(ge=1, description="Validation rows at most.")] = 64
+    patience: Annotated[int, Field(ge=1, description="Validations without improvement.")] = 3
+    checkpoint_every: Annotated[int, Field(ge=1, description="Steps between resume states.")] = 50
+    max_skipped_steps: Annotated[
+        int, Field(ge=0, description="Steps skipped for NaN or infinity before the run fails.")
+    ] = 5
+
+
+class DistillConfig(TrainConfig, StableDump):
+    """Optimisation of a distillation stage."""
+
+    bf16: bool = Field(
+        default=True,
+        description="Run the backbone's products in bfloat16; on GPUs its weights are, too.",
+    )
+    micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
+        None,
+        description="Rows at most whose activations a worker holds; null: 4, on a GPU all.",
+    )
+    loss_kernel: Annotated[LossKernel, LATER] = Field(
+        "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
+    )
+
+    def backbone_dtype(self, device: Device) -> BackboneDtype:
+        """Return the data type of the frozen backbone's weights; what is measured takes it, too.
+
+        Args:
+            device: Where it runs. CPUs keep float32 weights under autocast.
+        """
+        return "bfloat16" if self.bf16 and device == "cuda" else "float32"
+
+
+class PreferenceConfig(TrainConfig):
+    """Optimisation of the preference (DPO) stage, in float32 everywhere.
+
+    What is compared are differences of log-probabilities. A step moves them by less than a
+    thousandth, which the rounding of bfloat16 hides.
+    """
+
+    beta: PositiveFloat = 0.1
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
+
+    def backbone_dtype(self, _: Device) -> BackboneDtype:
+        """Return the data type of the frozen backbone's weights."""
+        return "float32"
+
+
+class AdaptConfig(Model):
+    """Task adaptation: task rules, distillation-based SFT, then DPO."""
+
+    rules: RulesConfig = RulesConfig(tau=5, overlap="none", containment="keep")
+    max_tokens: Annotated[int, Field(ge=8, description="A task sequence is cut after so many.")] = (
+        512
+    )
+    sft: DistillConfig
+    dpo: PreferenceConfig
+
+
+class EvaluateConfig(Model):
+    """What is measured on held-out data."""
+
+    alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
+    perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
+    task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
+    batch_size: Annotated[int, Field(ge=1)] = 8
+
+
+class ClusterConfig(Model, StableDump):
+    """Where the work runs."""
+
+    address: str | None = Field(
+        default=None, description="Ray address; null starts a local cluster."
+    )
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    workers: Annotated[int, Field(ge=0, description="Training workers; 0 = in process.")] = 1
+    use_gpu: bool = Field(default=False, description="Whether each worker has a GPU.")
+    strategy: Literal["ddp", "deepspeed"] = "ddp"
+    max_restarts: Annotated[int, Field(ge=0, description="Restarts of lost workers.")] = 2
+    object_store_gib: Annotated[
+        float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."), LATER
+    ] = 1.0
+    dashboard: Annotated[
+        bool, Field(description="Whether a local cluster serves Ray's dashboard."), LATER
+    ] = False
+
+    @property
+    def device(self) -> Device:
+        """Where models run."""
+        return "cuda" if self.use_gpu else "cpu"
+
+    @model_validator(mode="after")
+    def _options_of_a_local_cluster(self) -> Self:
+        if self.address is not None and (self.object_store_gib != 1.0 or self.dashboard):
+            raise ValueError(
+                "object_store_gib and dashboard are of a cluster started here: leave them out "
+                "with an address"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_has_workers(self) -> Self:
+        if self.strategy == "deepspeed" and self.workers == 0:
+            raise ValueError(
+                "strategy deepspeed needs workers: set workers to 1 or more, or strategy to ddp"
+            )
+        return self
+
+
+class TaskSizes(Model):
+    """Questions per split of the embedded task."""
+
+    train: Annotated[int, Field(ge=1)] = 400
+    valid: Annotated[int, Field(ge=1)] = 100
+    test: Annotated[int, Field(ge=1)] = 200
+
+
+class RunRecipe(Model):
+    """What every recipe has, whichever flow it belongs to."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of weights and data order.")] = 0
+    cluster: ClusterConfig = ClusterConfig()
+
+
+class Recipe(RunRecipe, StableDump):
+    """A whole experiment."""
+
+    kind: Literal["pipeline"] = "pipeline"
+    corpus: Annotated[Corpus, Field(discriminator="kind")]
+    segment_length: Annotated[
+        int, Field(ge=8, le=1 << 20, description="Tokens of a row, in mining and in training.")
+    ] = 512
+    mining: MiningConfig = MiningConfig()
+    cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
+    distill: DistillConfig
+    task: TaskSizes | None = TaskSizes()
+    adapt: AdaptConfig | None = None
+    evaluate: EvaluateConfig = EvaluateConfig()
+    benchmark: BenchmarkConfig | None = None
+    shipped: tuple[str, ...] = Field(
+        default=(), description="Trained checkpoints shown as extra rows."
+    )
+    hardware: Annotated[HardwareConfig | None, LATER] = Field(
+        None, description="GPUs it is meant for; --dry-run then predicts memory and time."
+    )
+
+    @property
+    def placement(self) -> tuple[Device, BackboneDtype]:
+        """Where a frozen backbone is measured, and its data type: as it is distilled."""
+        device = self.cluster.device
+        return device, self.distill.backbone_dtype(device)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(set(self.cells)) != len(self.cells):
+            raise ValueError("cells must all be different")
+        for cell in self.cells:
+            cell.check_recipe(self.segment_length, self.mining.min_documents)
+        if self.adapt is None and any(cell.adapt for cell in self.cells):
+            raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
+        if any(cell.adapt for cell in self.cells) and (
+            self.task is None or self.corpus.kind != "docstrings"
+        ):
+            raise ValueError("adaptation needs the embedded task, hence a docstring corpus")
+        sizes = [self.distill.batch_size]
+        sizes += [self.adapt.sft.batch_size, self.adapt.dpo.batch_size] if self.adapt else []
+        if any(size % max(1, self.cluster.workers) for size in sizes):
+            raise ValueError("cluster.workers must divide every batch_size")
+        if self.hardware is not None:
+            self.hardware.check(
+                workers=self.cluster.workers,
+                use_gpu=self.cluster.use_gpu,
+                bf16=self.distill.bf16,
+            )
+            strange = set(self.hardware.shapes) - {cell.backbone for cell in self.cells}
+            if strange:
+                raise ValueError(f"hardware.shapes: no cell has the backbone {min(strange)!r}")
+        return self

@@ -1,0 +1,103 @@
+"""Rules in a recipe: counted n-grams, a model's confidence, or a directory of them.
+
+==============  ===============================  =============================================
+field           ``source: frequency``            ``source: confidence``
+==============  ===============================  =============================================
+tau             least count of an n-gram         least count of a run
+overlap         ``greedy`` by default            ``none``: the paper filters no runs
+containment     ``drop`` by default              ``keep``: likewise
+rule_budget     most rules                       refused
+==============  ===============================  =============================================
+
+A cell that names a rule directory (``rules``) has none of these: nothing is mined for it.
+
+Source: paper, "Merge-Rule Mining Details" and "Alternative Merge-Rule Construction".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from umim_core.config.model_base import Model
+from umim_core.config.stable_dump import LATER, StableDump
+
+CellSource = Literal["frequency", "confidence"]
+_AS_FOUND = {"overlap": "none", "containment": "keep"}
+
+
+class RulesConfig(Model):
+    """How rules are mined."""
+
+    tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
+    overlap: Literal["greedy", "none"] = "greedy"
+    containment: Literal["drop", "keep"] = "drop"
+    rule_budget: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Most rules; tau is raised until they fit. null: no limit."
+    )
+
+
+class CellRules(RulesConfig, StableDump):
+    """How the rules of one cell are made; see the module for what goes together."""
+
+    rules: Annotated[str | None, Field(min_length=1), LATER] = Field(
+        None, description="Rule directory that umim mine wrote; then nothing is mined."
+    )
+    source: Annotated[CellSource, LATER] = Field(
+        "frequency", description="Frequent n-grams, or spans the backbone is confident about."
+    )
+    min_probability: Annotated[float, Field(gt=0.0, lt=1.0), LATER] = Field(
+        0.5, description="Probability that every token of a confident span exceeds."
+    )
+    confidence_tokens: Annotated[int | None, Field(ge=1), LATER] = Field(
+        None, description="Ask the backbone about so many training tokens only; null takes all."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_found(cls, raw: object) -> object:
+        """Give confidence rules the paper's form where none is named: no filters."""
+        if isinstance(raw, dict) and raw.get("source") == "confidence":
+            return _AS_FOUND | raw
+        return raw
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.rules is not None:
+            for name, field in CellRules.model_fields.items():
+                if name != "rules" and getattr(self, name) != field.default:
+                    raise ValueError(f"{name} belongs to mining, rules are given; leave it out")
+            return self
+        if self.source == "frequency":
+            for name in ("min_probability", "confidence_tokens"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} belongs to source 'confidence'; leave it out")
+        else:
+            for name, value in _AS_FOUND.items():
+                if getattr(self, name) != value:
+                    raise ValueError(
+                        f"confidence rules are taken as they are found: {name} must be {value!r}; "
+                        "leave it out"
+                    )
+            if self.rule_budget is not None:
+                raise ValueError("confidence rules know no rule_budget; raise tau instead")
+        return self
+
+    def check_recipe(self, segment_length: int, min_documents: int) -> None:
+        """Refuse confidence rules in a recipe whose other fields they cannot follow.
+
+        Args:
+            segment_length: Tokens per segment L.
+            min_documents: Least number of documents of a rule.
+
+        Raises:
+            ValueError: If documents would have to be counted, or the limit on tokens leaves no
+                segment.
+        """
+        if self.source == "confidence" and min_documents > 1:
+            raise ValueError("confidence rules know no mining.min_documents; raise tau instead")
+        if self.confidence_tokens is not None and self.confidence_tokens < segment_length:
+            raise ValueError(
+                f"confidence_tokens must be at least segment_length, {segment_length}; raise it"
+            )

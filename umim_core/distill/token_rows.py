@@ -1,0 +1,102 @@
+"""Token rows on disk: what training and evaluation read, as flat arrays and offsets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.merging.packing import Segmentation
+from umim_core.rules.matcher import Matcher
+from umim_core.store.arrays import open_array, save_array
+from umim_core.store.artifacts import read_json, write_json
+from umim_core.text.shards import TokenShards
+
+_SHARDS = "shards.json"
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of raw token ids.
+
+    Attributes:
+        ids: All rows' ids, flat [T] (int32); what lies behind the last row is no row's.
+        offsets: Row borders [B + 1] (int64).
+        merge_until: Per row [B] (int64), how many leading tokens rules may be applied to.
+    """
+
+    ids: NDArray[np.int32] | TokenShards
+    offsets: NDArray[np.int64]
+    merge_until: NDArray[np.int64]
+
+    @classmethod
+    def of_segments(cls, stream: TokenShards, length: int) -> TokenRows:
+        """Cut a corpus into rows of ``length`` tokens, all of them open to merging.
+
+        The rest is dropped. Rows are read from the shards when they are asked for.
+        """
+        offsets = np.arange(len(stream) // length + 1, dtype=np.int64) * length
+        return cls(stream, offsets, np.diff(offsets))
+
+    @classmethod
+    def of_rows(cls, rows: list[list[int]], merge_until: list[int]) -> TokenRows:
+        """Join ragged rows."""
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        flat = np.array([token for row in rows for token in row], dtype=np.int32)
+        return cls(flat, offsets, np.array(merge_until, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, index: int) -> NDArray[np.int32]:
+        """Return the ids of one row."""
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def take(self, count: int) -> TokenRows:
+        """Return the first ``count`` rows (all of them if there are fewer)."""
+        count = min(count, len(self))
+        return TokenRows(self.ids, self.offsets[: count + 1], self.merge_until[:count])
+
+    def segment(self, index: int, matcher: Matcher) -> Segmentation:
+        """Cut one row into units; tokens from ``merge_until`` on stay raw."""
+        return matcher.segment_prefix(self.row(index), int(self.merge_until[index]))
+
+    def save(self, directory: Path) -> None:
+        """Write the rows into a new directory; token shards are named, not copied."""
+        directory.mkdir(exist_ok=True)
+        if isinstance(self.ids, TokenShards) and self.ids.directory is not None:
+            write_json(directory / _SHARDS, str(self.ids.directory.resolve()))
+        else:
+            ids = self.ids[: int(self.offsets[-1])]
+            save_array(directory / "ids.npy", ids)
+        for name in ("offsets", "merge_until"):
+            save_array(directory / f"{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, directory: Path) -> TokenRows:
+        """Read what :meth:`save` wrote; the ids are memory-mapped.
+
+        Raises:
+            ArtifactError: If a file is missing or torn, or the shards are gone.
+        """
+        ids: NDArray[np.int32] | TokenShards
+        if (directory / _SHARDS).exists():
+            ids = TokenShards.open(Path(str(read_json(directory / _SHARDS))))
+        else:
+            ids = load_array(directory / "ids.npy", mmap=True)
+        return cls(
+            ids, load_array(directory / "offsets.npy"), load_array(directory / "merge_until.npy")
+        )
+
+
+def load_array(path: Path, *, mmap: bool = False) -> NDArray[Any]:
+    """Read an ``.npy`` file without pickle.
+
+    Raises:
+        ArtifactError: If it is missing or not an array file.
+    """
+    array: NDArray[Any] = open_array(path)
+    return array if mmap else np.array(array)

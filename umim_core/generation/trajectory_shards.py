@@ -1,0 +1,99 @@
+"""The files of generated trajectories: the questions, and JSON Lines of trajectories in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from umim_core.errors import ArtifactError
+from umim_core.generation.questions import Selection
+from umim_core.store.artifacts import canonical_json, read_json, write_json
+from umim_core.store.disk import write_bytes
+
+_QUESTIONS: Final = "questions.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One document of a generated corpus.
+
+    Attributes:
+        question: Number of its question.
+        trajectory: Number among the question's trajectories.
+        ended: ``eos`` if the model ended it, ``length`` if it was cut.
+        tokens: Tokens of prompt and answer, without the end of text.
+        text: Both of them, special tokens left out.
+    """
+
+    question: int
+    trajectory: int
+    ended: Literal["eos", "length"]
+    tokens: int
+    text: str
+
+
+_ROW: Final = TypeAdapter(Row)
+_SELECTION: Final = TypeAdapter(Selection)
+
+
+def write_selection(folder: Path, selection: Selection) -> None:
+    """Write the questions that are asked, atomically."""
+    write_json(folder / _QUESTIONS, asdict(selection))
+
+
+def has_selection(folder: Path) -> bool:
+    """Return whether the questions are there."""
+    return (folder / _QUESTIONS).is_file()
+
+
+def read_selection(folder: Path) -> Selection:
+    """Return the questions that are asked.
+
+    Raises:
+        ArtifactError: If they are missing or torn.
+    """
+    path = folder / _QUESTIONS
+    try:
+        return _SELECTION.validate_python(read_json(path))
+    except ValidationError as error:
+        raise _damaged(f"{path} must hold a selection of questions", error) from error
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Return where a shard lies; it is there only when it is whole."""
+    return folder / "shards" / f"{number:06}.jsonl"
+
+
+def write_shard(folder: Path, number: int, rows: Sequence[Row]) -> None:
+    """Write a shard, atomically."""
+    text = "".join(f"{canonical_json(asdict(row))}\n" for row in rows)
+    write_bytes(shard_path(folder, number), text.encode())
+
+
+def iter_rows(folder: Path) -> Iterator[Row]:
+    """Yield the rows of all shards in order.
+
+    Raises:
+        ArtifactError: If a shard is torn.
+    """
+    for path in sorted((folder / "shards").glob("*.jsonl")):
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield _ROW.validate_json(line)
+                except ValidationError as error:
+                    raise _damaged(f"{path}:{number} must be a trajectory", error) from error
+
+
+def _damaged(rule: str, error: ValidationError) -> ArtifactError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return ArtifactError(
+        rule,
+        f"{where}: {first['msg']}" if where else first["msg"],
+        "Delete the file; the same command makes it again.",
+    )

@@ -1,0 +1,263 @@
+"""Batched generation over a cache that shrinks whenever generated tokens complete a rule.
+
+One forward per token, always, with one new unit per row::
+
+    prompt ids --match--> units --prefill--> cache, logits
+    repeat: choose y; stop?; does a rule end at y among the generated tokens?
+            no   feed e(y)                    cache length + 1
+            yes  roll back its earlier units,
+                 feed the surrogate           cache length - rolled back + 1
+
+The last token of a row is never fed: nothing follows it, unless another turn continues the state.
+Rows that have ended are fed along with the others and gain nothing. Samples of one prompt share its
+prefill.
+
+Positions are contiguous over units (``compact``, the paper's) or those of the units' last raw
+tokens (``preserved``), as the module was trained.
+
+Shapes: B rows, S prompt units of the longest row, W units per forward, d embedding size, V
+vocabulary.
+Source: paper, "Inference with UMIM".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.row_cache import RowCache
+from umim_core.config.form import UnitPositions
+from umim_core.errors import GenerationError
+from umim_core.inference.clock import LapClock
+from umim_core.inference.generated import GeneratedUnits
+from umim_core.inference.generation_settings import check_generation_config, samples_per_prompt
+from umim_core.inference.outputs import EngineOutput, Observer, Timings
+from umim_core.inference.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
+from umim_core.inference.request import Request
+from umim_core.inference.rows import choose_tokens, new_rows, record_forward
+from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.state import GenerationState
+from umim_core.inference.stopping import Stopper
+from umim_core.inference.trunk import CachedTrunk
+from umim_core.merging.packing import SpanMerger
+from umim_core.rules.matcher import Matcher
+
+Steps = Generator[NDArray[np.int64], None, EngineOutput]
+
+
+def exhaust(steps: Steps) -> EngineOutput:
+    """Take all steps of a request and return what they end with."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            output: EngineOutput = end.value
+            return output
+
+
+class Engine:
+    """Generate with prompt merging and decoding-time merging.
+
+    Args:
+        backbone: The frozen model.
+        module: Makes surrogates, its weights fixed; None only without rules.
+        matcher: The rules; None for the base model.
+        unit_positions: Positions of units in the backbone, as the module was trained.
+
+    Raises:
+        GenerationError: If there are rules but no module, or the unit positions are unknown.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        module: SpanMerger | None,
+        matcher: Matcher | None,
+        *,
+        unit_positions: UnitPositions = "compact",
+    ) -> None:
+        if matcher is not None and len(matcher.rules) and module is None:
+            raise GenerationError("rules need a merge module", None, "Pass one, or no rules.")
+        if unit_positions not in get_args(UnitPositions):
+            raise GenerationError(
+                f"unit_positions must be one of {get_args(UnitPositions)}",
+                unit_positions,
+                "Take the checkpoint's.",
+            )
+        self.backbone, self.module, self.matcher = backbone, module, matcher
+        self.unit_positions: UnitPositions = unit_positions
+        self.trunk = CachedTrunk(backbone, module, unit_positions)
+
+    def generate(
+        self,
+        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+        config: GenerationConfig,
+        *,
+        past: GenerationState | None = None,
+        merge_prompt: bool = True,
+        merge_decode: bool = True,
+        match_border: bool = False,
+        seed: int | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        streamer: BaseStreamer | None = None,
+        observer: Observer | None = None,
+    ) -> EngineOutput:
+        """Generate a continuation of every prompt; see ``steps`` and ``Request``."""
+        request = Request(
+            merge_prompt=merge_prompt,
+            merge_decode=merge_decode,
+            match_border=match_border,
+            seed=seed,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            streamer=streamer,
+            observer=observer,
+        )
+        return self.run(prompts, config, request, past)
+
+    def run(
+        self,
+        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+        config: GenerationConfig,
+        request: Request,
+        past: GenerationState | None = None,
+    ) -> EngineOutput:
+        """Take all the ``steps``."""
+        return exhaust(self.steps(prompts, config, request, past))
+
+    @torch.no_grad()
+    def steps(
+        self,
+        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+        config: GenerationConfig,
+        request: Request,
+        past: GenerationState | None = None,
+    ) -> Steps:
+        """Generate token by token.
+
+        Args:
+            prompts: Raw ids per row [T_b], of any lengths, at least one token each. With ``past``
+                only what is added to it.
+            config: ``max_new_tokens`` and the settings named in ``sampling``; others are refused.
+            request: Everything else.
+            past: The state of an earlier output; its past is not read again.
+
+        Yields:
+            The ids just chosen [B]; those of rows that have ended mean nothing.
+
+        Returns:
+            Raw ids, spans and cache lengths per row.
+
+        Raises:
+            GenerationError: If there is no prompt, a prompt is empty or holds an id outside the
+                vocabulary, an option is not supported, the state was continued before, or units and
+                new tokens exceed the backbone's positions or attention window.
+        """
+        clock = LapClock()
+        check_generation_config(config)
+        if past is not None:
+            past.check(len(prompts), self.backbone, self.unit_positions)
+        samples = samples_per_prompt(config)
+        request.check(self.backbone.vocab_size, len(prompts) * samples)
+        given = read_prompts(
+            prompts,
+            None if past is None else [ids[-1] for ids in past.raw_ids],
+            self.backbone,
+            self.matcher if request.merge_prompt else None,
+            across_turns=request.match_border,
+        )
+        if request.overlong == "truncate" and past is None:
+            new = config.max_new_tokens or 0
+            given = cut_left(given, new, self.backbone, self.unit_positions)
+        rows = new_rows(given, past, samples)
+        chooser = TokenChooser(
+            config,
+            [len(row.raw) for row in rows],
+            request.seed,
+            request.logits_processor,
+            past_lengths=[row.past for row in rows],
+            streams=request.streams,
+            device=self.backbone.device,
+        )
+        stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
+        units = GeneratedUnits(self.matcher if request.merge_decode else None, len(rows))
+        if request.match_border:
+            units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
+        first_cache = self._room(given, past, config, request.overlong)
+        streamer, complete = request.streamer, False
+        try:
+            if streamer is not None:
+                streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
+            logits = self.trunk.prefill(
+                given.packed, first_cache, [r.past for r in rows[::samples]]
+            )
+            logits = logits.repeat_interleave(samples, dim=0)
+            cache = first_cache.repeated(samples)
+            while True:
+                record_forward(rows, logits, cache.lengths, request.observer)
+                tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
+                if streamer is not None:
+                    streamer.put(torch.from_numpy(tokens))  # type: ignore[no-untyped-call]
+                clock.stop()
+                yield tokens
+                clock.start()
+                running = np.array([row.stop_reason is None for row in rows])
+                if not running.any():
+                    break
+                logits = self.trunk.feed(
+                    units.push(tokens, running), cache, [len(row.raw) for row in rows]
+                )
+            complete = True
+        finally:
+            if past is not None and not complete:  # it failed, or the generator was abandoned
+                past.give_back(first_cache)
+            if streamer is not None:
+                streamer.end()  # type: ignore[no-untyped-call]
+        return EngineOutput(
+            tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
+            Timings(clock.laps[0], sum(clock.laps[1:])),
+            GenerationState(
+                tuple(tuple(row.raw) for row in rows), cache, self.backbone, self.unit_positions
+            ),
+        )
+
+    def _room(
+        self,
+        given: Prompts,
+        past: GenerationState | None,
+        config: GenerationConfig,
+        overlong: Overlong,
+    ) -> RowCache:
+        """Return a cache with room for the request: a new one, or that of ``past``."""
+        new = config.max_new_tokens or 0
+        units = given.packed.unit_counts.cpu()
+        raw = given.packed.raw_counts.cpu()
+        if past is not None:
+            units = units + torch.tensor(past.cache_lengths)
+            raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
+        # The last token chosen is never fed.
+        limit = int(units.max()) + new - 1
+        highest = int(raw.max()) + new - 1 if self.unit_positions == "preserved" else limit
+        check_room(self.backbone, highest, new, overlong)
+        rows = len(units) * samples_per_prompt(config)
+        if rows > 1 or self.unit_positions == "preserved":  # one row keeps the backbone's windows
+            check_attention_window(self.backbone.model.config, max(limit, highest))
+        if past is None:
+            layers = self.backbone.model.config.num_hidden_layers
+            return RowCache(layers, len(units), limit, self.backbone.device)
+        # Short prompts are padded to the widest, wherever their rows begin.
+        padded = max(past.cache_lengths) + given.packed.token_ids.shape[1]
+        cache = past.take()
+        cache.allow(max(limit, padded))
+        return cache

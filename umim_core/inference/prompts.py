@@ -1,0 +1,183 @@
+"""Prompts of a request, checked, cut into units and packed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import GenerationError
+from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows, segmentation
+from umim_core.rules.matcher import Matcher
+
+Overlong = Literal["refuse", "truncate", "extend"]
+_log: Final = logging.getLogger(__name__)
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The rows of a request, before samples are split off.
+
+    Attributes:
+        ids: Raw ids to prefill per row [T_b].
+        cuts: Their units (starts, lengths) per row.
+        packed: The same as tensors.
+    """
+
+    ids: list[Ids]
+    cuts: list[Segmentation]
+    packed: PackedUnits
+
+
+def read_prompts(
+    prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+    unfed: Sequence[int] | None,
+    backbone: Backbone,
+    matcher: Matcher | None,
+    *,
+    across_turns: bool = False,
+) -> Prompts:
+    """Check prompts and cut them into units.
+
+    Args:
+        prompts: Raw ids per row [T_b].
+        unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
+        backbone: Whose ids they are.
+        matcher: The rules; None keeps every token.
+        across_turns: Whether a rule may begin with the unfed token.
+
+    Raises:
+        GenerationError: If there is no prompt, a prompt is empty (but for an unfed token), or it
+            holds an id outside the vocabulary.
+    """
+    if len(prompts) == 0:
+        raise GenerationError("there must be at least one prompt", 0, "Pass one.")
+    new = [_checked(b, ids, backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
+    if unfed is None:
+        rows, cuts = new, [segmentation(ids, matcher) for ids in new]
+    else:
+        rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
+        cuts = [
+            segmentation(ids, matcher) if across_turns else _behind_one(segmentation(rest, matcher))
+            for ids, rest in zip(rows, new, strict=True)
+        ]
+    return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
+
+
+def _behind_one(cut: Segmentation) -> Segmentation:
+    """Put a unit of one token before the units of a text."""
+    starts, lengths = cut
+    return np.append(np.int64(0), starts + 1), np.append(np.int64(1), lengths)
+
+
+def _checked(
+    b: int,
+    ids: NDArray[np.integer] | Sequence[int],
+    vocab_size: int,
+    unfed: Sequence[int] | None,
+) -> Ids:
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:  # lists of different lengths inside
+        raise GenerationError(
+            "a prompt must be a 1-D array of token ids", f"prompt {b}", str(error)
+        ) from error
+    if array.ndim == 1 and array.size == 0 and unfed is not None:
+        return array.astype(np.int64)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise GenerationError(
+            "a prompt must be a 1-D array of at least one token id",
+            f"prompt {b}: shape {array.shape}, {array.dtype}",
+            "Put a BOS token into an empty prompt.",
+        )
+    wide = array.astype(np.int64)
+    if int(wide.min()) < 0 or int(wide.max()) >= vocab_size:
+        raise GenerationError(
+            f"ids must lie between 0 and {vocab_size - 1}",
+            f"prompt {b}: {int(wide.min())} .. {int(wide.max())}",
+            "Encode with the backbone's own tokenizer.",
+        )
+    return wide
+
+
+def cut_left(
+    given: Prompts, new_tokens: int, backbone: Backbone, unit_positions: UnitPositions
+) -> Prompts:
+    """Drop the leading units that a backbone has no positions for; a BOS in front stays.
+
+    Matching from a unit border on gives the same units as matching the whole.
+
+    Args:
+        given: Prompts of a first turn.
+        new_tokens: Tokens to generate.
+        backbone: The frozen model.
+        unit_positions: Whether positions count units or raw tokens.
+
+    Returns:
+        Prompts that fit, but for those that have no room for a single unit.
+    """
+    if backbone.max_positions is None:
+        return given
+    room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
+    bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
+    rows, cuts = [], []
+    for ids, (starts, lengths) in zip(given.ids, given.cuts, strict=True):
+        if unit_positions == "compact":
+            needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
+        else:
+            needed = len(ids) - starts
+        front = int(lengths[0] == 1 and int(ids[0]) == bos)
+        dropped = int((needed[front:] + front > room).sum()) if needed[0] > room else 0
+        first = front + dropped
+        if dropped and first < len(starts):
+            start = starts[first]
+            rows.append(np.concatenate([ids[:front], ids[start:]]))
+            moved = np.concatenate([starts[:front], starts[first:] - start + front])
+            cuts.append((moved, np.concatenate([lengths[:front], lengths[first:]])))
+        else:
+            rows.append(ids)
+            cuts.append((starts, lengths))
+    return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
+
+
+def check_room(backbone: Backbone, positions: int, new_tokens: int, overlong: Overlong) -> None:
+    """Refuse a request that the backbone has no room for.
+
+    Args:
+        backbone: The frozen model.
+        positions: Positions that the longest row may take.
+        new_tokens: Tokens to generate, for the message.
+        overlong: ``extend`` lets rotary positions go on, with a warning.
+
+    Raises:
+        GenerationError: If they exceed its positions.
+    """
+    most = backbone.max_positions
+    if most is not None and positions > most:
+        rotary = bool(backbone.model.config.to_dict().get("rope_parameters"))
+        if overlong == "extend" and rotary:
+            _log.warning(
+                "%d positions exceed the %d that %s was made for: its text may degrade",
+                positions,
+                most,
+                backbone.name,
+            )
+        elif overlong == "extend":
+            raise GenerationError(
+                "only rotary positions go on beyond those that a backbone was made for",
+                f"{positions} positions, {backbone.name} has {most}",
+                "Shorten the prompt, or use overlong='truncate'.",
+            )
+        else:
+            raise GenerationError(
+                f"prompt units and new tokens must fit the backbone's {most} positions",
+                f"{positions - new_tokens + 1} prompt positions + {new_tokens} new tokens",
+                "Shorten the prompt, lower max_new_tokens, or use overlong='truncate' or 'extend'.",
+            )

@@ -1,0 +1,150 @@
+"""Rows under way: what each has generated, and how its record is handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.inference.generated import GeneratedUnits
+from umim_core.inference.outputs import Forward, Observer, RowOutput, TopTokens
+from umim_core.inference.prompts import Prompts
+from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.state import GenerationState
+from umim_core.inference.stopping import Stopper, StopReason
+from umim_core.merging.packing import Segmentation
+
+
+@dataclass
+class Row:
+    """State of one row.
+
+    Attributes:
+        raw: All raw ids so far: an earlier turn's, the prompt's and the generated ones.
+        past: How many an earlier turn left in the cache.
+        prompt: How many were prefilled.
+        cut: Units of the prefilled ids.
+        cache_lengths: Units held after every forward.
+        logprobs: Of the generated ids, where asked for.
+        top_logprobs: Most probable ids of each step, where asked for.
+        stop_reason: None while it runs.
+    """
+
+    raw: list[int]
+    past: int
+    prompt: int
+    cut: Segmentation
+    cache_lengths: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopTokens] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Raw ids that were prefilled."""
+        return tuple(self.raw[self.past : self.past + self.prompt])
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Generated raw ids."""
+        return tuple(self.raw[self.past + self.prompt :])
+
+    def output(self, units: GeneratedUnits, row: int, scored: bool) -> RowOutput:
+        """Hand the record over; ``row`` is this row's number in ``units``."""
+        assert self.stop_reason is not None  # noqa: S101  a request ends when all rows have
+        starts, lengths = self.cut
+        kept = len(starts) - units.taken_from_prompt(row)
+        spans = zip(starts[:kept].tolist(), lengths[:kept].tolist(), strict=True)
+        return RowOutput(
+            ids=self.ids,
+            prompt_ids=self.prompt_ids,
+            prompt_units=len(starts),
+            prompt_spans=tuple((s, n) for s, n in spans if n > 1),
+            generated_spans=units.spans(row),
+            cache_lengths=tuple(self.cache_lengths),
+            stop_reason=self.stop_reason,
+            logprobs=tuple(self.logprobs) if scored else None,
+            top_logprobs=tuple(self.top_logprobs) if scored else None,
+        )
+
+
+def new_rows(given: Prompts, past: GenerationState | None, samples: int) -> list[Row]:
+    """Return the rows of a request, the samples of a prompt side by side.
+
+    Args:
+        given: What is prefilled; where a state is continued its unfed tokens come first.
+        past: That state.
+        samples: Rows per prompt.
+    """
+    before = [()] * len(given.ids) if past is None else [ids[:-1] for ids in past.raw_ids]
+    return [
+        Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
+        for fed, ids, cut in zip(before, given.ids, given.cuts, strict=True)
+        for _ in range(samples)
+    ]
+
+
+def record_forward(
+    rows: Sequence[Row], logits: Tensor, lengths: Tensor, observer: Observer | None
+) -> None:
+    """Note what running rows hold after a forward, and show it.
+
+    Args:
+        rows: B rows.
+        logits: Next-token logits [B, V].
+        lengths: Units held per row [B].
+        observer: Who is shown it, if anyone.
+    """
+    for row, length in zip(rows, lengths.tolist(), strict=True):
+        if row.stop_reason is None:
+            row.cache_lengths.append(length)
+    if observer is not None:
+        running = torch.tensor([row.stop_reason is None for row in rows])
+        observer(Forward(logits, lengths.clone(), tuple(row.ids for row in rows), running))
+
+
+def choose_tokens(
+    rows: Sequence[Row],
+    logits: Tensor,
+    chooser: TokenChooser,
+    stopper: Stopper,
+    logprobs: int | None,
+) -> NDArray[np.int64]:
+    """Give every running row its next token.
+
+    Args:
+        rows: B rows.
+        logits: What they are chosen by [B, V].
+        chooser: Chooses.
+        stopper: Ends rows.
+        logprobs: How many of the most probable ids to record; None records nothing.
+
+    Returns:
+        The choice of all rows [B]; that of ended rows means nothing.
+    """
+    running = [row.stop_reason is None for row in rows]
+    tokens = chooser.choose(logits, [row.raw for row in rows], running)
+    if logprobs is not None:
+        _record(rows, tokens, logits, logprobs)
+    for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        if row.stop_reason is None:
+            row.raw.append(token)
+            generated = len(row.raw) - row.past - row.prompt
+            row.stop_reason = stopper.reason(row.raw, generated, number)
+    return np.array(tokens, dtype=np.int64)
+
+
+def _record(rows: Sequence[Row], tokens: Sequence[int], logits: Tensor, top: int) -> None:
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    scores = wide.log_softmax(dim=-1)
+    chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    best = scores.topk(top, dim=-1)
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    for row, value, (ids, values) in zip(rows, chosen, pairs, strict=True):
+        if row.stop_reason is None:
+            row.logprobs.append(value)
+            row.top_logprobs.append(tuple(zip(ids, values, strict=True)))

@@ -1,0 +1,242 @@
+"""Token choice on raw ids, with transformers' own processors.
+
+Merging never shows here: processors get the prompt's and the generated raw ids, so a repetition
+penalty means what it means in ``transformers.generate``.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from umim_core.backbone.devices import float64_device
+from umim_core.errors import GenerationError, NumericalError
+from umim_core.inference.history import History
+from umim_core.inference.stopping import eos_ids
+
+# Settings, in transformers' own order: the values without effect and what makes the processor.
+# The first table's need a row's ids, the second's do not; the third's count when sampling only.
+_Factory = Callable[[Any], LogitsProcessor]
+_Table = dict[str, tuple[tuple[object, ...], _Factory]]
+ON_IDS: Final[_Table] = {
+    "sequence_bias": ((None,), SequenceBiasLogitsProcessor),
+    "repetition_penalty": ((None, 1.0), RepetitionPenaltyLogitsProcessor),
+    "no_repeat_ngram_size": ((None, 0), NoRepeatNGramLogitsProcessor),
+}
+PLAIN: Final[_Table] = {
+    "suppress_tokens": ((None,), SuppressTokensLogitsProcessor),
+}
+WARPERS: Final[_Table] = {
+    "temperature": ((None, 1.0), TemperatureLogitsWarper),
+    "top_k": ((None, 0), TopKLogitsWarper),
+    "top_p": ((None, 1.0), TopPLogitsWarper),
+    "min_p": ((None,), MinPLogitsWarper),
+    "typical_p": ((None, 1.0), TypicalLogitsWarper),
+    "epsilon_cutoff": ((None, 0.0), EpsilonLogitsWarper),
+    "eta_cutoff": ((None, 0.0), EtaLogitsWarper),
+}
+
+
+def _processed(processors: LogitsProcessorList, ids: Tensor, scores: Tensor) -> Tensor:
+    """Apply processors to scores [B, V]; transformers' signatures say Long- and FloatTensor."""
+    return processors(cast("torch.LongTensor", ids), cast("torch.FloatTensor", scores))
+
+
+def _from_table(table: _Table, config: GenerationConfig) -> list[LogitsProcessor]:
+    values = ((getattr(config, name), *entry) for name, entry in table.items())
+    return [factory(value) for value, neutral, factory in values if value not in neutral]
+
+
+class TokenChooser:
+    """Choose one token per row from its logits.
+
+    Each row samples from a stream of its own, made from the seed and the stream's number: what a
+    row draws does not depend on the other rows or on when they finish.
+
+    Args:
+        config: What ``check_generation_config`` lets pass.
+        prompt_lengths: Raw prompt tokens per row, which ``min_new_tokens`` counts from.
+        seed: Not negative; equal seeds give equal draws. None draws one from torch's global
+            generator if rows are sampled.
+        processors: Further processors, applied behind those of ``config`` and before the warpers,
+            as in transformers. Each is called once per row with that row's raw ids [1, T].
+        past_lengths: Raw tokens per row of earlier turns, so that a turn draws numbers of its own;
+            zeros if None.
+        streams: Number of each row's stream; 0, 1, 2, ... if None.
+        device: Where the logits will be.
+
+    Raises:
+        GenerationError: If transformers refuses a setting (a temperature of 0, say), or the seed
+            is negative.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        prompt_lengths: Sequence[int],
+        seed: int | None,
+        processors: LogitsProcessorList | None = None,
+        *,
+        past_lengths: Sequence[int] | None = None,
+        streams: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if seed is not None and seed < 0:
+            raise GenerationError("a seed must not be negative", seed, "Use 0 or a larger integer.")
+        self._sample = bool(config.do_sample)
+        try:
+            on_ids = _from_table(ON_IDS, config)
+            if config.bad_words_ids is not None:
+                on_ids.append(
+                    NoBadWordsLogitsProcessor(config.bad_words_ids, eos_ids(config.eos_token_id))
+                )
+            least = [_least_length(config, length, str(device)) for length in prompt_lengths]
+            plain = _from_table(PLAIN, config)
+            warpers = _from_table(WARPERS, config) if self._sample else []
+        except ValueError as error:
+            raise GenerationError(
+                "a sampling setting is out of range", str(error), "Correct it, or leave it out."
+            ) from error
+        behind = [*plain, *(processors or ())]
+        alike = not processors and not on_ids and not any(least)
+        # Rows have their own ids and lengths, and padding would be penalised: one call a row.
+        self._per_row = (
+            [] if alike else [LogitsProcessorList([*on_ids, *own, *behind]) for own in least]
+        )
+        self._on_all = LogitsProcessorList([*(plain if alike else ()), *warpers])
+        self._history = History(device)
+        if self._sample:
+            rows = len(prompt_lengths)
+            self._generators = _streams(
+                fresh_seed() if seed is None else seed,
+                range(rows) if streams is None else streams,
+                past_lengths or [0] * rows,
+            )
+
+    def choose(
+        self,
+        logits: Tensor,
+        raw_ids: Sequence[Sequence[int]],
+        running: Sequence[bool] | None = None,
+    ) -> list[int]:
+        """Choose the next token of every row.
+
+        Args:
+            logits: Next-token logits [B, V].
+            raw_ids: Prompt and generated raw ids per row, of any length.
+            running: Rows whose choice counts; all if None.
+
+        Returns:
+            One id per row.
+
+        Raises:
+            GenerationError: If a processor refuses its input.
+            NumericalError: If nothing can be chosen for a running row: logits that are not numbers,
+                or every id ruled out.
+        """
+        # transformers.generate scores in float32; float64 models keep their own precision.
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        try:
+            scores = self._processed(scores, raw_ids)
+        except ValueError as error:  # some of transformers' check their settings here
+            raise GenerationError(
+                "a logits processor refused its input", str(error), "Correct its settings."
+            ) from error
+        scores = scores.to(float64_device(scores.device))
+        best = scores.max(dim=-1)
+        chosen = self._draw(scores) if self._sample else best.indices
+        # One read for both: it waits for the device. Ids are exact in float64.
+        highest, tokens = torch.stack([best.values.double(), chosen.double()]).tolist()
+        for b, value in enumerate(highest):
+            # A processor may force a token by infinity; its probability would be no number.
+            fails = math.isnan(value) or value == -math.inf or (self._sample and value == math.inf)
+            if fails and (running is None or running[b]):
+                raise NumericalError(
+                    "every row must have a token with a finite score",
+                    f"row {b}: highest score {value}",
+                    "Allow more tokens, or look for NaN in the backbone's weights.",
+                )
+        return [int(token) for token in tokens]
+
+    def _processed(self, scores: Tensor, raw_ids: Sequence[Sequence[int]]) -> Tensor:
+        """Apply all processors to scores [B, V]."""
+        if self._per_row:
+            scores = torch.cat(
+                [
+                    _processed(own, self._history.row(b, ids), scores[b : b + 1])
+                    for b, (own, ids) in enumerate(zip(self._per_row, raw_ids, strict=True))
+                ]
+            )
+        if self._on_all:
+            no_ids = torch.empty((len(raw_ids), 0), dtype=torch.int64, device=scores.device)
+            scores = _processed(self._on_all, no_ids, scores)
+        return scores
+
+    def _draw(self, scores: Tensor) -> Tensor:
+        """Sample [B] by inverting the cumulative distribution: one uniform number per row."""
+        cumulative = scores.double().softmax(dim=-1).cumsum(dim=-1)  # [B, V]
+        uniform = torch.cat(
+            [torch.rand(1, generator=g, dtype=torch.float64) for g in self._generators]
+        ).to(scores.device)
+        # right=True takes the first id whose cumulative value exceeds the draw: probability > 0.
+        drawn = torch.searchsorted(
+            cumulative, uniform[:, None] * cumulative[:, -1:], right=True
+        ).clamp_max(scores.shape[-1] - 1)
+        return drawn[:, 0]
+
+
+def fresh_seed() -> int:
+    """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
+    return int(torch.randint(2**62, (1,)))
+
+
+def _streams(
+    seed: int, numbers: Sequence[int], past_lengths: Sequence[int]
+) -> list[torch.Generator]:
+    """Return a generator per row."""
+    keys = [
+        (seed, number, past) if past else (seed, number)
+        for number, past in zip(numbers, past_lengths, strict=True)
+    ]
+    states = [int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys]
+    return [torch.Generator().manual_seed(state) for state in states]
+
+
+def _least_length(
+    config: GenerationConfig, prompt_length: int, device: str
+) -> list[LogitsProcessor]:
+    """Return what holds back the end of a row until it is long enough."""
+    ends = eos_ids(config.eos_token_id)
+    least: list[LogitsProcessor] = []
+    if config.min_length and ends:  # the prompt counts
+        least.append(MinLengthLogitsProcessor(config.min_length, ends, device=device))
+    if config.min_new_tokens and ends:
+        new = config.min_new_tokens
+        least.append(MinNewTokensLengthLogitsProcessor(prompt_length, new, ends, device=device))
+    return least

@@ -1,0 +1,119 @@
+"""Stopping of a row, on raw ids, with transformers' own criteria."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    MaxTimeCriteria,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import GenerationError
+from umim_core.inference.history import History
+
+StopReason = Literal["eos", "stop_string", "criteria", "length"]
+
+
+def eos_ids(eos: int | Sequence[int] | None) -> list[int]:
+    """Return the ids of an ``eos_token_id`` setting, which may be one, several or none."""
+    if eos is None:
+        return []
+    return [int(eos)] if isinstance(eos, int | np.integer) else [int(i) for i in eos]
+
+
+def end_ids(backbone: Backbone) -> list[int]:
+    """Return the ids that end a text: the model's own, else the tokenizer's."""
+    eos = backbone.model.generation_config.eos_token_id
+    if eos is None and backbone.tokenizer is not None:
+        eos = backbone.tokenizer.eos_token_id
+    return eos_ids(eos)
+
+
+class Stopper:
+    """Decide whether a row ends with the token just chosen.
+
+    Stop strings are looked for in generated text only, and there in as many tokens at the end as
+    the longest of them has characters (bytes).
+
+    Args:
+        config: ``eos_token_id``, ``max_new_tokens``, ``stop_strings``, ``max_time``.
+        tokenizer: Needed for stop strings only.
+        criteria: Further criteria. Each is called once per row and token with that row's raw ids
+            [1, T], prompt included, and without scores.
+
+    Raises:
+        GenerationError: If stop strings are asked for without a fitting tokenizer.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        criteria: StoppingCriteriaList | None = None,
+    ) -> None:
+        assert config.max_new_tokens is not None  # noqa: S101  check_generation_config
+        self._max_new_tokens = config.max_new_tokens
+        self._eos = frozenset(eos_ids(config.eos_token_id))
+        self._strings = _stop_strings(config, tokenizer)
+        self._criteria = StoppingCriteriaList(criteria or [])
+        if config.max_time is not None:
+            self._criteria.append(MaxTimeCriteria(config.max_time))
+        self._history = History()
+
+    def reason(self, raw_ids: Sequence[int], generated: int, row: int = 0) -> StopReason | None:
+        """Return why the row ends here, or None.
+
+        Args:
+            raw_ids: The row's prompt and generated raw ids, the newest last.
+            generated: How many of them were generated.
+            row: Its number.
+        """
+        if raw_ids[-1] in self._eos:
+            return "eos"
+        if self._strings is not None:
+            tail = raw_ids[-min(generated, self._strings.maximum_token_len) :]
+            if bool(self._strings(cast("torch.LongTensor", torch.tensor([tail])), None)[0]):
+                return "stop_string"
+        if self._criteria:
+            ids = cast("torch.LongTensor", self._history.row(row, raw_ids))
+            if bool(self._criteria(ids, None)[0]):
+                return "criteria"
+        return "length" if generated >= self._max_new_tokens else None
+
+
+def _stop_strings(
+    config: GenerationConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> StopStringCriteria | None:
+    if not config.stop_strings:
+        return None
+    if tokenizer is None:
+        raise GenerationError(
+            "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
+        )
+    given = config.stop_strings
+    strings = (given,) if isinstance(given, str) else tuple(given)
+    try:
+        return _analysed(tokenizer, len(tokenizer), strings)
+    except ValueError as error:  # its analysis encodes "abcdef" and looks for it
+        raise GenerationError(
+            "stop strings need a tokenizer that can encode Latin letters",
+            str(error),
+            "Use eos_token_id.",
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _analysed(
+    tokenizer: PreTrainedTokenizerBase, _size: int, strings: tuple[str, ...]
+) -> StopStringCriteria:
+    """Analyse a vocabulary once: it takes a second at 100,000 ids. Added tokens change its size."""
+    return StopStringCriteria(tokenizer, list(strings))

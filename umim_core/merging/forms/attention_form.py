@@ -1,0 +1,182 @@
+"""Attention pooling, the paper's form.
+
+Shapes: M spans, N tokens in the longest span, d embedding size, h heads, d_h = d / h.
+
+    P   = LN_kv(GELU(Linear_kv(E)))                 [M, N, d], per token
+    a_i = softmax(P_i q_i / sqrt(d_h))              [M, N], per head, over the span
+    o_i = sum_t a_i[t] P_i[t]                       [M, d_h]
+    z   = LN_o(GELU(Linear_o([o_1; ...; o_h])))     [M, d]
+
+Source: paper, "Module Architecture and Integration".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from umim_core.config.form import Depth, Kind, Positions, check_form
+from umim_core.errors import ConfigError
+from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
+
+
+class MergeModule(nn.Module):
+    """Make one embedding of a span of token embeddings.
+
+    It is the paper's form: every token is projected on its own, then the span is pooled, with
+    2 d^2 + 7 d parameters. Without positions it sees neither order nor repetition. ``learned`` adds
+    one vector per offset to the embeddings, 4 d parameters that begin at zero.
+
+    The other forms are its subclasses and declare the policies they stand for. ``MergeModule(...)``
+    returns the one that is asked for, as ``pathlib.Path`` gives the class of the system.
+
+    Args:
+        hidden_size: Embedding size d of the backbone.
+        num_heads: Heads h; must divide d.
+        positions: ``none`` or ``learned``.
+        depth: 1 or 3.
+        kind: ``attention`` or ``linear``.
+
+    Attributes:
+        norm_o: The last layer of every form, at the scale of the backbone's embeddings.
+
+    Raises:
+        ConfigError: If the heads do not divide the size or there is no such form.
+    """
+
+    _forms: ClassVar[dict[tuple[Kind, Depth], type[MergeModule]]] = {}
+
+    norm_o: nn.LayerNorm
+    offset: nn.Parameter | None
+
+    def __init_subclass__(cls, *, kind: Kind, depth: Depth) -> None:
+        super().__init_subclass__()
+        cls._forms[kind, depth] = cls
+
+    def __new__(
+        cls,
+        hidden_size: int = 0,
+        num_heads: int = 4,
+        positions: Positions = "none",
+        depth: Depth = 1,
+        kind: Kind = "attention",
+    ) -> Self:
+        """Return an object of the class that stands for the policies."""
+        # A copy makes an object of its own class, without arguments.
+        form = cls._forms.get((kind, depth), cls) if cls is MergeModule else cls
+        return cast(Self, super().__new__(form))
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 4,
+        positions: Positions = "none",
+        depth: Depth = 1,
+        kind: Kind = "attention",
+    ) -> None:
+        super().__init__()
+        if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
+            raise ConfigError(
+                "num_heads must divide hidden_size",
+                f"{num_heads} heads, size {hidden_size}",
+                "Choose a divisor.",
+            )
+        check_form(positions, depth, kind)
+        self.hidden_size, self.num_heads, self.positions = hidden_size, num_heads, positions
+        self.depth, self.kind = depth, kind
+        self.make_weights()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights, and of the surrogates."""
+        return self.norm_o.weight.dtype
+
+    def forward(self, spans: Tensor, lengths: Tensor) -> Tensor:
+        """Merge spans.
+
+        Args:
+            spans: Token embeddings [M, N, d] of any float type; what stands beyond a span's length
+                has no influence.
+            lengths: Tokens of each span [M] (int64), 1 .. N.
+
+        Returns:
+            Surrogate embeddings [M, d] in the module's own data type.
+        """
+        outside = ~inside_spans(lengths, spans.shape[1])
+        tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
+        return self.merge(tokens, lengths)
+
+    def make_weights(self) -> None:
+        """Register Linear_kv, LN_kv, q, Linear_o, LN_o and, if learned, the offsets' vectors."""
+        size = self.hidden_size
+        self.linear_kv = nn.Linear(size, size)
+        self.norm_kv = nn.LayerNorm(size, eps=1e-5)
+        self.query = nn.Parameter(torch.empty(self.num_heads, size // self.num_heads))
+        self.linear_o = nn.Linear(size, size)
+        self.norm_o = nn.LayerNorm(size, eps=1e-5)
+        learned = self.positions == "learned"
+        self.offset = nn.Parameter(torch.zeros(MAX_SPAN, size)) if learned else None
+        nn.init.normal_(self.query, std=0.02)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        """Draw Linear_kv, Linear_o and q, in this order.
+
+        Args:
+            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
+            generator: Source of randomness; the global one if None.
+        """
+        draw_linear(self.linear_kv, generator)
+        draw_linear(self.linear_o, generator)
+        self.query.normal_(0.0, 0.02, generator=generator)
+        reset_norm(self.norm_kv, 1.0)
+        reset_norm(self.norm_o, embedding_std)
+        if self.offset is not None:
+            self.offset.zero_()
+
+    @property
+    def table_offsets(self) -> int:
+        """Offsets that need a table of their own: four with learned positions, else one.
+
+        0 says that there is no table.
+        """
+        return 1 if self.offset is None else MAX_SPAN
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Pool tokens [M, N, d] to surrogates [M, d]."""
+        return self.pool(self.project(tokens), lengths)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Compute P of tokens: embeddings [..., N, d] of offsets 0 .. N-1 to [..., N, d].
+
+        Args:
+            tokens: In the module's own data type; N is 1 .. 4 with learned positions.
+
+        Returns:
+            P [..., N, d].
+        """
+        return self.values(self.place(tokens))
+
+    def place(self, tokens: Tensor) -> Tensor:
+        """Add the offsets' vectors, if learned, to embeddings [..., N, d]."""
+        return tokens if self.offset is None else tokens + self.offset[: tokens.shape[-2]]
+
+    def values(self, tokens: Tensor) -> Tensor:
+        """Compute P of what is to be pooled, [..., N, d]."""
+        out: Tensor = self.norm_kv(F.gelu(self.linear_kv(tokens)))
+        return out
+
+    def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:
+        """Pool P [M, N, d] of spans with lengths [M] to surrogates [M, d]."""
+        count, width, size = projected.shape
+        heads = projected.view(count, width, *self.query.shape)  # [M, N, h, d_h]
+        scores = torch.einsum("mnhk,hk->mhn", heads, self.query) / math.sqrt(heads.shape[-1])
+        inside = inside_spans(lengths, width)
+        weights = scores.masked_fill(~inside[:, None], -torch.inf).softmax(dim=-1)
+        pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
+        out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
+        return out

@@ -1,0 +1,108 @@
+"""Attention pooling of tokens that have looked at one another: the capacity ablation, depth 3.
+
+Shapes: M spans, N tokens in the longest span, d embedding size, h heads, d_h = d / h.
+
+    X <- X + Linear_o(softmax(Q K^T / sqrt(d_h)) V),  [Q; K; V] = Linear_qkv(LN(X))     twice
+    z  = attention pooling of X
+
+Source: the paper names the ablation ("depth 3"); the layers are ours: pre-norm, without a
+feed-forward part.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from umim_core.errors import ConfigError
+from umim_core.merging.forms.attention_form import MergeModule
+from umim_core.merging.forms.merge_form import draw_linear, inside_spans, reset_norm
+
+
+class SpanAttention(nn.Module):
+    """One pre-norm layer of self-attention over a span: 4 d^2 + 6 d parameters.
+
+    Args:
+        hidden_size: Embedding size d.
+        num_heads: Heads h; divides d.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm = nn.LayerNorm(hidden_size, eps=1e-5)
+        self.linear_qkv = nn.Linear(hidden_size, 3 * hidden_size)
+        self.linear_o = nn.Linear(hidden_size, hidden_size)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None) -> None:
+        """Draw Linear_qkv and Linear_o; what is added starts at the scale of the embeddings."""
+        draw_linear(self.linear_qkv, generator)
+        draw_linear(self.linear_o, generator)
+        self.linear_o.weight.mul_(embedding_std)
+        self.linear_o.bias.mul_(embedding_std)
+        reset_norm(self.norm, 1.0)
+
+    def forward(self, tokens: Tensor, inside: Tensor) -> Tensor:
+        """Let tokens [M, N, d] look at those ``inside`` [M, N] (bool) their own span."""
+        count, width, size = tokens.shape
+        split = (count, width, 3, self.num_heads, size // self.num_heads)
+        queries, keys, values = self.linear_qkv(self.norm(tokens)).view(split).unbind(dim=2)
+        scores = torch.einsum("mqhk,mthk->mhqt", queries, keys) / math.sqrt(split[-1])
+        weights = scores.masked_fill(~inside[:, None, None], -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("mhqt,mthk->mqhk", weights, values).reshape(count, width, size)
+        out: Tensor = tokens + self.linear_o(mixed)
+        return out
+
+
+class ContextualPooling(MergeModule, kind="attention", depth=3):
+    """Two layers of self-attention, then attention pooling: 10 d^2 + 19 d parameters.
+
+    Without positions it sees neither order nor repetition, as the paper's form: attention weighs a
+    token by what it is. Learned positions (4 d parameters more) are added before the first layer.
+    """
+
+    def make_weights(self) -> None:
+        """Register the pooling, then the layers."""
+        super().make_weights()
+        layers = [SpanAttention(self.hidden_size, self.num_heads) for _ in range(self.depth - 1)]
+        self.layers = nn.ModuleList(layers)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        """Draw the pooling exactly as depth 1 does, then the layers, the first one first.
+
+        Args:
+            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
+            generator: Source of randomness; the global one if None.
+        """
+        super().initialise(embedding_std, generator)
+        for layer in self.layers:
+            assert isinstance(layer, SpanAttention)  # noqa: S101  made so above
+            layer.initialise(embedding_std, generator)
+
+    @property
+    def table_offsets(self) -> int:
+        """None: what a token contributes depends on its neighbours."""
+        return 0
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Pool tokens [M, N, d] to surrogates [M, d]."""
+        tokens, inside = self.place(tokens), inside_spans(lengths, tokens.shape[1])
+        for layer in self.layers:
+            tokens = layer(tokens, inside)
+        return self.pool(self.values(tokens), lengths)
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Refuse: what a token contributes depends on its neighbours.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "a merge module must project every token on its own to be tabulated",
+            f"depth {self.depth}",
+            "Call the module itself; there is no table for it.",
+        )

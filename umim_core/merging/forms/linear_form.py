@@ -1,0 +1,65 @@
+"""One linear layer over the tokens side by side: the simplest form that sees the order.
+
+Shapes: M spans, N tokens in the longest span, d embedding size.
+
+    z = LN_o(W [e_1; e_2; e_3; e_4] + b) = LN_o(sum_t W_t e_t + b)     [M, d]; missing e_t are zero
+
+Source: ours, a control of the paper's attention pooling.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from umim_core.merging.forms.attention_form import MergeModule
+from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
+
+
+class LinearMerge(MergeModule, kind="linear", depth=1):
+    """Concatenate the embeddings, zero-padded to 4 d, and map them to d: 4 d^2 + 3 d parameters.
+
+    It has a weight per offset: it sees order and repetition. Heads play no part in it.
+    """
+
+    def make_weights(self) -> None:
+        """Register Linear_o (4 d -> d) and LN_o."""
+        self.linear_o = nn.Linear(MAX_SPAN * self.hidden_size, self.hidden_size)
+        self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std: float, generator: torch.Generator | None = None) -> None:
+        """Draw Linear_o.
+
+        Args:
+            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
+            generator: Source of randomness; the global one if None.
+        """
+        draw_linear(self.linear_o, generator)
+        reset_norm(self.norm_o, embedding_std)
+
+    @property
+    def table_offsets(self) -> int:
+        """Offsets that need a table of their own: all four."""
+        return MAX_SPAN
+
+    def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Map tokens [M, N, d], N at most 4, zero beyond their span, to surrogates [M, d]."""
+        count, width, size = tokens.shape
+        missing = tokens.new_zeros(count, MAX_SPAN - width, size)
+        joined = torch.cat([tokens, missing], dim=1).view(count, MAX_SPAN * size)
+        out: Tensor = self.norm_o(self.linear_o(joined))
+        return out
+
+    def project(self, tokens: Tensor) -> Tensor:
+        """Compute W_t e_t of tokens [..., N, d] at offsets 0 .. N-1, N at most 4."""
+        size = self.hidden_size
+        blocks = self.linear_o.weight.view(size, MAX_SPAN, size)[:, : tokens.shape[-2]]
+        return torch.einsum("...nd,ond->...no", tokens, blocks)
+
+    def pool(self, projected: Tensor, lengths: Tensor) -> Tensor:
+        """Add the products [M, N, d] inside spans of lengths [M]; return surrogates [M, d]."""
+        outside = ~inside_spans(lengths, projected.shape[1])
+        total = projected.masked_fill(outside[..., None], 0.0).sum(dim=1)
+        out: Tensor = self.norm_o(total + self.linear_o.bias)
+        return out

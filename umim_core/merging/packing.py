@@ -1,0 +1,230 @@
+"""Packing: raw token rows and their units become rows of embeddings, spans replaced by surrogates.
+
+Shapes: B rows, S units of the longest row, M different spans, N tokens of the longest span.
+
+    ids      x1 x2 x3 x4        units   [x1] [x2 x3] [x4]
+    starts    0  1  3           lengths  1     2      1       embeddings  e(x1)  z_23  e(x4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import CorpusError
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
+
+Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class SpanMerger(Protocol):
+    """Anything that pools spans [M, N, d] with lengths [M] into surrogates [M, d]."""
+
+    def __call__(self, spans: Tensor, lengths: Tensor) -> Tensor:
+        """Pool spans."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedUnits:
+    """A batch of rows cut into units, right-padded.
+
+    Attributes:
+        token_ids: [B, S] int64, the raw id where a unit is one token, 0 elsewhere.
+        span_index: [B, S] int64, row of ``span_ids`` of a merged unit, -1 elsewhere.
+        span_ids: [M, N] int64, the different spans of the batch, zero-padded.
+        span_lengths: [M] int64, 2 .. N.
+        attention_mask: [B, S] bool, True for units, False for padding.
+        unit_counts: [B] int64, units per row.
+        starts: [B, S] int64, first raw position of a unit (0 for padding).
+        lengths: [B, S] int64, raw tokens of a unit (0 for padding).
+    """
+
+    token_ids: Tensor
+    span_index: Tensor
+    span_ids: Tensor
+    span_lengths: Tensor
+    attention_mask: Tensor
+    unit_counts: Tensor
+    starts: Tensor
+    lengths: Tensor
+
+    def take(self, rows: Tensor) -> PackedUnits:
+        """Return some rows [R] (int64), trimmed to their longest; spans stay the batch's."""
+        counts = self.unit_counts[rows]
+        width = int(counts.max()) if len(counts) else 0
+
+        def cut(units: Tensor) -> Tensor:
+            return units[rows, :width]
+
+        return PackedUnits(
+            token_ids=cut(self.token_ids),
+            span_index=cut(self.span_index),
+            span_ids=self.span_ids,
+            span_lengths=self.span_lengths,
+            attention_mask=cut(self.attention_mask),
+            unit_counts=counts,
+            starts=cut(self.starts),
+            lengths=cut(self.lengths),
+        )
+
+    def position_ids(self, unit_positions: UnitPositions) -> Tensor:
+        """Return the position of every unit in the backbone [B, S] (int64).
+
+        Args:
+            unit_positions: ``compact`` counts units; ``preserved`` gives a unit the raw position of
+                its last token.
+
+        Returns:
+            Positions that rise along a row. Padding has its column's number if compact and 0 if
+            preserved: never more than the highest position of a unit in the batch.
+        """
+        if unit_positions == "preserved":
+            return (self.starts + self.lengths - 1).clamp(min=0)
+        columns = torch.arange(self.starts.shape[1], device=self.starts.device)
+        return columns.expand_as(self.starts)
+
+    @property
+    def raw_counts(self) -> Tensor:
+        """Raw tokens per row [B]."""
+        return self.lengths.sum(dim=1)
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens over the batch."""
+        raw = int(self.lengths.sum())
+        return (raw - int(self.unit_counts.sum())) / raw if raw else 0.0
+
+
+def segmentation(ids: NDArray[np.integer], matcher: Matcher | None) -> Segmentation:
+    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher all tokens stay raw."""
+    if matcher is None:
+        return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
+    return matcher.segment(ids)
+
+
+def pack_rows(
+    rows: Sequence[NDArray[np.integer]],
+    segmentations: Sequence[Segmentation],
+    device: torch.device | str = "cpu",
+) -> PackedUnits:
+    """Pack rows of raw ids and their segmentations.
+
+    Args:
+        rows: Raw ids per row [T_b].
+        segmentations: (starts, lengths) per row; they cover each row once, in order.
+        device: Where the tensors go.
+
+    Raises:
+        CorpusError: If a segmentation does not cover its row or has units of more than 4 tokens.
+    """
+    counts = np.array([len(starts) for starts, _ in segmentations], dtype=np.int64)
+    shape = (len(rows), int(counts.max(initial=0)))
+    token_ids, starts, lengths = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    span_index = np.full(shape, -1, dtype=np.int64)
+    spans = np.zeros((shape[0], shape[1], ORDERS[-1]), dtype=np.int64)
+    for b, (ids, (row_starts, row_lengths)) in enumerate(zip(rows, segmentations, strict=True)):
+        units = len(row_starts)
+        ends = np.cumsum(row_lengths)
+        if not np.array_equal(row_starts, ends - row_lengths) or int(row_lengths.sum()) != len(ids):
+            raise CorpusError(
+                "units must cover every token of their row once",
+                f"{int(row_lengths.sum())} of {len(ids)} tokens",
+                "Use the matcher's own segmentation.",
+            )
+        if units and not 1 <= row_lengths.min() <= row_lengths.max() <= ORDERS[-1]:
+            raise CorpusError(
+                f"a unit must have 1 to {ORDERS[-1]} tokens",
+                f"{int(row_lengths.min())}..{int(row_lengths.max())}",
+                "Cut it into shorter ones.",
+            )
+        starts[b, :units], lengths[b, :units] = row_starts, row_lengths
+        for offset in range(ORDERS[-1]):
+            inside = row_lengths > offset
+            spans[b, :units, offset][inside] = ids[row_starts[inside] + offset]
+    merged = lengths > 1
+    token_ids[lengths == 1] = spans[lengths == 1, 0]
+    keys = np.concatenate([lengths[merged][:, None], spans[merged]], axis=1)
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    span_index[merged] = inverse.reshape(-1)
+    width = int(unique[:, 0].max(initial=1))
+
+    def tensor(array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return PackedUnits(
+        token_ids=tensor(token_ids),
+        span_index=tensor(span_index),
+        span_ids=tensor(unique[:, 1 : 1 + width]),
+        span_lengths=tensor(unique[:, 0]),
+        attention_mask=tensor(lengths) > 0,
+        unit_counts=tensor(counts),
+        starts=tensor(starts),
+        lengths=tensor(lengths),
+    )
+
+
+def surrogates(
+    span_ids: Tensor, span_lengths: Tensor, backbone: Backbone, module: SpanMerger
+) -> Tensor:
+    """Return the surrogate embeddings [M, d] of spans [M, N] in the backbone's data type."""
+    return module(backbone.embed(span_ids), span_lengths).to(backbone.dtype)
+
+
+def unit_embeddings(packed: PackedUnits, backbone: Backbone, module: SpanMerger | None) -> Tensor:
+    """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0.
+
+    Args:
+        packed: The batch.
+        backbone: Supplies static embeddings.
+        module: The merge module; may be None if nothing is merged.
+
+    Raises:
+        CorpusError: If spans are merged and there is no module.
+    """
+    if not len(packed.span_ids):
+        return backbone.embed(packed.token_ids)
+    if module is None:
+        raise CorpusError("merged units need a merge module", None, "Pass one, or empty rules.")
+    pooled = surrogates(packed.span_ids, packed.span_lengths, backbone, module)
+    return fill_units(packed, backbone, pooled)
+
+
+def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
+    """Return the embeddings of all units [B, S, d], given the surrogates of the batch's spans.
+
+    Args:
+        packed: The batch.
+        backbone: Supplies static embeddings and the data type of the result.
+        pooled: Surrogates [M, d] of ``packed.span_ids``, of any float type.
+    """
+    embeddings = backbone.embed(packed.token_ids)
+    merged = packed.span_index >= 0
+    found = pooled[packed.span_index[merged]].to(embeddings.dtype)
+    return embeddings.masked_scatter(merged[..., None], found)
+
+
+def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
+    """Return the embeddings of all real units, row after row, without padding [N, d].
+
+    Args:
+        packed: The batch; on the CPU, only indices travel to the backbone's device, and nothing
+            waits for it.
+        backbone: Supplies static embeddings and the data type of the result.
+        pooled: Surrogates [M, d] of ``packed.span_ids``, of any float type.
+    """
+    device, real = backbone.device, packed.attention_mask
+    ids, spans = packed.token_ids[real], packed.span_index[real]
+    merged = (spans >= 0).nonzero().view(-1)
+    embeddings = backbone.embed(ids.to(device))
+    found = pooled[spans[merged].to(device)].to(embeddings.dtype)
+    return embeddings.index_copy(0, merged.to(device), found)

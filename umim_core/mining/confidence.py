@@ -1,0 +1,266 @@
+"""Rules by confidence: spans that the language model itself finds hard to get wrong.
+
+A run is a maximal stretch of tokens, inside a segment, each of which has a probability above the
+threshold given all raw tokens before it in the segment. Runs of 2 to 4 tokens are rules, counted as
+often as they occur; a single token or a longer run gives none, and no part of a longer run counts.
+
+Example (threshold 0.5)::
+
+    ids    4    7    8    9    7    8    4
+    p      -   .6   .9   .2   .7   .8   .1      runs (7 8) and (7 8)     (7, 8): 2
+
+Source: paper, "Alternative Merge-Rule Construction".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
+from umim_core.merging.likelihood import token_log_probs
+from umim_core.mining.preparation import ids_digest
+from umim_core.rules.filters import Containment, Counts, Ids, Overlap, filter_rules
+from umim_core.rules.grams import ORDERS, check_tau
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
+
+Ints = NDArray[np.int64]
+SpanCounts = tuple[dict[int, Ids], dict[int, Counts]]
+DEFAULT_THRESHOLD: Final = 0.5  # paper
+
+
+def check_threshold(threshold: float) -> None:
+    """Check a probability to be exceeded.
+
+    Raises:
+        ConfigError: If it is not between 0 and 1.
+    """
+    if not 0 < threshold < 1:
+        raise ConfigError("threshold must lie between 0 and 1", threshold, "The paper takes 0.5.")
+
+
+def check_segment(backbone: Backbone, length: int) -> None:
+    """Check that segments of ``length`` tokens fit the backbone, before any is tokenised.
+
+    Raises:
+        EvaluationError: If they exceed its positions.
+    """
+    limit = backbone.max_positions
+    if limit is not None and length > limit:
+        raise EvaluationError(
+            f"rows must fit the backbone's {limit} positions",
+            f"{length} positions",
+            "Lower segment_length.",
+        )
+
+
+def confidence_counts(
+    backbone: Backbone,
+    ids: Tokens,
+    offsets: Offsets,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    batch_size: int = 8,
+    excluded: Iterable[int] = (),
+    progress: Callable[[int], object] = lambda tokens: None,
+) -> SpanCounts:
+    """Count the runs of 2, 3 and 4 confident tokens.
+
+    Args:
+        backbone: The model whose confidence counts.
+        ids: Raw token ids, flat [T].
+        offsets: Segment borders [num_segments + 1], first 0, last T; segments may be ragged.
+        threshold: Probability that every token of a run exceeds, between 0 and 1.
+        batch_size: Segments per forward.
+        excluded: Ids that end a run and are in none; the tokenizer's special ids always are.
+        progress: Called with the number of tokens done so far.
+
+    Returns:
+        Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
+
+    Raises:
+        ConfigError: If threshold or batch size are out of bounds.
+        CorpusError: If an id is not in the backbone's vocabulary, or borders are not in order.
+        EvaluationError: If a segment exceeds the backbone's positions.
+        NumericalError: If a probability is NaN.
+    """
+    check_threshold(threshold)
+    if batch_size < 1:
+        raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
+    check_offsets(offsets, len(ids))
+    dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
+    found: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
+    for first in range(0, len(offsets) - 1, batch_size):
+        borders = offsets[first : first + batch_size + 1]
+        tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
+        if tokens.size and int(tokens.max()) >= backbone.vocab_size:
+            raise CorpusError(
+                f"ids must lie in 0..{backbone.vocab_size - 1}, the backbone's vocabulary",
+                int(tokens.max()),
+                "Tokenize the corpus with the backbone's tokenizer.",
+            )
+        sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(threshold)
+        sure &= ~np.isin(tokens, dropped)
+        # The first token of a segment is never sure, so no run crosses a border.
+        edges = np.flatnonzero(np.diff(sure.astype(np.int8), prepend=0, append=0))
+        starts, lengths = edges[::2], edges[1::2] - edges[::2]
+        for n in ORDERS:
+            at = starts[lengths == n, None] + np.arange(n)
+            found[n].append(tokens[at])
+        progress(int(borders[-1]))
+    rows = {n: np.concatenate(found[n]) for n in ORDERS}
+    counted = {n: _count_rows(rows[n], np.ones(len(rows[n]), np.int64)) for n in ORDERS}
+    return {n: counted[n][0] for n in ORDERS}, {n: counted[n][1] for n in ORDERS}
+
+
+def add_span_counts(parts: Sequence[SpanCounts]) -> SpanCounts:
+    """Add the runs of several pieces of a corpus; a piece holds whole segments.
+
+    Args:
+        parts: What :func:`confidence_counts` returned for each.
+
+    Returns:
+        The same for all of them together.
+    """
+    spans, support = {}, {}
+    for n in ORDERS:
+        rows = np.concatenate([np.zeros((0, n), np.int32), *(part[0][n] for part in parts)])
+        each = np.concatenate([np.zeros(0, np.int64), *(part[1][n] for part in parts)])
+        spans[n], support[n] = _count_rows(rows, each)
+    return spans, support
+
+
+def _log_probs(backbone: Backbone, tokens: Ids, borders: Ints) -> NDArray[np.float64]:
+    """Return log p of each token [T] given those before it in its segment; -inf for the first."""
+    out = np.full(tokens.size, -np.inf)
+    pieces = [(a, b) for a, b in pairwise(borders.tolist()) if b - a > 1]
+    if not pieces:
+        return out
+    scores = token_log_probs([tokens[a:b] for a, b in pieces], backbone, None, None)
+    for (a, b), score in zip(pieces, scores, strict=True):
+        out[a + 1 : b] = score.numpy()
+    if np.isnan(out).any():
+        raise NumericalError(
+            "every log-probability must be a number", "NaN", "Load the backbone in float32."
+        )
+    return out
+
+
+def _count_rows(rows: Ids, weights: Counts) -> tuple[Ids, Counts]:
+    """Return the different rows, ascending, and the sum of each one's weights."""
+    order = np.lexsort(rows.T[::-1])
+    ordered = rows[order]
+    new = np.ones(len(ordered), dtype=np.bool_)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first = np.flatnonzero(new)
+    return ordered[first], np.add.reduceat(weights[order], first)
+
+
+def mine_confidence_rules(
+    backbone: Backbone,
+    ids: Tokens,
+    offsets: Offsets,
+    *,
+    threshold: float = DEFAULT_THRESHOLD,
+    tau: int = 1,
+    batch_size: int = 8,
+    excluded: Iterable[int] = (),
+    overlap: Overlap = "none",
+    containment: Containment = "keep",
+    segment_length: int | None = None,
+    progress: Callable[[int], object] = lambda tokens: None,
+) -> RuleSet:
+    """Make rules of the runs that a language model is confident about.
+
+    Args:
+        backbone: The model whose confidence counts.
+        ids: Raw token ids, flat [T].
+        offsets: Segment borders [num_segments + 1].
+        threshold: Probability that every token of a run exceeds.
+        tau: Least number of runs of a rule; the paper names none.
+        batch_size: Segments per forward.
+        excluded: Ids in no rule, besides the special ones.
+        overlap: Overlap policy; the paper names none.
+        containment: Containment policy; the paper names none.
+        segment_length: Tokens per segment, recorded.
+        progress: Called with the number of tokens done so far.
+
+    Returns:
+        Rules whose counts are runs, not occurrences, with source ``confidence``.
+
+    Raises:
+        RuleSetError: If ``tau`` is below 1.
+        ConfigError: As :func:`confidence_counts`, and so the others.
+        CorpusError: See there.
+        EvaluationError: See there.
+        NumericalError: See there.
+    """
+    check_tau(tau)
+    counted = confidence_counts(
+        backbone,
+        ids,
+        offsets,
+        threshold=threshold,
+        batch_size=batch_size,
+        excluded=excluded,
+        progress=progress,
+    )
+    return confidence_rules(
+        counted,
+        tau=tau,
+        overlap=overlap,
+        containment=containment,
+        segment_length=segment_length,
+        tokenizer_fingerprint=backbone.tokenizer_fingerprint or None,
+        corpus_digest=ids_digest(ids, offsets),
+    )
+
+
+def confidence_rules(
+    counted: SpanCounts,
+    *,
+    tau: int,
+    overlap: Overlap = "none",
+    containment: Containment = "keep",
+    segment_length: int | None = None,
+    tokenizer_fingerprint: str | None = None,
+    corpus_digest: str | None = None,
+) -> RuleSet:
+    """Make rules of counted runs.
+
+    Args:
+        counted: Runs and their counts.
+        tau: Least number of runs of a rule.
+        overlap: Overlap policy.
+        containment: Containment policy.
+        segment_length: Tokens per segment, recorded.
+        tokenizer_fingerprint: Recorded.
+        corpus_digest: Recorded.
+
+    Raises:
+        RuleSetError: If ``tau`` is below 1.
+    """
+    check_tau(tau)
+    spans, support = counted
+    enough = {n: support[n] >= tau for n in ORDERS}
+    spans = {n: spans[n][enough[n]] for n in ORDERS}
+    support = {n: support[n][enough[n]] for n in ORDERS}
+    _, keep = filter_rules(spans, support, overlap, containment)
+    return RuleSet(
+        {n: spans[n][keep[n]] for n in ORDERS},
+        {n: support[n][keep[n]] for n in ORDERS},
+        tau=tau,
+        overlap=overlap,
+        containment=containment,
+        segment_length=segment_length,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+        corpus_digest=corpus_digest,
+        source="confidence",
+    )

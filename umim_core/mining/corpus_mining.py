@@ -1,0 +1,255 @@
+"""Mining in one process: a corpus in, a rule directory out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.mining.candidates import CandidateReport, miss_probability
+from umim_core.mining.finding import LocalCounter, find_ngrams
+from umim_core.mining.mining_options import MiningOptions as MiningOptions
+from umim_core.mining.preparation import (
+    check_absent,
+    check_documents,
+    excluded_ids,
+    ids_digest,
+    tokenized_corpus,
+    whole_segments,
+)
+from umim_core.rules.filters import step_counts, tau_for_budget
+from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import TokenShards
+from umim_core.text.sources import Source
+from umim_core.text.token_ids import Offsets
+
+if TYPE_CHECKING:
+    from umim_core.backbone.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class MiningReport:
+    """What mining found, per order n = 2, 3, 4.
+
+    Attributes:
+        tokens: Tokens in whole segments.
+        segments: Number of segments.
+        documents: Number of documents.
+        tau: Least count of a rule; above the one asked for where a budget raised it.
+        raw: n-grams that reach tau; empty for confidence rules.
+        overlap: Those left by the overlap filter; likewise.
+        rules: Those left by both filters.
+        digest: SHA-256 of the rule set.
+        seconds: Time of tokenizing, counting and filtering.
+        candidates: How candidates were chosen, in candidate mode.
+    """
+
+    tokens: int
+    segments: int
+    documents: int
+    tau: int
+    raw: dict[int, int]
+    overlap: dict[int, int]
+    rules: dict[int, int]
+    digest: str
+    seconds: dict[str, float]
+    candidates: CandidateReport | None = None
+
+
+def mine_rules(
+    source: Source,
+    out: Path,
+    *,
+    tokenizer: str | None = None,
+    options: MiningOptions | None = None,
+) -> MiningReport:
+    """Count n-grams, filter them and write a rule directory.
+
+    The token ids go through a temporary folder beside ``out`` (4 bytes per token), so that the
+    corpus need not fit in memory.
+
+    Args:
+        source: Text, or ready token ids.
+        out: Rule directory; must not exist yet.
+        tokenizer: Name of the tokenizer; may be None for ready ids (then no fingerprint is kept).
+        options: How to mine; None for the defaults.
+
+    Raises:
+        ConfigError: If text is given without a tokenizer, or an option is out of its bounds.
+        RuleSetError: If ``tau`` is below 1.
+        CorpusError: If the source is unusable, holds less than one segment or fewer documents than
+            ``min_documents``, or holds ids that the tokenizer does not have.
+        ArtifactError: If ``out`` exists or cannot be written.
+    """
+    chosen = (options or MiningOptions()).check()
+    check_absent(out)
+    known = None if tokenizer is None else load_tokenizer(tokenizer)
+    excluded = excluded_ids(known, chosen.protect)  # a bad pattern is told before hours of work
+    began = time.perf_counter()
+    with tokenized_corpus(source, known, out.parent) as shards:
+        tokenized = time.perf_counter()
+        offsets = whole_segments(shards, known, chosen.segment_length)
+        check_documents(shards, chosen.min_documents)
+        counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
+        ends = shards.document_ends() if chosen.min_documents > 1 else None
+        counts, report = find_ngrams(shards, offsets, chosen.search, counter, ends)
+        if not any(len(keys) for keys in counts.keys.values()):
+            raise _no_rules(shards, offsets, counter, chosen)
+        digest = ids_digest(shards, offsets)
+        documents = shards.num_documents
+    counted = time.perf_counter()
+    counts, rules = make_rules(
+        counts,
+        chosen,
+        tokenizer_fingerprint=None if known is None else fingerprint_of(known),
+        corpus_digest=digest,
+    )
+    rules.save(out)
+    tau = counts.tau
+    if report is not None:
+        missed = miss_probability(tau, report.fraction, report.sample_tau)
+        report = replace(report, miss_probability=missed)
+    seconds = {"tokenize": tokenized - began, "count": counted - tokenized}
+    return MiningReport(
+        int(offsets[-1]),
+        offsets.count,
+        documents,
+        tau,
+        *step_counts(counts, tau, chosen.overlap),
+        rules.counts_by_order,
+        rules.digest,
+        seconds | {"filter": time.perf_counter() - counted},
+        report,
+    )
+
+
+def _no_rules(
+    shards: TokenShards, offsets: Offsets, counter: LocalCounter, options: MiningOptions
+) -> RuleSetError:
+    """Return the error of a threshold that nothing reaches, with the largest that something does.
+
+    Lower thresholds are tried until one is reached; each costs a count.
+    """
+    tau = options.tau
+    while tau > 1:
+        tau = max(1, tau // 8)
+        search = replace(options.search, tau=tau, count_documents=False, sample_tokens=None)
+        counts, _ = find_ngrams(shards, offsets, search, counter, None)
+        if most := max((int(x.max()) for x in counts.support.values() if len(x)), default=0):
+            return RuleSetError(
+                f"tau must be at most {most:,}, the count of the most frequent n-gram",
+                options.tau,
+                "Lower --tau; far below that, for rules that matter.",
+            )
+    return RuleSetError(
+        "the corpus must hold an n-gram that may be a rule",
+        "none",
+        "Give more text, or protect fewer tokens.",
+    )
+
+
+def make_rules(
+    counts: NgramCounts,
+    options: MiningOptions,
+    *,
+    tokenizer_fingerprint: str | None,
+    corpus_digest: str | None,
+) -> tuple[NgramCounts, RuleSet]:
+    """Filter counts into rules, within the budget where there is one.
+
+    Returns:
+        The counts that reach the final threshold, and the rules.
+    """
+    kept = select(counts, max(options.tau, counts.tau), options.min_documents)
+    if options.rule_budget is not None:
+        tau = tau_for_budget(kept, options.rule_budget, options.overlap, options.containment)
+        kept = select(kept, tau)
+    rules = RuleSet.from_counts(
+        kept,
+        overlap=options.overlap,
+        containment=options.containment,
+        segment_length=options.segment_length,
+        tokenizer_fingerprint=tokenizer_fingerprint,
+        corpus_digest=corpus_digest,
+        min_documents=options.min_documents if options.min_documents > 1 else None,
+    )
+    return kept, rules
+
+
+def mine_confident_spans(
+    source: Source,
+    out: Path,
+    *,
+    backbone: Backbone,
+    options: MiningOptions,
+    threshold: float | None = None,
+) -> MiningReport:
+    """Make rules of the spans that a language model is confident about, and write their directory.
+
+    Args:
+        source: Text, or ready ids of the backbone's tokenizer.
+        out: Rule directory; must not exist yet.
+        backbone: The model, with its tokenizer.
+        options: tau, segment length, filters and protected tokens; budget, documents and sample
+            have no part in it.
+        threshold: Probability that every token of a span exceeds; None for the paper's.
+
+    Raises:
+        BackboneError: If the backbone has no tokenizer.
+        ConfigError: If an option is given that has no part in it.
+        UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
+    """
+    from umim_core.mining.confidence import (  # it needs torch
+        DEFAULT_THRESHOLD,
+        check_segment,
+        check_threshold,
+        mine_confidence_rules,
+    )
+
+    chosen = options.check()
+    asked = DEFAULT_THRESHOLD if threshold is None else threshold
+    for name in ("rule_budget", "min_documents", "sample_tokens"):
+        value = getattr(chosen, name)
+        if value != getattr(MiningOptions, name):
+            raise ConfigError(
+                f"{name} must be left out for confidence rules", value, "It would have no effect."
+            )
+    check_absent(out)
+    tokenizer = backbone.require_tokenizer()
+    check_threshold(asked)
+    check_segment(backbone, chosen.segment_length)
+    excluded = excluded_ids(tokenizer, chosen.protect)
+    began = time.perf_counter()
+    with tokenized_corpus(source, tokenizer, out.parent) as shards:
+        tokenized = time.perf_counter()
+        offsets = whole_segments(shards, tokenizer, chosen.segment_length)
+        rules = mine_confidence_rules(
+            backbone,
+            shards,
+            offsets,
+            threshold=asked,
+            tau=chosen.tau,
+            excluded=excluded,
+            overlap=chosen.overlap,
+            containment=chosen.containment,
+            segment_length=chosen.segment_length,
+        )
+        documents = shards.num_documents
+    rules.save(out)
+    seconds = {"tokenize": tokenized - began, "count": time.perf_counter() - tokenized}
+    return MiningReport(
+        offsets[-1],
+        offsets.count,
+        documents,
+        chosen.tau,
+        {},
+        {},
+        rules.counts_by_order,
+        rules.digest,
+        seconds,
+    )

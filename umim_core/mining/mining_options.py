@@ -1,0 +1,80 @@
+"""Options of mining, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from umim_core.errors import ConfigError
+from umim_core.rules.grams import check_tau
+
+if TYPE_CHECKING:
+    from umim_core.mining.counting import Kernel
+    from umim_core.mining.finding import SearchOptions
+    from umim_core.rules.filters import Containment, Overlap
+
+MAX_CANDIDATES: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class MiningOptions:
+    """How rules are mined.
+
+    Attributes:
+        tau: Least count.
+        segment_length: Tokens per segment; n-grams cross no border, the remainder is dropped.
+        overlap: Overlap policy.
+        containment: Containment policy.
+        rule_budget: Most rules; tau is raised until they fit. None for no limit.
+        min_documents: Least number of documents that a rule occurs in.
+        protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
+        sample_tokens: Candidate mode, see ``SearchOptions``.
+        max_candidates: As there.
+        seed: Of the sample.
+        threads: Threads; None takes one per core.
+        kernel: ``numba`` or ``numpy``.
+    """
+
+    tau: int = 5
+    segment_length: int = 512
+    overlap: Overlap = "greedy"
+    containment: Containment = "drop"
+    rule_budget: int | None = None
+    min_documents: int = 1
+    protect: tuple[str, ...] = ()
+    sample_tokens: int | None = None
+    max_candidates: int = MAX_CANDIDATES
+    seed: int = 0
+    threads: int | None = None
+    kernel: Kernel = "numba"
+
+    def check(self) -> Self:
+        """Return the options if they are within their bounds.
+
+        Raises:
+            RuleSetError: If tau is below 1.
+            ConfigError: If another one is out of its bounds.
+        """
+        check_tau(self.tau)
+        for name, least in (
+            ("segment_length", 2),
+            ("rule_budget", 1),
+            ("min_documents", 1),
+            ("sample_tokens", 1),
+            ("max_candidates", 1),
+            ("threads", 1),
+            ("seed", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}", value, "Raise it.")
+        return self
+
+    @property
+    def search(self) -> SearchOptions:
+        """What is looked for, as the counters understand it."""
+        from umim_core.mining.finding import SearchOptions
+
+        return SearchOptions(
+            self.tau, self.min_documents > 1, self.sample_tokens, self.max_candidates, self.seed
+        )

@@ -1,0 +1,123 @@
+"""A compressed text for the eye: its units, coloured in the terminal or as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from rich.console import Console
+
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
+from umim_core.model.hub import fetch_checkpoint
+from umim_core.model.showing import Decode, Piece, View, unit_texts
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.vocabulary import check_vocabulary
+from umim_core.store.artifacts import read_manifest
+from umim_core.text.encoding import decode, encode
+
+
+@dataclass(frozen=True)
+class Compression:
+    """One text cut into units.
+
+    Attributes:
+        ids: Raw token ids.
+        units: Text of each unit, in order. A unit that holds part of a multi-byte character shows
+            the replacement character.
+        unit_lengths: Raw tokens of each unit; more than 1 where a span was merged.
+    """
+
+    ids: tuple[int, ...]
+    units: tuple[str, ...]
+    unit_lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], matcher: Matcher, decode: Decode) -> Compression:
+        """Cut raw ids [T] into units.
+
+        Args:
+            ids: Raw ids; there may be none.
+            matcher: The rules.
+            decode: The tokenizer's, for the texts of the units.
+        """
+        _, lengths = matcher.segment(np.array(ids, dtype=np.int64))
+        sizes = tuple(lengths.tolist())
+        return cls(ids=tuple(ids), units=unit_texts(ids, sizes, decode), unit_lengths=sizes)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Merged spans as (start, length) in raw tokens."""
+        spans, start = [], 0
+        for length in self.unit_lengths:
+            if length > 1:
+                spans.append((start, length))
+            start += length
+        return tuple(spans)
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens; 0 for an empty text."""
+        return (len(self.ids) - len(self.units)) / len(self.ids) if self.ids else 0.0
+
+    @property
+    def summary(self) -> str:
+        """One line of figures."""
+        return (
+            f"{len(self.ids)} tokens -> {len(self.units)} units, "
+            f"{len(self.spans)} merged spans, token reduction {self.token_reduction:.1%}"
+        )
+
+    @property
+    def view(self) -> View:
+        """The units and the line of figures, to be shown."""
+        pairs = zip(self.units, self.unit_lengths, strict=True)
+        pieces = tuple(Piece(text, tokens, unit) for unit, (text, tokens) in enumerate(pairs))
+        return View(pieces, self.summary, "umim-compression")
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the text with merged spans coloured, and a line of figures.
+
+        Args:
+            console: Where to print; the terminal if None.
+        """
+        self.view.show(console)
+
+    def html(self) -> str:
+        """Return a self-contained HTML fragment with merged spans as coloured ``<mark>`` elements.
+
+        All text is escaped; nothing is loaded from elsewhere.
+        """
+        return self.view.html()
+
+
+def compress_text(
+    text: str, checkpoint: str, add_special_tokens: bool | None = None
+) -> Compression:
+    """Cut a text into units by a checkpoint's rules; neither weights nor torch are loaded.
+
+    Args:
+        text: Any text; it may be empty.
+        checkpoint: Embedded name, one's own name, directory or hub repository.
+        add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint.
+        ArtifactError: If it is torn or altered.
+        BackboneError: If its backbone's tokenizer cannot be loaded.
+        TokenizerMismatchError: If that is not the one the rules were mined with.
+    """
+    directory = resolve_checkpoint(fetch_checkpoint(checkpoint))
+    read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
+    config = read_config(directory)
+    tokenizer = load_tokenizer(config.backbone, revision=config.backbone_revision)
+    rules = RuleSet.load(
+        directory / "rules", tokenizer_fingerprint=tokenizer_fingerprint(tokenizer)
+    )
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    ids = encode(tokenizer, text, add_special_tokens)
+    return Compression.of(ids, Matcher(rules), partial(decode, tokenizer))

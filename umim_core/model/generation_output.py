@@ -1,0 +1,107 @@
+"""Output of ``UMIM.generate``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.inference.outputs import EngineOutput, Spans, Timings, TopTokens
+from umim_core.inference.state import GenerationState
+from umim_core.inference.stopping import StopReason
+from umim_core.model.showing import Decode, View, generation_view
+
+
+@dataclass(frozen=True)
+class GenerationOutput:
+    """Generated texts, one entry per row in every tuple; the samples of a prompt stand together.
+
+    Attributes:
+        text: Generated text, decoded from the raw ids, without special tokens.
+        ids: Generated raw ids, an end-of-sequence id included.
+        prompt_ids: Raw ids that were prefilled.
+        prompt_spans: Merged spans of the prompt as (start, length) in raw prompt tokens.
+        generated_spans: The same among the generated tokens; with border matching a start may be
+            negative, in the prompt.
+        cache_lengths: Units in the cache after the prefill and after each fed token.
+        token_reduction: (raw tokens - units) / raw tokens of the prompt.
+        gen_kv_reduction: Share of the generated tokens' cache entries saved at the end.
+        cumulative_kv_reduction: The same, summed over all steps.
+        stop_reasons: ``eos``, ``stop_string``, ``criteria`` or ``length``.
+        logprobs: The model's log-probability of each generated id; None unless asked for.
+        top_logprobs: The most probable (id, log-probability) per step; None unless asked for.
+        timings: Seconds to the first token and for the others.
+        state: To continue with another turn: ``generate(..., past=output.state)``.
+        decode: The backbone's, to show the texts.
+    """
+
+    text: tuple[str, ...]
+    ids: tuple[tuple[int, ...], ...]
+    prompt_ids: tuple[tuple[int, ...], ...]
+    prompt_spans: tuple[Spans, ...]
+    generated_spans: tuple[Spans, ...]
+    cache_lengths: tuple[tuple[int, ...], ...]
+    token_reduction: tuple[float, ...]
+    gen_kv_reduction: tuple[float, ...]
+    cumulative_kv_reduction: tuple[float, ...]
+    stop_reasons: tuple[StopReason, ...]
+    logprobs: tuple[tuple[float, ...], ...] | None
+    top_logprobs: tuple[tuple[TopTokens, ...], ...] | None
+    timings: Timings = field(compare=False)
+    state: GenerationState = field(compare=False, repr=False)
+    decode: Decode = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
+        """Decode what the engine returned."""
+        rows = output.rows
+        scored = rows[0].logprobs is not None
+        return cls(
+            text=tuple(backbone.decode(list(row.ids)) for row in rows),
+            ids=tuple(row.ids for row in rows),
+            prompt_ids=tuple(row.prompt_ids for row in rows),
+            prompt_spans=tuple(row.prompt_spans for row in rows),
+            generated_spans=tuple(row.generated_spans for row in rows),
+            cache_lengths=tuple(row.cache_lengths for row in rows),
+            token_reduction=tuple(row.token_reduction for row in rows),
+            gen_kv_reduction=tuple(row.gen_kv_reduction for row in rows),
+            cumulative_kv_reduction=tuple(row.cumulative_kv_reduction for row in rows),
+            stop_reasons=tuple(row.stop_reason for row in rows),
+            logprobs=tuple(row.logprobs or () for row in rows) if scored else None,
+            top_logprobs=tuple(row.top_logprobs or () for row in rows) if scored else None,
+            timings=output.timings,
+            state=output.state,
+            decode=backbone.decode,
+        )
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Prompt and text of every row, to be shown."""
+        return tuple(
+            generation_view(
+                prompt_ids=self.prompt_ids[row],
+                ids=self.ids[row],
+                prompt_spans=self.prompt_spans[row],
+                generated_spans=self.generated_spans[row],
+                token_reduction=self.token_reduction[row],
+                gen_kv_reduction=self.gen_kv_reduction[row],
+                cumulative_kv_reduction=self.cumulative_kv_reduction[row],
+                first_token=self.timings.first_token,
+                decode=self.decode,
+            )
+            for row in range(len(self.ids))
+        )
+
+    def show(self, console: Console | None = None) -> None:
+        """Print every prompt and text with merged spans coloured, and a line of figures.
+
+        Args:
+            console: Where to print; the terminal if None.
+        """
+        for view in self.views:
+            view.show(console)
+
+    def html(self) -> str:
+        """Return a self-contained HTML fragment of all rows; see ``showing.View.html``."""
+        return "".join(view.html() for view in self.views)

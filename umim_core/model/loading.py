@@ -1,0 +1,103 @@
+"""Backbone of a model: the checkpoint's own by name, another, or one from memory."""
+
+from __future__ import annotations
+
+from typing import Final, TypedDict
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import BackboneError
+
+
+class LoadOptions(TypedDict, total=False):
+    """Options of ``UMIM.from_pretrained``; those of transformers mean what they mean there.
+
+    Attributes:
+        model: The backbone as a transformers model that is in memory; it is left as it is.
+        tokenizer: Its tokenizer; the one of the checkpoint's backbone if not given.
+        backbone: The backbone, or where to find it, if not under the checkpoint's own name.
+        revision: Revision of the checkpoint's hub repository to pin.
+        dtype: Data type of the backbone to load, as a name or torch's own; ``auto`` takes what its
+            weights were published in; float32 if not given.
+        device: A torch device to load it on; the CPU if not given.
+        device_map: As in transformers; all weights must come to one device.
+        attn_implementation: ``sdpa`` or ``eager``.
+        local_files_only: Whether the network must not be asked.
+        allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough
+            (a quantised one, say); the reason is recorded in what is saved.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    backbone: str | Backbone | None
+    revision: str | None
+    dtype: str | torch.dtype | None
+    device: str | None
+    device_map: str | dict[str, int | str] | None
+    attn_implementation: str | None
+    local_files_only: bool
+    allow_backbone_mismatch: str | None
+
+
+_OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
+
+
+def check_load_options(options: LoadOptions) -> None:
+    """Refuse options that do not exist, as Python does for arguments, or do not go together.
+
+    Raises:
+        TypeError: If an option is unknown.
+        BackboneError: If a loaded backbone comes with options of loading, or a tokenizer alone.
+    """
+    unknown = sorted(set(options) - set(LoadOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(LoadOptions.__annotations__))
+        raise TypeError(f"unknown options {unknown}; known are {known}")
+    given = {name: value for name, value in options.items() if value is not None}
+    loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
+    if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
+        raise BackboneError(
+            "a backbone that is loaded already has its data type and device",
+            late,
+            "Leave them out, or name the backbone.",
+        )
+    if "model" in given and "backbone" in given:
+        raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
+    if "tokenizer" in given and "model" not in given:
+        raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
+
+
+def backbone_for(checkpoint: Checkpoint, options: LoadOptions) -> Backbone:
+    """Load or wrap the backbone that a checkpoint is to be used with.
+
+    Args:
+        checkpoint: Names the backbone if the options do not.
+        options: What ``check_load_options`` lets pass.
+
+    Raises:
+        BackboneError: If it cannot be loaded, or cannot do what the method needs.
+        ConfigError: If the data type or the device is unknown.
+    """
+    config, local = checkpoint.config, options.get("local_files_only", False)
+    model, backbone = options.get("model"), options.get("backbone")
+    if isinstance(backbone, Backbone):
+        return backbone
+    own = config.backbone_revision if backbone is None else None
+    name = backbone or config.backbone
+    if model is not None:
+        tokenizer = options.get("tokenizer")
+        if tokenizer is None:
+            tokenizer = load_tokenizer(name, revision=own, local_files_only=local)
+        return wrap_backbone(model, tokenizer, name=model.config._name_or_path or "in-memory")
+    return load_backbone(
+        name,
+        revision=own,
+        dtype=str(options.get("dtype") or "float32").removeprefix("torch."),
+        device=options.get("device"),
+        device_map=options.get("device_map"),
+        attn_implementation=options.get("attn_implementation"),
+        local_files_only=local,
+    )

@@ -1,0 +1,238 @@
+"""The options of ``UMIM.generate`` and ``UMIM.stream``, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypedDict, cast
+
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import GenerationError
+from umim_core.inference.generation_settings import with_defaults
+from umim_core.inference.outputs import Observer
+from umim_core.inference.prompts import Overlong
+from umim_core.inference.request import Request
+from umim_core.inference.state import GenerationState
+from umim_core.inference.stopping import eos_ids
+from umim_core.model.inputs import Mask, PromptInput
+
+Merge = Literal["all", "prompt", "none"]
+_MERGES: Final = ("all", "prompt", "none")
+_INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
+_SAMPLING: Final[dict[str, tuple[object, ...]]] = {  # the values without effect
+    "temperature": (1.0,),
+    "top_k": (None, 0),
+    "top_p": (1.0,),
+    "min_p": (None,),
+}
+_NEW_TOKENS: Final = 64
+# What transformers calls otherwise.
+_ALIASES: Final = {"generation_config": "config", "num_return_sequences": "n"}
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Options of a generation; all of them may be left out.
+
+    A setting that is left out is that of the model's own generation_config, then transformers'
+    default, as in ``transformers.generate``; but ``max_new_tokens`` is 64.
+
+    Attributes:
+        input_ids: transformers' name of the prompts: ``generate(**tokenizer(text))``.
+        attention_mask: 1 where the ids of prompts count, 0 at padding (all count).
+        config: transformers' own settings, in place of those down to ``n``.
+        generation_config: Another name of ``config``.
+        max_new_tokens: Most tokens to generate per prompt (64).
+        min_new_tokens: Fewest tokens before an end-of-sequence token may come (0).
+        do_sample: Sample; otherwise take the most probable token (False).
+        temperature: Divides the logits when sampling (1).
+        top_k: Keep the k most probable tokens when sampling (50); 0 or None keeps all.
+        top_p: Keep the smallest set of tokens with this probability when sampling (1).
+        min_p: Keep tokens of at least this share of the most probable one's probability when
+            sampling (None: all).
+        repetition_penalty: Above 1 makes tokens of prompt and output less likely (1).
+        no_repeat_ngram_size: No n-gram of this size occurs twice (0: any may).
+        stop_strings: End a row when its generated text ends with this, or one of these (none).
+        eos_token_id: One or several ids that end a row (the model's, else the tokenizer's); None
+            lets no id end it.
+        n: Samples per prompt, which share its prefill (1).
+        num_return_sequences: Another name of ``n``.
+        seed: For sampling; equal seeds give equal texts. None draws one from torch's global
+            generator, so that every call samples anew and ``torch.manual_seed`` repeats them all.
+        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
+        match_border: Whether a rule may begin in the prompt and end in the output (False).
+        overlong: What becomes of a prompt that does not fit the context with its new tokens:
+            ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
+            continued) or ``extend`` (rotary positions go on, with a warning).
+        logprobs: How many of the most probable ids to report per step, with the log-probability
+            of the chosen one; None reports neither.
+        past: State of an earlier output; the prompts are what is added to it.
+        add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does by
+            default, and none behind ``past``). Chats never get any: their template writes them.
+        logits_processor: Further processors, called per row with its raw ids [1, T].
+        stopping_criteria: Further criteria, called per row with its raw ids [1, T].
+        streamer: transformers' streamer; one row only.
+        observer: Called after every forward (``outputs.Forward``).
+    """
+
+    input_ids: PromptInput | None
+    attention_mask: Mask | None
+    config: GenerationConfig | None
+    generation_config: GenerationConfig | None
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float | None
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop_strings: str | Sequence[str]
+    eos_token_id: int | Sequence[int] | None
+    n: int
+    num_return_sequences: int
+    seed: int | None
+    merge: Merge
+    match_border: bool
+    overlong: Overlong
+    logprobs: int | None
+    past: GenerationState | None
+    add_special_tokens: bool | None
+    logits_processor: LogitsProcessorList | None
+    stopping_criteria: StoppingCriteriaList | None
+    streamer: BaseStreamer | None
+    observer: Observer | None
+
+
+# What a GenerationConfig says itself.
+_SETTINGS: Final = (
+    "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
+    "repetition_penalty", "no_repeat_ngram_size", "stop_strings", "eos_token_id", "n",
+)  # fmt: skip
+
+
+def check_options(options: GenerateOptions) -> GenerateOptions:
+    """Return options under our own names.
+
+    Raises:
+        TypeError: If an option is unknown, as of arguments in Python.
+        GenerationError: If an option is given under both its names, or ``past`` is not a state.
+    """
+    unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(GenerateOptions.__annotations__))
+        raise TypeError(f"unknown options {unknown}; known are {known}")
+    for alias, name in _ALIASES.items():
+        if alias in options and name in options:
+            raise GenerationError(
+                "an option must be given once", f"{alias} and {name}", "Leave one of them out."
+            )
+    past: object = options.get("past")
+    if past is not None and not isinstance(past, GenerationState):
+        raise GenerationError("past must be a state", type(past).__name__, "Pass output.state.")
+    named = {_ALIASES.get(name, name): value for name, value in options.items()}
+    return cast("GenerateOptions", named)
+
+
+def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
+    """Return transformers' settings for the options, with what was not given filled in.
+
+    Raises:
+        GenerationError: If an option is out of range, or settings come with a ``config``.
+    """
+    given = options.get("config")
+    if given is not None:
+        twice = [name for name in _SETTINGS if name in options]
+        if twice:
+            raise GenerationError(
+                "settings must be given in config or as options, not both",
+                twice,
+                "Put them into config.",
+            )
+    try:
+        config = with_defaults(_given(options, backbone) if given is None else given, backbone)
+    except ValueError as error:
+        raise GenerationError(
+            "a generation option is out of range", str(error), "Correct it, or leave it out."
+        ) from error
+    if config.max_new_tokens is None:
+        config.max_new_tokens = _NEW_TOKENS
+    return config
+
+
+def _given(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
+    """Return the options that were given as settings, all others None."""
+    settings: dict[str, Any] = {name: options[name] for name in _SETTINGS if name in options}
+    for name in _INTEGERS:
+        value: object = settings.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise GenerationError(f"{name} must be an integer", value, "Give a whole number.")
+    sampled = settings.get("do_sample", bool(backbone.model.generation_config.do_sample))
+    ignored = [name for name, same in _SAMPLING.items() if settings.get(name, same[0]) not in same]
+    if ignored and not sampled:
+        raise GenerationError(
+            f"{', '.join(_SAMPLING)} need do_sample", ignored, "Sample, or leave them out."
+        )
+    settings["do_sample"] = sampled
+    if "n" in settings:
+        settings["num_return_sequences"] = settings.pop("n")
+    if "stop_strings" in settings:
+        settings["stop_strings"] = _stop_strings(options) or None
+    if "top_k" in settings:  # None stands for what was not given
+        settings["top_k"] = settings["top_k"] or 0
+    if "eos_token_id" in settings:
+        settings["eos_token_id"] = eos_ids(settings["eos_token_id"])
+    return GenerationConfig(**settings)  # type: ignore[no-untyped-call]  # transformers' own
+
+
+def _stop_strings(options: GenerateOptions) -> list[str]:
+    given = options.get("stop_strings") or ()
+    strings = [given] if isinstance(given, str) else list(given)
+    texts: list[object] = list(strings)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise GenerationError(
+            "stop_strings must be texts of at least one character", strings, "Leave others out."
+        )
+    return strings
+
+
+def check_merge(merge: str, known: tuple[str, ...] = _MERGES) -> None:
+    """Refuse a value of ``merge`` that does not exist.
+
+    Raises:
+        GenerationError: If it is none of ``known``.
+    """
+    if merge not in known:
+        raise GenerationError(f"merge must be one of {known}", merge, "Choose one of them.")
+
+
+def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
+    """Return what the options ask of the engine.
+
+    Args:
+        options: The options.
+        streamer: What ``UMIM.stream`` reads; no other may be given with it.
+
+    Raises:
+        GenerationError: If ``merge`` is none of its values.
+    """
+    merge = options.get("merge", "all")
+    check_merge(merge)
+    if streamer is not None and options.get("streamer") is not None:
+        raise GenerationError(
+            "stream yields the text itself", "streamer", "Pass a streamer to generate."
+        )
+    return Request(
+        merge_prompt=merge != "none",
+        merge_decode=merge == "all",
+        match_border=options.get("match_border", False),
+        overlong=options.get("overlong", "refuse"),
+        seed=options.get("seed"),
+        logprobs=options.get("logprobs"),
+        logits_processor=options.get("logits_processor"),
+        stopping_criteria=options.get("stopping_criteria"),
+        streamer=options.get("streamer") if streamer is None else streamer,
+        observer=options.get("observer"),
+    )

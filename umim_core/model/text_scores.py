@@ -1,0 +1,117 @@
+"""Log-probabilities and perplexity of texts under a compressed model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import EvaluationError
+from umim_core.merging.continuations import score_continuations
+from umim_core.merging.likelihood import finite_sum, token_log_probs
+from umim_core.merging.packing import SpanMerger
+from umim_core.rules.matcher import Matcher
+
+_CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
+
+
+@torch.no_grad()
+def score_texts(
+    contexts: Sequence[str],
+    continuations: Sequence[Sequence[str]],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+    unit_positions: UnitPositions,
+    add_special_tokens: bool | None = None,
+) -> list[list[float]]:
+    """Return the log-probability (nats) of each continuation after its context.
+
+    Args:
+        contexts: Texts with at least one token each.
+        continuations: Texts per context, encoded on their own; they stay raw.
+        backbone: The frozen model.
+        module: Makes the surrogates; None for the base model.
+        matcher: Segments the contexts; None keeps every token.
+        unit_positions: Positions of units, as the module was trained.
+        add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
+            tokenizer does by default. Continuations never do.
+
+    Raises:
+        EvaluationError: If a context or a continuation has no token, there is not one list per
+            context, or the backbone's positions do not suffice.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
+        raise EvaluationError(
+            "contexts are a list of texts, continuations a list of such lists",
+            "a text in place of a list",
+            "Put it into a list.",
+        )
+    if len(contexts) != len(continuations):
+        raise EvaluationError(
+            "every context needs its continuations",
+            f"{len(contexts)} contexts, {len(continuations)} lists",
+            "Pass one list per context.",
+        )
+
+    def ids(text: str, add_special_tokens: bool | None = False) -> NDArray[np.int64]:
+        return np.array(backbone.encode(text, add_special_tokens), dtype=np.int64)
+
+    scored: list[list[float]] = []
+    for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
+        part = slice(first, first + _CONTEXTS_AT_ONCE)
+        rows = score_continuations(
+            [ids(text, add_special_tokens) for text in contexts[part]],
+            [[ids(text) for text in row] for row in continuations[part]],
+            backbone,
+            module,
+            matcher,
+            unit_positions=unit_positions,
+        )
+        scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
+    return scored
+
+
+def text_perplexity(
+    texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
+    backbone: Backbone,
+    module: SpanMerger | None,
+    matcher: Matcher | None,
+    unit_positions: UnitPositions,
+    add_special_tokens: bool | None = None,
+) -> float:
+    """Return exp(mean negative log-probability) over all raw targets, a text at a time.
+
+    Args:
+        texts: A text, texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
+        backbone: The frozen model.
+        module: Makes the surrogates.
+        matcher: The rules; None for the base model.
+        unit_positions: Positions of units, as the module was trained.
+        add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
+            does by default. Ids are taken as they are.
+
+    Raises:
+        EvaluationError: If there is no target or a text exceeds the backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    total, targets = 0.0, 0
+    for item in [texts] if isinstance(texts, str) else texts:
+        given = backbone.encode(item, add_special_tokens) if isinstance(item, str) else item
+        ids = np.array(given)
+        (scores,) = token_log_probs([ids], backbone, module, matcher, unit_positions=unit_positions)
+        total += finite_sum(scores)
+        targets += len(scores)
+    if targets == 0:
+        raise EvaluationError(
+            "perplexity needs at least two tokens", f"{len(texts)} texts", "Pass longer ones."
+        )
+    return float(np.exp(-total / targets))

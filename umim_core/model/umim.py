@@ -1,0 +1,293 @@
+"""The public model: a frozen backbone with its rules and merge module."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.inference.engine import Engine, Steps, exhaust
+from umim_core.merging.module import MergeModule
+from umim_core.model.chat import TextPieces, encode_prompts
+from umim_core.model.compression import Compression
+from umim_core.model.generation_output import GenerationOutput
+from umim_core.model.hub import fetch_checkpoint, upload_checkpoint
+from umim_core.model.inputs import PromptInput, prompt_items
+from umim_core.model.loading import LoadOptions, backbone_for, check_load_options
+from umim_core.model.options import (
+    GenerateOptions,
+    Merge,
+    check_merge,
+    check_options,
+    generation_config,
+    request,
+)
+from umim_core.model.text_scores import score_texts, text_perplexity
+from umim_core.rules.leaks import LeakPolicy, check_export
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+
+class UMIM:
+    """A frozen language model that reads merged spans as single embeddings.
+
+    Args:
+        backbone: The frozen model.
+        checkpoint: Module and rules that belong to it.
+        allow_backbone_mismatch: Why another backbone is good enough; recorded in what is saved.
+
+    Attributes:
+        backbone: The frozen model and its tokenizer.
+        module: The merge module, on the backbone's device.
+        rules: The merge rules.
+        matcher: Their matcher.
+        engine: The generation engine.
+
+    Raises:
+        BackboneMismatchError: If the checkpoint belongs to another backbone.
+        TokenizerMismatchError: If its rules belong to another tokenizer.
+        GenerationError: If the backbone's attention cannot be rolled back.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        checkpoint: Checkpoint,
+        *,
+        allow_backbone_mismatch: str | None = None,
+    ) -> None:
+        if allow_backbone_mismatch is None:
+            checkpoint.check_backbone(backbone)
+        else:
+            checkpoint = checkpoint.noting(backbone, allow_backbone_mismatch)
+        self.backbone = backbone
+        self.checkpoint = checkpoint
+        # float64 keeps its precision; narrower backbones keep a float32 module.
+        dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32
+        # A copy: the checkpoint may serve other backbones, of other types and devices.
+        module: MergeModule = deepcopy(checkpoint.module).to(backbone.device, dtype)
+        self.module = module.eval().requires_grad_(False)
+        self.rules: RuleSet = checkpoint.rules
+        self.matcher = Matcher(self.rules)
+        self.engine = Engine(
+            backbone,
+            self.module,
+            self.matcher,
+            unit_positions=checkpoint.config.unit_positions,
+        )
+
+    def __repr__(self) -> str:
+        """Return backbone, form of the module and rules."""
+        return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Unpack[LoadOptions]) -> UMIM:
+        """Load a merge checkpoint and the backbone it belongs to.
+
+        Args:
+            name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory, a name that
+                `umim path` lists or a hub repository (``owner/name``).
+            **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``, ``revision``,
+                ``dtype``, ``device``, ``device_map``, ``attn_implementation``,
+                ``local_files_only``, ``allow_backbone_mismatch``.
+
+        Raises:
+            CheckpointError: If there is no such checkpoint, or it is malformed.
+            ArtifactError: If its files were altered.
+            BackboneError: If the backbone cannot be loaded, or options do not go together.
+            BackboneMismatchError: If the backbone is not the checkpoint's.
+            TokenizerMismatchError: If the tokenizer is not the rules'.
+        """
+        check_load_options(options)
+        local = options.get("local_files_only", False)
+        where = fetch_checkpoint(name, options.get("revision"), local_files_only=local)
+        checkpoint = Checkpoint.load(where)
+        reason = options.get("allow_backbone_mismatch")
+        return cls(backbone_for(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
+
+    def generate(
+        self, prompts: PromptInput | None = None, **options: Unpack[GenerateOptions]
+    ) -> GenerationOutput:
+        """Generate a continuation of each prompt.
+
+        Args:
+            prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
+                tensor of ids; a tokenizer's output. With ``past`` only what is added; but a chat is
+                the whole conversation.
+            **options: See ``GenerateOptions``.
+
+        Returns:
+            One entry per prompt and sample in every field; one text counts as a batch of one.
+
+        Raises:
+            GenerationError: If a prompt has no token, an option is out of range, or the backbone's
+                positions do not suffice.
+        """
+        return GenerationOutput.of(exhaust(self._steps(prompts, options)), self.backbone)
+
+    def stream(
+        self, prompt: PromptInput | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generator[str, None, GenerationOutput]:
+        """Generate a continuation of one prompt and yield its text as it comes.
+
+        Args:
+            prompt: One text, chat or sequence of ids.
+            **options: See ``GenerateOptions``.
+
+        Yields:
+            Whole words and lines; together they are the generated text.
+
+        Returns:
+            What ``generate`` returns.
+
+        Raises:
+            GenerationError: As ``generate``, or if there is more than one row.
+        """
+        pieces = TextPieces(self.backbone)
+        steps = self._steps(prompt, options, pieces)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                yield from pieces.drain()
+                return GenerationOutput.of(end.value, self.backbone)
+            yield from pieces.drain()
+
+    def _steps(
+        self,
+        prompts: PromptInput | None,
+        options: GenerateOptions,
+        streamer: TextPieces | None = None,
+    ) -> Steps:
+        options = check_options(options)
+        past = options.get("past")
+        items = prompt_items(prompts, options.get("input_ids"), options.get("attention_mask"))
+        return self.engine.steps(
+            encode_prompts(items, self.backbone, past, options.get("add_special_tokens")),
+            generation_config(options, self.backbone),
+            request(options, streamer),
+            past,
+        )
+
+    def score(
+        self,
+        contexts: Sequence[str],
+        continuations: Sequence[Sequence[str]],
+        *,
+        merge: Merge = "all",
+        add_special_tokens: bool | None = None,
+    ) -> list[list[float]]:
+        """Score continuations after compressed contexts, those of a context in the same forward.
+
+        Args:
+            contexts: Texts with at least one token each.
+            continuations: Texts per context, encoded on their own; they stay raw.
+            merge: ``none`` gives the base model's scores.
+            add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
+                tokenizer does by default.
+
+        Returns:
+            Per context, the log-probability of each continuation (summed over its tokens, nats).
+
+        Raises:
+            EvaluationError: If a context or a continuation has no token, the numbers of contexts
+                and lists differ, or the backbone's positions do not suffice.
+            NumericalError: If a log-probability is NaN or infinite.
+        """
+        check_merge(merge)
+        merged = merge != "none"
+        return score_texts(
+            contexts,
+            continuations,
+            self.backbone,
+            self.module if merged else None,
+            self.matcher if merged else None,
+            self.engine.unit_positions,
+            add_special_tokens,
+        )
+
+    def compress(self, text: str, *, add_special_tokens: bool | None = None) -> Compression:
+        """Cut a text into units, as a prompt would be.
+
+        Args:
+            text: Any text; it may be empty.
+            add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
+        """
+        ids = self.backbone.encode(text, add_special_tokens)
+        return Compression.of(ids, self.matcher, self.backbone.decode)
+
+    def perplexity(
+        self,
+        texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
+        *,
+        merge: Literal["all", "none"] = "all",
+        add_special_tokens: bool | None = None,
+    ) -> float:
+        """Compute token-level perplexity over all raw targets, each in the state before it.
+
+        Args:
+            texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
+            merge: ``none`` gives the base model's perplexity.
+            add_special_tokens: Whether texts get special tokens; None does as the tokenizer does.
+
+        Returns:
+            exp(mean negative log-probability per target).
+
+        Raises:
+            EvaluationError: If there is no target or a text exceeds the backbone's positions.
+            NumericalError: If a log-probability is NaN or infinite.
+        """
+        check_merge(merge, ("all", "none"))
+        matcher = self.matcher if merge == "all" else None
+        positions = self.engine.unit_positions
+        return text_perplexity(
+            texts, self.backbone, self.module, matcher, positions, add_special_tokens
+        )
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write module and rules as they are now, and the backbone's name, without its weights.
+
+        Args:
+            directory: Must not exist yet.
+
+        Raises:
+            ArtifactError: If it exists or cannot be written.
+        """
+        self.checkpoint.with_contents(self.module, self.rules).save(directory)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        commit_message: str = "Upload checkpoint",
+        leaks: LeakPolicy = "refuse",
+    ) -> str:
+        """Upload module, rules and the backbone's name to a hub repository.
+
+        Args:
+            repo_id: ``owner/name``; made if it does not exist.
+            private: Whether a new repository is private.
+            commit_message: Message of the commit.
+            leaks: ``refuse`` publishes no rules that spell out addresses or keys.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            LeakError: If the rules leak and ``leaks`` is ``refuse``.
+            CheckpointError: If the hub refuses or cannot be reached.
+        """
+        check_export(self.rules, self.backbone.require_tokenizer(), leaks)
+        with TemporaryDirectory() as parent:
+            directory = Path(parent) / "checkpoint"
+            self.save_pretrained(directory)
+            return upload_checkpoint(directory, repo_id, private, commit_message)

@@ -1,0 +1,163 @@
+"""The matcher's tables: the rules as a hash trie, in memory or mapped from ``matcher/tables.npy``.
+
+One array of 64-bit words, so that one check of its bytes covers all of it::
+
+    0        layout version
+    1        number of slots S
+    2        1 if no rule lies inside another
+    3        0
+    4 .. 7   SHA-256 of the rule set that it was made of
+    8 ..     S slots, then the bit set of pairs (see ``trie``)
+
+That is 13 bytes per distinct prefix of two or more ids: at most 41 per rule, and about 28 for
+millions of rules, which share theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ArtifactError
+from umim_core.rules.filters import pack_spans
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.trie import Ids, Ints, Words, holds_shorter, insert, survey, union
+from umim_core.store.arrays import open_array, save_array
+
+LAYOUT: Final = 1
+_HEADER: Final = 8  # words
+_DIGEST: Final = slice(4, 8)
+_LOAD: Final = 0.6  # 0.5 takes 5 bytes a rule more and gains nothing beside the bit set
+_BITS_PER_PAIR: Final = 6  # about one absent pair in seven passes
+_MAX_SLOTS: Final = (1 << 32) - 1  # a slot is found by 32 bits of the hash
+_DTYPE: Final = np.dtype("<u8")
+_T = TypeVar("_T", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class MatcherTables:
+    """What the matcher reads.
+
+    Attributes:
+        slots: The trie [S] (uint64), read-only.
+        pairs: Bit set of the pairs that begin a rule [P] (uint64), read-only.
+        infix_free: Whether no rule lies inside another.
+    """
+
+    slots: Words
+    pairs: Words
+    infix_free: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.slots.nbytes + self.pairs.nbytes
+
+    @classmethod
+    def build(cls, ids_by_order: dict[int, Ids]) -> MatcherTables:
+        """Build the tables of rules.
+
+        Args:
+            ids_by_order: Rules [R_n, n] (int32) per order, rows ascending, ids 0 .. 2^18 - 1.
+
+        Raises:
+            ArtifactError: If the rules have more prefixes than a table has slots.
+        """
+        pairs, triples = _prefixes(ids_by_order, 2), _prefixes(ids_by_order, 3)
+        nodes = len(pairs) + len(triples) + len(ids_by_order[ORDERS[-1]])
+        size = int(nodes / _LOAD) + 1
+        if size > _MAX_SLOTS:
+            raise ArtifactError(
+                f"the rules must need at most {_MAX_SLOTS} slots", size, "Raise tau."
+            )
+        slots = np.zeros(size, dtype=np.uint64)
+        bits = np.zeros(len(pairs) * _BITS_PER_PAIR // 64 + 1, dtype=np.uint64)
+        rules = [_read_only(np.ascontiguousarray(ids_by_order[n]).view()) for n in ORDERS]
+        for ids in rules:
+            insert(ids, slots, bits)
+        slots, bits = _read_only(slots), _read_only(bits)
+        return cls(slots, bits, not any(holds_shorter(ids, slots) for ids in rules))
+
+    def write(self, path: Path, digest: str) -> None:
+        """Write the tables as an array file.
+
+        Args:
+            path: The file; its folder must exist.
+            digest: SHA-256 of the rule set, in hex.
+
+        Raises:
+            ArtifactError: If the disk refuses.
+        """
+        header = np.zeros(_HEADER, dtype=_DTYPE)
+        header[:3] = LAYOUT, len(self.slots), self.infix_free
+        header[_DIGEST] = _digest_words(digest)
+        save_array(path, np.concatenate([header, self.slots, self.pairs]))
+
+    @classmethod
+    def read(cls, path: Path, digest: str, num_rules: int) -> MatcherTables:
+        """Map tables from disk.
+
+        The bytes must have been checked against the manifest. Here it is checked, in one pass over
+        the slots, that the tables belong to these rules and that every search in them ends; no
+        content can lead a search out of them.
+
+        Args:
+            path: What :meth:`write` wrote.
+            digest: SHA-256 of the rule set that they must have been made of, in hex.
+            num_rules: How many rules it has.
+
+        Raises:
+            ArtifactError: If the file is no such table, or one of other rules.
+        """
+        words = open_array(path)
+        if words.dtype != _DTYPE or words.ndim != 1 or words.size < _HEADER + 2:
+            raise ArtifactError(
+                f"{path} must be one row of at least {_HEADER + 2} unsigned 64-bit words",
+                f"{words.dtype} {words.shape}",
+                "Mine the rules again.",
+            )
+        layout, size, infix_free, reserved = (int(word) for word in words[:4])
+        if layout != LAYOUT:
+            raise ArtifactError(
+                f"{path} must have layout {LAYOUT}",
+                layout,
+                "Use the version of umim that wrote it, or mine the rules again.",
+            )
+        if not np.array_equal(words[_DIGEST], _digest_words(digest)):
+            raise ArtifactError(
+                f"{path} must be made of the rules in its folder", "other rules", "Mine them again."
+            )
+        slots, pairs = words[_HEADER : _HEADER + size], words[_HEADER + size :]
+        used, rules, continued = survey(slots)
+        whole = 0 < len(slots) == size and used < size and len(pairs) > 0
+        sound = rules == num_rules and infix_free in (0, 1) and not (infix_free and continued)
+        if not whole or not sound or reserved:
+            raise ArtifactError(
+                f"{path} must hold {num_rules} rules and a free slot",
+                f"{rules} rules, {used} of {size} slots",
+                "Mine the rules again.",
+            )
+        return cls(slots, pairs, bool(infix_free))
+
+
+def _prefixes(ids_by_order: dict[int, Ids], length: int) -> Ints:
+    """Return the different prefixes of ``length`` ids of all rules that are at least so long."""
+    found = np.zeros(0, dtype=np.int64)
+    for n in ORDERS:
+        if n >= length:
+            found = union(found, pack_spans(ids_by_order[n][:, :length]))
+    return found
+
+
+def _digest_words(digest: str) -> Words:
+    return np.frombuffer(bytes.fromhex(digest), dtype=_DTYPE)
+
+
+def _read_only(array: NDArray[_T]) -> NDArray[_T]:
+    """Forbid writing: arrays in memory and mapped ones have one type for the compiled loops."""
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,1 @@
+"""Storage: artifacts with digests, atomic files, arrays without pickle, locks."""

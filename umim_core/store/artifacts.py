@@ -1,0 +1,279 @@
+"""Artifacts on disk: canonical JSON, digests, manifests, and atomic publication of directories.
+
+A directory is built under ``<name>.partial`` while its lock is held, flushed to disk, given a
+``manifest.json`` last, and renamed. A directory without a valid manifest does not exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from umim_core.errors import ArtifactError
+from umim_core.store.disk import flush, flush_tree, is_refusal, write_bytes
+from umim_core.store.locking import directory_lock
+
+MANIFEST: Final = "manifest.json"
+_CHUNK: Final = 1 << 20
+# What hubs, editors and file browsers put beside an artifact; nothing reads it.
+_BESIDE: Final = re.compile(
+    r"(README|LICENSE|NOTICE)(\.(md|txt))?|\.gitattributes|\.gitignore|\.DS_Store"
+    r"|\.cache/huggingface/.*|\.git/.*"
+)
+
+
+def canonical_json(value: object) -> str:
+    """Return the one JSON text of ``value``: sorted keys, no spaces, no NaN.
+
+    Raises:
+        ArtifactError: If the value holds NaN, an infinity or a type JSON does not have.
+    """
+    try:
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(
+            "an artifact's JSON holds only finite numbers, strings, lists and mappings",
+            str(error),
+            "Convert the value before it is written.",
+        ) from error
+
+
+def sha256_bytes(data: bytes) -> str:
+    """Return the SHA-256 of ``data`` in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hex, read in chunks of 1 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def payload_files(directory: Path) -> dict[str, Path]:
+    """Return the files of an artifact by POSIX-relative name, without its manifest."""
+    files = {
+        path.relative_to(directory).as_posix(): path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+    files.pop(MANIFEST, None)
+    return files
+
+
+def directory_digest(directory: Path) -> str:
+    """Return the SHA-256 over the sorted "name sha256" lines of a directory's payload."""
+    return digest_of({name: sha256_file(path) for name, path in payload_files(directory).items()})
+
+
+def digest_of(sums: Mapping[str, str]) -> str:
+    """Return the digest of a directory from the SHA-256 of its files by relative name."""
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(sums.items()))
+    return sha256_bytes(lines.encode())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` as canonical JSON, atomically."""
+    write_bytes(path, canonical_json(value).encode() + b"\n")
+
+
+def read_json(path: Path) -> object:
+    """Read a JSON file.
+
+    Raises:
+        ArtifactError: If it is missing or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path.name} must exist", str(path), "Build the artifact again."
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ArtifactError(
+            f"{path} must be readable JSON", str(error), "Build the artifact again."
+        ) from error
+
+
+def write_manifest(directory: Path, *, kind: str, schema: int, body: Mapping[str, object]) -> str:
+    """Write ``manifest.json``: the sizes and digests of all files, and ``body``.
+
+    Args:
+        directory: The artifact; every other file must already be in place.
+        kind: What the directory is ("rules", "stage", "checkpoint").
+        schema: Version of the layout; readers refuse any other.
+        body: Further fields, JSON types only.
+
+    Returns:
+        The digest of the payload.
+    """
+    files = payload_files(directory)
+    sums = {name: sha256_file(path) for name, path in files.items()}
+    digest = digest_of(sums)
+    record: dict[str, object] = {
+        **body,
+        "kind": kind,
+        "schema": schema,
+        "digest": digest,
+        "files": {
+            name: {"bytes": path.stat().st_size, "sha256": sums[name]}
+            for name, path in files.items()
+        },
+    }
+    write_json(directory / MANIFEST, {**record, "seal": _seal(record)})
+    return digest
+
+
+def _seal(record: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a manifest's other fields, as they are once read back."""
+    return sha256_bytes(canonical_json(json.loads(canonical_json(record))).encode())
+
+
+def read_manifest(
+    directory: Path, *, kind: str, schema: int, verify: bool = True
+) -> dict[str, object]:
+    """Read and check a manifest.
+
+    Args:
+        directory: The artifact.
+        kind: The kind it must have.
+        schema: The schema version it must have.
+        verify: Check the SHA-256 of every file; sizes are always checked.
+
+    Raises:
+        ArtifactError: If the manifest is missing, of another kind or schema, or if a file is
+            missing, added or altered. A page beside an artifact (README.md) is no addition.
+    """
+    record = read_json(directory / MANIFEST)
+    if not isinstance(record, dict) or record.get("kind") != kind:
+        found = record.get("kind") if isinstance(record, dict) else type(record).__name__
+        raise ArtifactError(
+            f"{directory} must hold an artifact of kind {kind!r}", found, "Name another directory."
+        )
+    if record.get("schema") != schema:
+        raise ArtifactError(
+            f"{directory} must have schema {schema}",
+            record.get("schema"),
+            "Use the version of umim that wrote it, or build it again.",
+        )
+    seal = _seal({name: value for name, value in record.items() if name != "seal"})
+    if record.get("seal") != seal:
+        raise ArtifactError(
+            f"{directory}/{MANIFEST} must be as it was written",
+            "another checksum",
+            "The manifest was altered; build the artifact again.",
+        )
+    listed = record.get("files")
+    if not isinstance(listed, dict):
+        raise ArtifactError(f"{directory}/{MANIFEST} must list its files", listed, "Build it again")
+    files = {
+        name: path
+        for name, path in payload_files(directory).items()
+        if name in listed or not _BESIDE.fullmatch(name)
+    }
+    if set(files) != set(listed):
+        odd = sorted(set(files) ^ set(listed))
+        raise ArtifactError(
+            f"{directory} must hold exactly the files its manifest lists",
+            odd,
+            "Restore the missing files or build the artifact again.",
+        )
+    sums: dict[str, str] = {}
+    for name, path in files.items():
+        entry = listed[name]
+        size = entry.get("bytes") if isinstance(entry, dict) else None
+        if not isinstance(entry, dict) or path.stat().st_size != size:
+            raise ArtifactError(
+                f"{path} must have {size} bytes",
+                path.stat().st_size,
+                "The file is torn or altered; build the artifact again.",
+            )
+        sums[name] = sha256_file(path) if verify else str(entry.get("sha256"))
+        if sums[name] != entry.get("sha256"):
+            raise ArtifactError(
+                f"{path} must have the SHA-256 in its manifest",
+                sums[name],
+                "The file was altered; build the artifact again.",
+            )
+    if record.get("digest") != digest_of(sums):
+        raise ArtifactError(
+            f"{directory}/{MANIFEST} must hold the digest of its file list",
+            record.get("digest"),
+            "The manifest was altered; build the artifact again.",
+        )
+    return record
+
+
+def safe_join(root: Path, name: str) -> Path:
+    """Return ``root/name``, refusing names that leave ``root``.
+
+    Raises:
+        ArtifactError: If ``name`` is absolute, empty or climbs out of the root.
+    """
+    base = root.resolve()
+    target = base if "\0" in name else (base / name).resolve()
+    if target == base or not target.is_relative_to(base):
+        raise ArtifactError(
+            "an artifact's name must stay inside its root", name, "Use a plain relative name."
+        )
+    return target
+
+
+def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
+    """Build a directory beside ``final`` and rename it when it is whole.
+
+    Args:
+        final: Where the directory must appear; it must not exist yet.
+        build: Fills the empty directory that it is handed; writes its manifest last.
+
+    Raises:
+        ArtifactError: If ``final`` exists or the disk refuses a write; nothing half-written stays.
+        LockError: If another live process is building the same directory.
+    """
+    final = final.resolve()  # "." and dangling links have no name of their own
+    partial = final.with_name(final.name + ".partial")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with directory_lock(final, wait_seconds=0.0):
+            if final.exists():
+                raise ArtifactError(
+                    "the output directory must not exist",
+                    str(final),
+                    "Remove it or choose another name; results are never overwritten.",
+                )
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                build(partial)
+                flush_tree(partial)
+                partial.rename(final)
+                try:
+                    flush(final.parent)
+                except OSError:
+                    final.rename(partial)  # what failed has no final name
+                    raise
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        raise ArtifactError(
+            f"{final} must be writable",
+            error.strerror or str(error),
+            "Free space or choose another directory.",
+        ) from error
+
+
+def finite_or_none(value: float) -> float | None:
+    """Return ``value``, or None where JSON has no number for it (NaN, infinities)."""
+    return value if math.isfinite(value) else None
