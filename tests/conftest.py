@@ -32,7 +32,7 @@ from umim_core.store.machine_lock import VARIABLE
 if TYPE_CHECKING:
     from support.tiny_pipeline import Walk
 
-pytest_plugins = ["time_limits"]
+pytest_plugins = ["support.time_limits"]
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None)
 settings.load_profile("umim")

@@ -79,7 +79,17 @@ def run(folder: Path, hanging: str, *options: str) -> subprocess.CompletedProces
         "[pytest]\nmarkers = full\ntimeout = 1\ntimeout_full = 9\ntimeout_grace = 1\n"
     )
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "time_limits", "-q", "-rA", *options, str(folder)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "support.time_limits",
+            "-q",
+            "-rA",
+            *options,
+            str(folder),
+        ],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTEST_ADDOPTS": ""},
         capture_output=True,
@@ -134,4 +144,4 @@ def test_every_test_of_this_suite_has_a_limit(request: pytest.FixtureRequest) ->
     config = request.config
     limits = [float(config.getini(f"timeout{name}")) for name in ("", "_full", "_grace")]
     assert all(limits), "pyproject.toml sets them"
-    assert config.pluginmanager.hasplugin("time_limits")
+    assert config.pluginmanager.hasplugin("support.time_limits")

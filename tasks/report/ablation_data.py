@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.comparison import ComparisonRow
+from tasks.run.stage import Artifact
 
 
 class _Part(BaseModel):
@@ -91,3 +92,9 @@ class AblationData(_Part):
     def rows(self) -> tuple[ComparisonRow, ...]:
         """The cells' rows of the comparison."""
         return tuple(cell.row for cell in self.cells)
+
+
+def read_ablation(artifact: Artifact) -> AblationData:
+    """Return the data of a finished stage."""
+    name = str(artifact.manifest()["config"]["recipe"]["name"])
+    return AblationData.model_validate_json((artifact.path / f"{name}.json").read_text("utf-8"))

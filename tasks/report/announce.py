@@ -5,13 +5,13 @@ from __future__ import annotations
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import FlowRunContext
 
+from tasks.report.ablation_data import read_ablation
 from tasks.report.ablation_page import ablation_page
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import comparison, comparison_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact
-from tasks.stages.ablation import read_ablation
 
 
 def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifact) -> None:

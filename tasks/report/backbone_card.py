@@ -19,7 +19,8 @@ pipeline_tag: text-generation
 ---
 """
 _DOCSTRINGS = (
-    "Docstrings of the installed Python stack (`umim_core/embedded/docstring_corpus.py`): repeated\n"
+    "Docstrings of the installed Python stack "
+    "(`umim_core/embedded/docstring_corpus.py`): repeated\n"
     "paragraphs dropped, split by the hash of the module path (92 % train, 4 % valid, 4 % test).\n"
     "networkx, sympy and the standard library are left out; they are the out-of-domain corpora."
 )

@@ -28,13 +28,12 @@ from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, verifying_once
-from tasks.stages.distill import read_curve
 from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
 from umim_core.config.recipe import Recipe, RunRecipe
-from umim_core.distill.train_run import CURVE
+from umim_core.distill.train_run import CURVE, read_curve
 from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
 from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -117,7 +116,7 @@ class PipelineRun(Generic[R]):
 
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
-        curve = read_curve(artifact) if (artifact.path / CURVE).is_file() else []
+        curve = read_curve(artifact.path) if (artifact.path / CURVE).is_file() else []
         names = sorted({name for row in curve for name in row if name != "step"})
         checkpoint = artifact.path / "checkpoint"
         self.tracker.stage_run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tasks.report.ablation_data import AblationCell, AblationData, Budget
+from tasks.report.ablation_data import AblationCell, AblationData, Budget, read_ablation
 from tasks.report.ablation_figures import figure_png, figure_svg
 from tasks.report.ablation_page import FIGURES, ablation_page, ablation_table
 from tasks.report.compare import BASE_SETTING, CellResult, comparison_rows, rule_counts
@@ -98,12 +98,6 @@ def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> Ablation
         trained_on=str(facts["platform"]),
         further={name: value for name, value in evaluated.items() if name not in row.metrics},
     )
-
-
-def read_ablation(artifact: Artifact) -> AblationData:
-    """Return the data of a finished stage."""
-    name = str(artifact.manifest()["config"]["recipe"]["name"])
-    return AblationData.model_validate_json((artifact.path / f"{name}.json").read_text("utf-8"))
 
 
 def ablation_summary(artifact: Artifact) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
@@ -13,7 +12,7 @@ from umim_core.backbone.backbone_identity import backbone_identity
 from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, Recipe
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import CURVE, place_rows
+from umim_core.distill.train_run import place_rows
 
 
 def distill_stage(
@@ -92,9 +91,3 @@ def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
 def train_on_rows(job: TrainJob, rows: dict[str, TokenRows], lease: ClusterLease) -> Metrics:
     """Write a job's rows below its state folder (which is not published) and run it."""
     return launch(place_rows(job, rows), lease)
-
-
-def read_curve(artifact: Artifact) -> list[dict[str, float]]:
-    """Return the rows of a training curve."""
-    lines = (artifact.path / CURVE).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]

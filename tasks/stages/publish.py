@@ -26,11 +26,11 @@ from tasks.report.report_page import write_report
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
-from tasks.stages.distill import read_curve
 from umim_core import UMIM
 from umim_core.benchmarking.break_even import BreakEven, break_even
 from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.config.recipe import Recipe
+from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.model.showing import unit_texts
@@ -183,7 +183,7 @@ def _curves(result: CellResult) -> list[LossCurve]:
     for setting, artifact in result.settings.items():
         if setting == "WT + Rules":  # not trained
             continue
-        curve = read_curve(artifact)
+        curve = read_curve(artifact.path)
         preference = setting == "Task-Adapted"
         names = ("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl")
         train, validation = (

@@ -1,7 +1,7 @@
 """The whole graph of several recipes: every stage, its inputs by name, its parts of the recipe.
 
-A graph changes on purpose or by mistake. On purpose: `python -m tests.support.flow_plans`, and read the
-diff of ``tests/flows/plans``.
+A graph changes on purpose or by mistake. On purpose:
+`python -m tests.support.flow_plans`, and read the diff of ``tests/flows/plans``.
 """
 
 from __future__ import annotations

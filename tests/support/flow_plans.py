@@ -24,7 +24,7 @@ from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.recipe import Model, Recipe
 
-GOLDEN: Final = Path(__file__).parent / "flows" / "plans"
+GOLDEN: Final = Path(__file__).parents[1] / "flows" / "plans"
 # Adaptation and shipped checkpoints; thresholds that share a count; rules by confidence; a corpus
 # that a model generates, on GPUs; a cell alone; a backbone from nothing.
 RECIPES: Final = (

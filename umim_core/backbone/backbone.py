@@ -212,7 +212,7 @@ def load_backbone(
         local_files_only: Whether the network must not be asked.
 
     Raises:
-        BackboneError: If it cannot be loaded or cannot do what ``umim_core.backbone.capabilities`` tries.
+        BackboneError: If it cannot be loaded, or lacks a capability that wrapping tries.
         ConfigError: If the data type or the device is unknown, or a device map comes with a device.
     """
     if device is not None and device_map is not None:

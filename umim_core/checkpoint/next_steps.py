@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 PROMPT: Final = "Once upon a time"
-_TASKS: Final = Path(__file__).parent / "evaluation" / "tasks"  # the task that the package brings
+_TASKS: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # the task of the package
 
 
 def after_mining(out: Path, tokenizer: str | None, texts: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ A run that is killed leaves ``out.partial`` with its last state; the same call g
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import CURVE, place_rows, run_job
+from umim_core.distill.train_run import place_rows, read_curve, run_job
 from umim_core.distill.train_state import newest_state, step_of
 from umim_core.errors import ArtifactError, CorpusError, RuleSetError
 from umim_core.mining.preparation import tokenized_corpus, whole_segments
@@ -270,8 +269,7 @@ def _summary(out: Path) -> dict[str, float]:
     found = read_json(out / "summary.json")
     if not isinstance(found, dict):
         raise ArtifactError(f"{out}/summary.json must be a mapping", found, "Train it again.")
-    lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
-    curve = [row for line in lines if "valid_kl" in (row := json.loads(line))]
+    curve = [row for row in read_curve(out) if "valid_kl" in row]
     best = next(row for row in curve if row["step"] == found["best_step"])
     numbers = {str(name): float(value) for name, value in found.items()}
     return numbers | {"kl_first": curve[0]["valid_kl"], "kl_best": best["valid_kl"]}

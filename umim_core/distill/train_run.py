@@ -122,6 +122,12 @@ def _summary(progress: Progress) -> dict[str, str | int | float | None]:
     }
 
 
+def read_curve(out: Path) -> list[dict[str, float]]:
+    """Return the rows of the training curve that :func:`write_results` left in a folder."""
+    lines = (out / CURVE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def write_results(out: Path, name: str, write: Callable[[Path], None], progress: Progress) -> None:
     """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
     target = out / name

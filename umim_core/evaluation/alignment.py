@@ -47,7 +47,7 @@ class AlignmentResult:
     """What was measured.
 
     Attributes:
-        means: Metric means over the paper's aligned rows (``umim_core.distill.alignment_metrics.METRICS``).
+        means: Means of ``alignment_metrics.METRICS`` over the paper's aligned rows.
         aligned_rows: Number of aligned rows.
         state_means: The same over every state that decoding passes through, from the first merge
             of its row on.

@@ -128,7 +128,8 @@ def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_named_cluster_is_refused_with_a_reason(
     address: str, environment: dict[str, str], message: str
 ) -> None:
-    program = f"from tasks.cluster.ray_cluster import ray_cluster\nwith ray_cluster(address={address!r}): pass"
+    start = f"with ray_cluster(address={address!r}): pass"
+    program = f"from tasks.cluster.ray_cluster import ray_cluster\n{start}"
     result = _run(program, **environment)
     assert result.returncode == 1
     assert message in result.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-import tasks
+import tasks.stages
 from support.stage_keys.inputs import Inputs
 from support.stage_keys.measuring import measuring_calls, page_calls
 from support.stage_keys.rules import rule_calls
@@ -85,11 +85,13 @@ def test_everything_a_stage_is_given_is_in_its_key(
 
 
 def test_every_stage_is_among_them(inputs: Inputs) -> None:
-    (folder,) = tasks.__path__
+    (folder,) = tasks.stages.__path__
     found = {
         function
         for path in Path(folder).glob("*.py")
-        for name, function in inspect.getmembers(importlib.import_module(f"tasks.{path.stem}"))
+        for name, function in inspect.getmembers(
+            importlib.import_module(f"tasks.stages.{path.stem}")
+        )
         if name.endswith("_stage") and not name.startswith("_") and name != "run_stage"
     }
     assert {call.function for call in calls_of(inputs).values()} == found
