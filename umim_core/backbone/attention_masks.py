@@ -7,10 +7,13 @@ Shapes: B rows, W units per row and forward, L columns of the cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -101,3 +104,14 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Have a model compute attention eagerly meanwhile: its other kinds keep no weights."""
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(implementation)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
@@ -94,13 +94,9 @@ def attention_maps(
     units = torch.arange(len(starts), device=backbone.device)
     positions = packed.position_ids(unit_positions)[0]
     raw = backbone.embed(torch.from_numpy(row)[None].to(backbone.device))
-    implementation = config._attn_implementation
-    backbone.model.set_attn_implementation("eager")  # the others keep no weights
-    try:
+    with eager_attention(backbone.model):
         after = _attention(backbone, unit_embeddings(packed, backbone, module), positions, layer)
         before = _attention(backbone, raw, torch.arange(len(row)).to(positions), layer)
-    finally:
-        backbone.model.set_attn_implementation(implementation)
     before = before[:, starts + lengths - 1]  # the last token of each unit asks
     member = torch.repeat_interleave(units, lengths)
     summed = before.new_zeros(len(before), len(starts), len(starts)).index_add(2, member, before)

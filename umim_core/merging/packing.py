@@ -26,6 +26,24 @@ from umim_core.rules.matcher import Matcher
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+class Segmenter(Protocol):
+    """Anything that cuts raw ids into units from left to right, as ``Matcher`` does by rules.
+
+    The units of a text's beginning are those of the whole text, but for those within the span that
+    the cut goes through: what stands before a span never depends on what follows it.
+    """
+
+    def segment(self, ids: NDArray[np.integer]) -> Segmentation:
+        """Cut ids [T] into units of 1 to 4 tokens; see ``Matcher.segment``."""
+        ...
+
+    def segment_many(
+        self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Cut sequences that lie side by side, each on its own; see ``Matcher.segment_many``."""
+        ...
+
+
 class SpanMerger(Protocol):
     """Anything that pools spans [M, N, d] with lengths [M] into surrogates [M, d]."""
 

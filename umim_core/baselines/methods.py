@@ -1,0 +1,167 @@
+"""Protocols of baselines: token reducers, segmenters with a span merger, cache policies.
+
+===================  =========================  =================================================
+a method is          it decides                 what it saves
+===================  =========================  =================================================
+``ReducedTokens``    which raw tokens stay      prefill and KV cache
+``MergedSpans``      which spans become one     prefill and KV cache
+                     embedding, and which
+``EvictedColumns``   which columns of the KV    KV cache; the prefill is whole
+                     cache survive a forward
+===================  =========================  =================================================
+
+A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
+a backbone and a matcher, and that is all: recipes and lm-eval find it by the name. How many tokens
+or columns stay is not the method's choice: it is given the number of units that the merge rules
+leave of the same text, so all methods of a table have the same token reduction, text by text.
+
+Shapes: T raw tokens, K kept, H key/value heads, A attention heads, L columns, W columns of a
+forward, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.errors import EvaluationError
+from umim_core.merging.packing import Segmenter, SpanMerger
+from umim_core.registry import Registry
+from umim_core.rules.matcher import Matcher
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text whose tokens are to be reduced.
+
+    Attributes:
+        ids: Raw ids [T] (int64).
+        protected: Tokens that must stay [T] (bool).
+        question: Raw ids [Q] (int64) of what will be asked about it; empty if nothing is known.
+    """
+
+    ids: Ints
+    protected: NDArray[np.bool_]
+    question: Ints
+
+
+class TokenReducer(Protocol):
+    """Chooses which raw tokens of a text stay."""
+
+    def keep(self, text: Text, budget: int) -> Ints:
+        """Choose tokens.
+
+        Args:
+            text: The text.
+            budget: Tokens that stay, 1 .. T, never fewer than are protected.
+
+        Returns:
+            Indices [budget] (int64), rising; every protected token is among them.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HeldColumns:
+    """The KV cache of one layer after a forward, for one text.
+
+    Attributes:
+        layer: Index of the layer.
+        keys: Keys [H, L, D]; the forward wrote the last W columns.
+        values: Values [H, L, D].
+        positions: Position in the backbone of what each column holds [H, L] (int64), rising.
+        attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
+    """
+
+    layer: int
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    attention: Tensor | None
+
+
+class CachePolicy(Protocol):
+    """Chooses which columns of a KV cache survive a forward; one object per text.
+
+    Attributes:
+        reads_attention: Whether it needs attention weights (eager attention is slower).
+    """
+
+    reads_attention: ClassVar[bool]
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        """Choose columns of one layer.
+
+        Args:
+            held: The layer's cache.
+            budget: Columns that may stay, at least 1.
+
+        Returns:
+            Indices [H, K] (int64), rising along a head, K the same for all layers.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ReducedTokens:
+    """A method that deletes tokens of the prompt."""
+
+    reducer: TokenReducer
+
+
+@dataclass(frozen=True)
+class MergedSpans:
+    """A method that replaces spans by one embedding each, as UMIM does."""
+
+    segmenter: Segmenter
+    merger: SpanMerger
+
+
+@dataclass(frozen=True)
+class EvictedColumns:
+    """A method that drops columns of the KV cache; ``new_policy`` makes the policy of a text."""
+
+    new_policy: Callable[[], CachePolicy]
+
+
+Method = ReducedTokens | MergedSpans | EvictedColumns
+MakeMethod = Callable[[Backbone, Matcher], Method]
+BASELINES: Final = Registry[MakeMethod](__package__, "baseline")
+
+
+def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
+    """Return the indices [K] (int64) of the tokens that stay, checked against the protocol.
+
+    Args:
+        reducer: Chooses.
+        text: A text of at least one token.
+        budget: Tokens that shall stay, 1 .. T. Protected tokens stay even if they are more.
+
+    Raises:
+        EvaluationError: If the choice is not rising, not of the budget's size, or lacks a protected
+            token.
+    """
+    wanted = max(budget, int(text.protected.sum()))
+    kept = reducer.keep(text, wanted)
+    bounded = np.concatenate([[-1], kept, [len(text.ids)]])
+    if len(kept) != wanted or bool((np.diff(bounded) < 1).any()):
+        raise EvaluationError(
+            f"a token reducer must keep {wanted} of {len(text.ids)} tokens, in order",
+            kept.tolist(),
+            f"{type(reducer).__name__}.keep breaks the protocol.",
+        )
+    if lost := set(np.flatnonzero(text.protected).tolist()).difference(kept.tolist()):
+        raise EvaluationError(
+            "a token reducer must keep protected tokens",
+            f"token {min(lost)} is lost",
+            f"{type(reducer).__name__}.keep breaks the protocol.",
+        )
+    return kept

@@ -1,0 +1,31 @@
+"""Plain truncation: the end of a text stays, its beginning is cut off.
+
+The end is what stands next to the tokens that are predicted, and what inference servers keep of a
+prompt that is too long. With T = 6, a protected first token and a budget of 3::
+
+    ids   <s> a b c d e        kept  0 4 5        <s> d e
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
+from umim_core.rules.matcher import Matcher
+
+
+class Truncation:
+    """Keep the last tokens, and those that are protected."""
+
+    def keep(self, text: Text, budget: int) -> Ints:
+        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
+        free = np.flatnonzero(~text.protected)
+        dropped = free[: len(text.ids) - budget]
+        return np.setdiff1d(np.arange(len(text.ids)), dropped)
+
+
+@BASELINES.add("truncation")
+def truncation(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+    """Return plain truncation; it asks neither the backbone nor the rules."""
+    return ReducedTokens(Truncation())

@@ -1,0 +1,65 @@
+"""Registries: a package whose files each add what they define under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Generic, TypeVar
+
+from umim_core.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Named entries that the files of a package add.
+
+    The files are imported at the first look, so a new entry is one new file.
+
+    Args:
+        package: Dotted name of the package.
+        entry: What an entry is called in messages, e.g. "baseline".
+    """
+
+    def __init__(self, package: str, entry: str) -> None:
+        self._package, self._entry = package, entry
+        self._found: dict[str, T] = {}
+
+    def add(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds what it decorates under a name.
+
+        Raises:
+            ConfigError: If the name is taken.
+        """
+
+        def put(value: T) -> T:
+            if name in self._found:
+                raise ConfigError(
+                    f"every {self._entry} must have a name of its own", name, "Choose another."
+                )
+            self._found[name] = value
+            return value
+
+        return put
+
+    def names(self) -> tuple[str, ...]:
+        """Return all names in alphabetical order."""
+        for module in iter_modules(import_module(self._package).__path__):
+            import_module(f"{self._package}.{module.name}")
+        return tuple(sorted(self._found))
+
+    def find(self, name: str) -> T:
+        """Return the entry of a name.
+
+        Raises:
+            ConfigError: If there is none; the message lists all names.
+        """
+        known = self.names()
+        if name not in self._found:
+            raise ConfigError(
+                f"a {self._entry} must be one of {', '.join(known)}",
+                name,
+                did_you_mean(name, known),
+            )
+        return self._found[name]
