@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows import parts
 from tasks.run.pipeline import open_pipeline
+from umim_core.adaptation.settings import WT
 
 
 @flow(name="umim-distill", flow_run_name="{recipe}")
@@ -14,4 +15,4 @@ def distill(recipe: str = "embedded") -> list[str]:
     with open_pipeline(recipe, "umim-distill") as run:
         results = parts.mine(run, parts.prepare(run))
         parts.distill(run, results)
-        return [str(result.settings["WT"].path / "checkpoint") for result in results]
+        return [str(result.settings[WT].path / "checkpoint") for result in results]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tasks.report.compare import CellResult, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from tasks.stages.adapt import dpo_stage, sft_stage, task_rules_stage, with_rules_stage
+from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
 from tasks.stages.backbone import backbone_stage, tokenizer_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
@@ -17,6 +17,7 @@ from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.generate import generate_stage
 from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
+from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.recipe import Cell, GeneratedCorpus
@@ -148,12 +149,13 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
             result.tokenized,
             result.filtered,
             label=cell_label(result.cell),
+            setting=WT,
         )
-        result.settings["WT"] = result.distilled
+        result.settings[WT] = result.distilled
 
 
 def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """Task rules, SFT and DPO for the cells that ask for it."""
+    """Task rules, and every setting of the recipe, for the cells that ask for it."""
     config, task = run.recipe.adapt, sources.task
     for result in results:
         if not result.cell.adapt or config is None or task is None or result.distilled is None:
@@ -162,11 +164,16 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
         rules = run.stage(
             task_rules_stage, task, cell, config.rules, config.max_tokens, label=label
         )
-        start = run.stage(with_rules_stage, result.distilled, rules, label=label)
-        shared = (run.lease, run.recipe, config, cell, task)
-        tuned = run.stage(sft_stage, *shared, start, label=label)
-        adapted = run.stage(dpo_stage, *shared, tuned, label=label)
-        result.settings |= {"WT + Rules": start, "WT + FT": tuned, "Task-Adapted": adapted}
+        made = {WT: result.distilled}
+        for step in adaptation_steps(config.settings):
+            start = rules if step.start is None else made[step.start]
+            given = (run.lease, run.recipe, config, cell, task, start)
+            made[step.name] = (
+                run.stage(with_rules_stage, start, rules, label=label, setting=step.name)
+                if step.training == "none"
+                else run.stage(TRAININGS[step.training], *given, label=label, setting=step.name)
+            )
+        result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
@@ -176,16 +183,17 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
         for setting, artifact in result.settings.items():
             checkpoint = artifact.path / "checkpoint"
             label = f"{cell_label(result.cell)} {setting}"
-            result.evaluations[setting] = run.stage(
-                evaluate_stage,
-                result.tokenized,
-                checkpoint,
-                config,
-                run.recipe.segment_length,
-                *placement,
-                label=label,
-            )
-            if sources.task is not None:
+            if measures(setting, "alignment"):
+                result.evaluations[setting] = run.stage(
+                    evaluate_stage,
+                    result.tokenized,
+                    checkpoint,
+                    config,
+                    run.recipe.segment_length,
+                    *placement,
+                    label=label,
+                )
+            if sources.task is not None and measures(setting, "accuracy"):
                 result.scores[setting] = run.stage(
                     task_score_stage,
                     sources.task,
@@ -196,31 +204,32 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     label=label,
                 )
         if sources.task is not None and result.distilled is not None:
-            result.scores["base"] = run.stage(
+            result.scores[BASE] = run.stage(
                 task_score_stage,
                 sources.task,
                 result.distilled.path / "checkpoint",
                 "none",
                 config,
                 *placement,
-                label=f"{result.cell.backbone} base",
+                label=f"{result.cell.backbone} {BASE}",
             )
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
-    """Throughput of each cell's checkpoint."""
+    """Throughput of each cell's checkpoint under the setting that is timed."""
     if run.recipe.benchmark is None:
         return
     for result in results:
-        if result.distilled is not None:
-            result.benchmark = run.stage(
-                benchmark_stage,
-                result.tokenized,
-                result.distilled.path / "checkpoint",
-                run.recipe.benchmark,
-                *run.recipe.placement,
-                label=cell_label(result.cell),
-            )
+        for setting, artifact in result.settings.items():
+            if measures(setting, "speed"):
+                result.benchmark = run.stage(
+                    benchmark_stage,
+                    result.tokenized,
+                    artifact.path / "checkpoint",
+                    run.recipe.benchmark,
+                    *run.recipe.placement,
+                    label=cell_label(result.cell),
+                )
 
 
 def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
@@ -249,7 +258,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         )
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
-            for setting, merge in (("WT", "context"), ("base", "none")):
+            for setting, merge in ((WT, "context"), (BASE, "none")):
                 result.scores[setting] = run.stage(
                     task_score_stage,
                     sources.task,

@@ -29,7 +29,9 @@ class Planner:
         self.lease = ClusterLease(recipe.cluster)
         self.steps: list[dict[str, str]] = []
 
-    def stage(self, function: Callable[..., Artifact], *_: object, label: str = "") -> Artifact:
+    def stage(
+        self, function: Callable[..., Artifact], *_: object, label: str = "", setting: str = ""
+    ) -> Artifact:
         """Note a stage."""
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         self.steps.append({"stage": name, "of": label or self.recipe.name})

@@ -11,13 +11,14 @@ from tasks.report.comparison import COMPARISON_METRICS, Accuracy, ComparisonRow,
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.given_rules import describe_given, given_name
+from umim_core.adaptation.settings import WT
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import deviations
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
 
-BASE_SETTING = "WT"
+BASE_SETTING = WT
 _RULES = "checkpoint/rules"
 
 

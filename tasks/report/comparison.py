@@ -44,7 +44,6 @@ COMPARISON_METRICS: Final = (
     "prefill_speedup",
     "decode_speedup",
 )
-SETTINGS: Final = ("base", "WT", "WT + Rules", "WT + FT", "WT + DPO", "Task-Adapted")
 _OUT_OF_DOMAIN = re.compile(r"^ppl_(base|umim)_ood_[a-z0-9_]+$")
 
 
@@ -103,7 +102,7 @@ class ComparisonRow(BaseModel):
     Attributes:
         backbone: Name of the frozen model.
         tau: Count threshold of the rules; None where rules have none.
-        setting: Which checkpoint and rules were used (``SETTINGS``).
+        setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
         rule_source: What made the rules: ``frequency``, ``confidence`` or an ``explicit`` list.
         min_probability: What every token of a confident span exceeds; 0 asks for nothing, None
             where unknown.

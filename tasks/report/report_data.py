@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tasks.report.comparison import ComparisonRow
+from umim_core.adaptation.settings import WT
 
 Point = tuple[int, float | None]
 
@@ -207,7 +208,7 @@ class ReportData(_Part):
 
     def base_rows(self) -> list[ComparisonRow]:
         """Return the rows of checkpoints that were not adapted to the task."""
-        return [row for row in self.rows if row.setting == "WT"]
+        return [row for row in self.rows if row.setting == WT]
 
     def corpora(self) -> list[str]:
         """Return the names of the out-of-domain corpora that any row was measured on, sorted."""

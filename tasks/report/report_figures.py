@@ -9,7 +9,7 @@ from typing import Final
 import matplotlib
 from matplotlib.figure import Figure
 
-from tasks.report.comparison import SETTINGS, shown_name
+from tasks.report.comparison import shown_name
 from tasks.report.label_placement import place_labels
 from tasks.report.report_attention import draw_attention, draw_similarity
 from tasks.report.report_data import LossCurve, ReportData, SpeedRow
@@ -24,6 +24,7 @@ from tasks.report.report_drawing import (
     or_nan,
     split_points,
 )
+from umim_core.adaptation.settings import BASE, setting_names
 
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
 
@@ -47,15 +48,16 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     labels: list[tuple[float, float, str, str]] = []
     bars: list[list[tuple[float, float]]] = []
     based: set[tuple[str, float]] = set()
+    settings = setting_names()
     for index, row in enumerate(rows):
         colour, marker = mark(index)
         order = sorted(
-            row.accuracies, key=lambda s: (SETTINGS.index(s) if s in SETTINGS else 99, s)
+            row.accuracies, key=lambda s: (settings.index(s) if s in settings else 99, s)
         )
         for setting in order:
             result = row.accuracies[setting]
-            name = f"{shown_name(row.backbone)}, base" if setting == "base" else setting
-            if setting == "base":
+            name = f"{shown_name(row.backbone)}, {BASE}" if setting == BASE else setting
+            if setting == BASE:
                 if (row.backbone, result.value) in based:
                     continue
                 based.add((row.backbone, result.value))

@@ -49,8 +49,6 @@ _DATA_SETS = {
     "valid": "validation",
     "task": "training",
 }
-# Stages that leave a checkpoint, and the setting it is of.
-_SETTINGS = {"distill": "WT", "with-rules": "WT + Rules", "sft": "WT + FT", "dpo": "Task-Adapted"}
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
 
@@ -81,35 +79,38 @@ class PipelineRun(Generic[R]):
         function: Callable[[Path, *Ts], Artifact],
         *args: *Ts,
         label: str = "",
+        setting: str = "",
     ) -> Artifact:
         """Run one stage as a Prefect task and record it in MLflow.
 
         Args:
             function: A stage function; it gets the artifact root first.
             args: Its further arguments.
-            label: What the stage works on, for the pages people look at.
+            label: Cell, model or corpus of the stage, for the pages people look at.
+            setting: Setting whose ``checkpoint`` the artifact holds, which is recorded by name.
 
         Returns:
             The stage's artifact, built or found.
         """
         name = function.__name__.removesuffix("_stage").replace("_", "-")
+        shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
             function,
             name=name,
-            task_run_name=f"{name} {label}".strip(),
+            task_run_name=shown,
             cache_policy=NO_CACHE,
             persist_result=False,
             retries=1,
             retry_condition_fn=_worth_a_retry,
         )
-        with listening(LiveMetrics(self.tracker, self.key, f"{name} {label}".strip())):
+        with listening(LiveMetrics(self.tracker, self.key, shown)):
             try:
                 artifact: Artifact = started(self.root, *args)
             finally:
                 release_memory()  # a worker will train on the GPU that this process measured on
         self.artifacts.append(artifact)
-        if artifact.stage in _SETTINGS:
-            called = own_name(self.recipe.name, label, _SETTINGS[artifact.stage])
+        if setting:
+            called = own_name(self.recipe.name, label, setting)
             record_checkpoint(self.root, called, artifact.path / "checkpoint")
         self._record(artifact)
         return artifact

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.cluster.ray_cluster import CHECKOUT
+from umim_core.adaptation.settings import adaptation_steps
 from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.config.recipe import Recipe
@@ -32,14 +33,21 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
                 "`python -m flows recipes` lists the recipes. Relative paths start at the working "
                 "directory, those of a deployment at the checkout of its worker.",
             )
-        return load_any_recipe(Path(name))
+        return _checked(load_any_recipe(Path(name)))
     if name not in recipe_names():
         raise ConfigError(
             f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
             name,
             did_you_mean(name, recipe_names()) or "`python -m flows recipes` describes them.",
         )
-    return load_any_recipe(RECIPES / f"{name}.yaml")
+    return _checked(load_any_recipe(RECIPES / f"{name}.yaml"))
+
+
+def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
+    """Return a recipe whose adaptation settings are all known."""
+    if isinstance(recipe, Recipe) and recipe.adapt is not None:
+        adaptation_steps(recipe.adapt.settings)
+    return recipe
 
 
 def newest_report() -> Path:

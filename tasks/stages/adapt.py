@@ -1,18 +1,21 @@
 """Stages ``task-rules``, ``with-rules``, ``sft`` and ``dpo``: adaptation to the embedded task.
 
-    task rules   bigrams of the training questions, threshold only
-    WT + Rules   the base module with the task's rules, not trained
-    WT + FT      distilled further on task sequences (context + right answer), context merged
-    Task-Adapted preference training from there, context merged
+    task-rules   bigrams of the training questions, by threshold
+    with-rules   a trained module with the task's rules, not trained further
+    sft          distillation on task sequences (context + right answer), context merged
+    dpo          preference between the answers, context merged
 
+Which of them lead to which setting stands in ``umim_core.adaptation.settings``.
 Source: paper, "Task Adaptation with SFT and RL"; the task is treated as the paper treats ARC.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -26,11 +29,20 @@ from umim_core.adaptation.choices import (
     read_questions,
     task_sequences,
 )
+from umim_core.adaptation.settings import Training
 from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.backbone.backbone import load_tokenizer, special_ids
 from umim_core.backbone.backbone import tokenizer_fingerprint as fingerprint_of
+from umim_core.backbone.backbone_identity import backbone_identity
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import AdaptConfig, Cell, Recipe, RulesConfig
+from umim_core.config.recipe import (
+    AdaptConfig,
+    Cell,
+    DistillConfig,
+    PreferenceConfig,
+    Recipe,
+    RulesConfig,
+)
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet
@@ -101,19 +113,17 @@ def sft_stage(
     task: Artifact,
     start: Artifact,
 ) -> Artifact:
-    """Distil further on task sequences, from ``start`` with its rules (``WT + FT``)."""
-    spec = _spec("sft", recipe, cell, adapt.sft.model_dump(), adapt.max_tokens, task, start)
+    """Distil on task sequences: from a checkpoint, or from random weights for task rules alone."""
 
-    def build(out: Path) -> Metrics:
+    def train(job: TrainJob) -> Metrics:
         tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
         rows = {
             split: _rows(task.path / f"{split}.jsonl", tokenizer, adapt.max_tokens)
             for split in ("train", "valid")
         }
-        job = _job("distill", recipe, adapt, cell, start, out, adapt.sft.model_dump())
         return train_on_rows(job, rows, lease)
 
-    return run_stage(root, spec, build)
+    return _trained(root, "sft", adapt.sft, (recipe, adapt, cell, task, start), train)
 
 
 def dpo_stage(
@@ -125,78 +135,70 @@ def dpo_stage(
     task: Artifact,
     start: Artifact,
 ) -> Artifact:
-    """Train preferences between answers, from ``start`` (``Task-Adapted`` after SFT)."""
-    spec = _spec("dpo", recipe, cell, adapt.dpo.model_dump(), adapt.max_tokens, task, start)
+    """Train preferences between answers, from ``start``, which is the reference."""
+
+    def train(job: TrainJob) -> Metrics:
+        train, valid = (str(task.path / f"{split}.jsonl") for split in ("train", "valid"))
+        return launch(replace(job, objective="preference", train=train, valid=valid), lease)
+
+    return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)
+
+
+TRAININGS: Final[dict[Training, Callable[..., Artifact]]] = {"sft": sft_stage, "dpo": dpo_stage}
+"""Stages by the training that a setting asks for."""
+
+
+def _trained(
+    root: Path,
+    name: str,
+    optimisation: DistillConfig | PreferenceConfig,
+    of: tuple[Recipe, AdaptConfig, Cell, Artifact, Artifact],
+    train: Callable[[TrainJob], Metrics],
+) -> Artifact:
+    """Run a stage that trains a cell's module on a task, from a checkpoint or task rules alone."""
+    recipe, adapt, cell, task, start = of
+    config = {
+        "backbone": cell.backbone,
+        "revision": cell.revision,
+        "train": optimisation.model_dump(),
+        "max_tokens": adapt.max_tokens,
+        "seed": recipe.seed,
+        **parallelism(recipe.cluster),
+    }
+    inputs, checkpoint, rules = {"task": task.digest}, None, start.path / "rules"
+    if start.stage == "task-rules":  # what a checkpoint would say of itself is named here
+        config |= cell.form()
+        inputs |= {
+            "rules": start.digest,
+            "backbone": backbone_identity(cell.backbone, cell.revision),
+        }
+    else:
+        inputs["start"] = start.digest
+        checkpoint = start.path / "checkpoint"
+        rules = checkpoint / "rules"
+    spec = StageSpec(name, 4, config, inputs, resumable=True)
 
     def build(out: Path) -> Metrics:
-        job = _job(
-            "preference",
-            recipe,
-            adapt,
-            cell,
-            start,
-            out,
-            adapt.dpo.model_dump(),
-            train=str(task.path / "train.jsonl"),
-            valid=str(task.path / "valid.jsonl"),
+        return train(
+            TrainJob(
+                objective="distill",
+                backbone=cell.backbone,
+                revision=cell.revision,
+                rules=str(rules),
+                train="train",
+                valid="valid",
+                start=None if checkpoint is None else str(checkpoint),
+                form=cell.form(),
+                max_tokens=adapt.max_tokens,
+                seed=recipe.seed,
+                config=optimisation.model_dump(),
+                strategy=recipe.cluster.strategy,
+                use_gpu=recipe.cluster.use_gpu,
+                out=str(out),
+            )
         )
-        return launch(job, lease)
 
     return run_stage(root, spec, build)
-
-
-def _spec(
-    name: str,
-    recipe: Recipe,
-    cell: Cell,
-    train: dict[str, object],
-    max_tokens: int,
-    task: Artifact,
-    start: Artifact,
-) -> StageSpec:
-    return StageSpec(
-        name,
-        4,
-        {
-            "backbone": cell.backbone,
-            "revision": cell.revision,
-            "train": train,
-            "max_tokens": max_tokens,
-            "seed": recipe.seed,
-            **parallelism(recipe.cluster),
-        },
-        {"task": task.digest, "start": start.digest},
-        resumable=True,
-    )
-
-
-def _job(
-    objective: Literal["distill", "preference"],
-    recipe: Recipe,
-    adapt: AdaptConfig,
-    cell: Cell,
-    start: Artifact,
-    out: Path,
-    config: dict[str, object],
-    train: str = "train",
-    valid: str = "valid",
-) -> TrainJob:
-    return TrainJob(
-        objective=objective,
-        backbone=cell.backbone,
-        revision=cell.revision,
-        rules=str(start.path / "checkpoint" / "rules"),
-        train=train,
-        valid=valid,
-        start=str(start.path / "checkpoint"),
-        form=cell.form(),
-        max_tokens=adapt.max_tokens,
-        seed=recipe.seed,
-        config=config,
-        strategy=recipe.cluster.strategy,
-        use_gpu=recipe.cluster.use_gpu,
-        out=str(out),
-    )
 
 
 def _rows(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> TokenRows:

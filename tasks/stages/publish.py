@@ -27,6 +27,7 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
 from umim_core import UMIM
+from umim_core.adaptation.settings import WT, find_setting
 from umim_core.benchmarking.break_even import BreakEven, break_even
 from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.config.recipe import Recipe
@@ -126,7 +127,7 @@ class _Looks:
     """What the best trained checkpoint at hand makes of the start of the held-out text."""
 
     def __init__(self, cells: list[CellResult], shipped: list[ShippedResult]) -> None:
-        source = shipped[0].name if shipped else str(cells[0].settings["WT"].path / "checkpoint")
+        source = shipped[0].name if shipped else str(cells[0].settings[WT].path / "checkpoint")
         self._label = f"{shown_name(source)} on held-out text" if shipped else "held-out text"
         self._umim = UMIM.from_pretrained(source)
         self._ids = np.array(tokens(cells[0].tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
@@ -181,10 +182,11 @@ def host() -> dict[str, str]:
 def _curves(result: CellResult) -> list[LossCurve]:
     found = []
     for setting, artifact in result.settings.items():
-        if setting == "WT + Rules":  # not trained
+        training = find_setting(setting).training
+        if training == "none":
             continue
         curve = read_curve(artifact.path)
-        preference = setting == "Task-Adapted"
+        preference = training == "dpo"
         names = ("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl")
         train, validation = (
             tuple[Point, ...]((int(row["step"]), row[name]) for row in curve if name in row)

@@ -16,9 +16,9 @@ WIRING = (
     SeededBug(
         "DPO does not start from SFT",
         "wiring",
-        "flows/parts.py",
-        "adapted = run.stage(dpo_stage, *shared, tuned, label=label)",
-        "adapted = run.stage(dpo_stage, *shared, start, label=label)",
+        "umim_core/adaptation/settings.py",
+        'Setting("Task-Adapted", "WT + FT", "task", "dpo")',
+        'Setting("Task-Adapted", "WT + Rules", "task", "dpo")',
         ("tests/flows/test_plans.py",),
     ),
     SeededBug(

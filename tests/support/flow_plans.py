@@ -48,9 +48,11 @@ class Recorder(Planner):
         super().__init__(recipe)
         self.given: list[tuple[Callable[..., Artifact], tuple[object, ...], str]] = []
 
-    def stage(self, function: Callable[..., Artifact], *args: object, label: str = "") -> Artifact:
+    def stage(
+        self, function: Callable[..., Artifact], *args: object, label: str = "", setting: str = ""
+    ) -> Artifact:
         self.given.append((function, args, label))
-        return super().stage(function, *args, label=label)
+        return super().stage(function, *args, label=label, setting=setting)
 
 
 def plan_text(name: str) -> str:

@@ -65,7 +65,9 @@ class KeyRecorder(Planner):
         self.root = root
         self.lines: list[str] = []
 
-    def stage(self, function: Callable[..., Artifact], *args: object, label: str = "") -> Artifact:
+    def stage(
+        self, function: Callable[..., Artifact], *args: object, label: str = "", setting: str = ""
+    ) -> Artifact:
         artifact = function(self.root, *args)
         self.lines.append(f"{artifact.stage} [{label}] {artifact.key}")
         return artifact

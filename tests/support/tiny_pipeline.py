@@ -129,7 +129,9 @@ class Walk:
     def __post_init__(self) -> None:
         self.lease.config = self.recipe.cluster
 
-    def stage(self, function: Callable[..., Artifact], *args: Any, label: str = "") -> Artifact:
+    def stage(
+        self, function: Callable[..., Artifact], *args: Any, label: str = "", setting: str = ""
+    ) -> Artifact:
         """Run one stage."""
         artifact = function(self.root, *args)
         self.calls.append(Call(function, args, artifact))

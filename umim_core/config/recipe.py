@@ -140,8 +140,13 @@ class PreferenceConfig(TrainConfig):
         return "float32"
 
 
-class AdaptConfig(Model):
+class AdaptConfig(Model, StableDump):
     """Task adaptation: task rules, distillation-based SFT, then DPO."""
+
+    settings: Annotated[tuple[str, ...], Field(min_length=1), LATER] = Field(
+        ("WT + Rules", "WT + FT", "Task-Adapted"),
+        description="Settings compared, of the table in umim_core/adaptation/settings.py.",
+    )
 
     rules: RulesConfig = RulesConfig(tau=5, overlap="none", containment="keep")
     max_tokens: Annotated[int, Field(ge=8, description="A task sequence is cut after so many.")] = (

@@ -34,6 +34,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
     tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of)}
     tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)
+    chosen = {"adapt.settings": "decides which stages are run"}
     shared = {"lease": inputs.lease, "recipe": recipe, "adapt": inputs.adapt(), "cell": cell,
               "task": inputs.task(), "start": start}  # fmt: skip
     backbone = inputs.backbone_recipe()
@@ -65,13 +66,22 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "sft": StageCall(
             sft_stage, shared,
-            {**lease, **not_ours, **tuned, "adapt.dpo": "of the next stage",
+            {**lease, **not_ours, **tuned, **chosen, "adapt.dpo": "of the next stage",
              "adapt.rules": "reaches the stage through its rules"},
+            edits,
+        ),
+        "sft from random weights": StageCall(
+            sft_stage, {**shared, "start": inputs.artifacts.make("task-rules", "rules")},
+            {**lease, **not_ours, **chosen, "adapt.dpo": "of another stage",
+             "adapt.rules": BY_RULES, **{f"cell.{name}": BY_RULES for name in rules_of},
+             "recipe.distill": "of another stage", "recipe.segment_length": "of another stage",
+             **dict.fromkeys(TOKENIZER_EDITS, BY_RULES)},
             edits,
         ),
         "dpo": StageCall(
             dpo_stage, shared,
-            {**lease, **not_ours, **tuned, "adapt.sft": BY_START, "adapt.rules": BY_START},
+            {**lease, **not_ours, **tuned, **chosen, "adapt.sft": BY_START,
+             "adapt.rules": BY_START},
             edits,
         ),
         "tokenizer": StageCall(

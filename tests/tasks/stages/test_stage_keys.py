@@ -27,9 +27,9 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 NAMES = (
     "corpus of docstrings", "corpus of files", "corpus that a model wrote", "generate", "task",
     "tokenize", "count", "count without documents or a sample", "filter", "confidence",
-    "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft", "dpo",
-    "tokenizer", "backbone", "evaluate", "task-score", "task-score of the base model", "benchmark",
-    "report", "ablation",
+    "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
+    "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
+    "task-score of the base model", "benchmark", "report", "ablation",
 )  # fmt: skip
 
 

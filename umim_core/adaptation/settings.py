@@ -1,0 +1,106 @@
+"""Adaptation settings as a table: start, rules, training and measurements of each.
+
+A row is all that a new setting needs. Flows train and measure what the table says; reports and the
+comparison take the order and the names from it. Which tokens of a task sequence may merge is a
+matter of the task, not of the setting; preference training merges the shared context only.
+
+Source: paper, "Adaptation and Ablation Settings", table task_adaptation_settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from umim_core.errors import ConfigError, did_you_mean
+
+Rules = Literal["none", "corpus", "task"]
+Training = Literal["none", "distill", "sft", "dpo"]
+Measure = Literal["alignment", "accuracy", "speed"]
+BASE: Final = "base"
+WT: Final = "WT"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One compared way to use the backbone.
+
+    Attributes:
+        name: As papers, checkpoints and reports call it.
+        start: Setting whose merge module it begins with; None for random weights, or no module.
+        rules: Rules of the corpus or of the task; ``none`` merges nothing. A trained setting keeps
+            the rules of its start.
+        training: ``distill`` on the corpus, ``sft`` (distillation on task sequences) or ``dpo``
+            (preference between answers).
+        measured: ``alignment`` with perplexity on held-out text, ``accuracy`` on the task,
+            ``speed`` (of one setting).
+    """
+
+    name: str
+    start: str | None
+    rules: Rules
+    training: Training
+    measured: tuple[Measure, ...] = ("alignment", "accuracy")
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(BASE, None, "none", "none", ("accuracy",)),
+    Setting(WT, None, "corpus", "distill", ("alignment", "accuracy", "speed")),
+    Setting("WT + Rules", WT, "task", "none"),
+    Setting("WT + FT", "WT + Rules", "task", "sft"),
+    Setting("WT + DPO", "WT + Rules", "task", "dpo"),
+    Setting("Task-trained", None, "task", "sft"),
+    Setting("Task-Adapted", "WT + FT", "task", "dpo"),
+)
+"""All settings, each below the one that it starts from; the last one is the paper's full route."""
+
+
+def setting_names() -> list[str]:
+    """Return the names of all settings, in the order in which they are shown."""
+    return [row.name for row in SETTINGS]
+
+
+def find_setting(name: str) -> Setting:
+    """Return the row of a setting.
+
+    Raises:
+        ConfigError: If no setting has this name.
+    """
+    for row in SETTINGS:
+        if row.name == name:
+            return row
+    raise _unknown(name, setting_names())
+
+
+def measures(name: str, measure: Measure) -> bool:
+    """Return whether something is measured under a setting."""
+    return measure in find_setting(name).measured
+
+
+def adaptation_steps(names: Sequence[str]) -> list[Setting]:
+    """Return the settings that must be made for the named ones, each behind its start.
+
+    ``adaptation_steps(["WT + FT"])`` are the rows ``WT + Rules`` and ``WT + FT``.
+
+    Raises:
+        ConfigError: If a name is of no setting that adapts to a task.
+    """
+    known = {row.name: row for row in SETTINGS if row.rules == "task"}
+    needed: set[str] = set()
+    for name in names:
+        if name not in known:
+            raise _unknown(name, list(known))
+        row: Setting | None = known[name]
+        while row is not None:
+            needed.add(row.name)
+            row = known.get(row.start or "")
+    return [row for row in SETTINGS if row.name in needed]
+
+
+def _unknown(name: str, known: list[str]) -> ConfigError:
+    return ConfigError(
+        f"an adaptation setting must be one of {', '.join(known)}",
+        name,
+        did_you_mean(name, known) or "The table is in umim_core/adaptation/settings.py.",
+    )
