@@ -56,7 +56,7 @@ def task_rules_stage(
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     spec = StageSpec(
         "task-rules",
-        2,
+        2 if rules.rule_budget is None else 3,  # version 2 took no notice of a budget
         {
             **rules.model_dump(),
             "max_tokens": max_tokens,
@@ -71,6 +71,7 @@ def task_rules_stage(
             read_questions(task.path / "train.jsonl"),
             partial(encode, tokenizer),
             (rules.tau,),
+            budget=rules.rule_budget,
             part="context",
             prompt=DOCSTRING_PROMPT,
             max_length=max_tokens,

@@ -102,6 +102,16 @@ def test_the_overlap_filter_is_an_option() -> None:
     assert set(rules_of(mined)) == {pairs("ab")}
 
 
+def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
+    questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
+    mined = mine_task_rules(questions, characters, [1, 3], part="context", budget=2)
+    found = {tau: rules_of(rules) for tau, rules in mined.items()}
+    assert found == {1: {pairs("ab"): 3}, 3: {pairs("ab"): 3}}
+    assert [rules.tau for rules in mined.values()] == [3, 3]
+    free = mine_task_rules(questions, characters, [1], part="context", budget=3)[1]
+    assert (len(free), free.tau) == (3, 1)
+
+
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
     digests = {

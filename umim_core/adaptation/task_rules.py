@@ -1,4 +1,4 @@
-"""Task rules: bigrams of a task's training questions, kept by a threshold alone.
+"""Task rules: bigrams of a task's training questions, kept by a threshold or within a budget.
 
 One ragged segment per question, so that no bigram joins two questions and padding does not exist;
 one counting pass serves every threshold.
@@ -28,8 +28,8 @@ from umim_core.adaptation.choices import (
 )
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import Containment, Overlap
-from umim_core.rules.grams import check_tau
+from umim_core.rules.filters import Containment, Overlap, tau_for_budget
+from umim_core.rules.grams import check_tau, select
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
 
@@ -41,6 +41,7 @@ def mine_task_rules(
     encode: Encode,
     taus: Sequence[int],
     *,
+    budget: int | None = None,
     part: Part = "sequence",
     prompt: str = "{context}",
     delimiter: str = " ",
@@ -56,6 +57,7 @@ def mine_task_rules(
         questions: Training questions.
         encode: Text to token ids, without special tokens.
         taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        budget: Most rules; where a threshold leaves more, it is raised until they fit.
         part: ``sequence`` (prompt and correct answer, cut after ``max_length`` tokens), or
             ``context``, the prompt's part of it (ARC).
         prompt: Format string with the field ``{context}``.
@@ -67,11 +69,12 @@ def mine_task_rules(
         tokenizer_fingerprint: Recorded.
 
     Returns:
-        One rule set per threshold. Their digest of the corpus is that of the counted ids.
+        One rule set per threshold asked for; each says the one it was made with. Their digest of
+        the corpus is that of the counted ids.
 
     Raises:
         ConfigError: If there is no threshold, or prompt or length are out of bounds.
-        RuleSetError: If a threshold is below 1.
+        RuleSetError: If a threshold or the budget is below 1.
     """
     if not taus:
         raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")
@@ -86,7 +89,9 @@ def mine_task_rules(
     return {
         tau: RuleSet.from_counts(
             counts,
-            tau=tau,
+            tau=tau
+            if budget is None
+            else tau_for_budget(select(counts, tau), budget, overlap, containment),
             overlap=overlap,
             containment=containment,
             tokenizer_fingerprint=tokenizer_fingerprint,
