@@ -22,6 +22,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.recipe import Cell, GeneratedCorpus
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 
 @dataclass
@@ -194,7 +195,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     label=label,
                 )
             if sources.task is not None and measures(setting, "accuracy"):
-                result.scores[setting] = run.stage(
+                result.scores[DEFAULT_TASK, setting] = run.stage(
                     task_score_stage,
                     sources.task,
                     checkpoint,
@@ -204,7 +205,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     label=label,
                 )
         if sources.task is not None and result.distilled is not None:
-            result.scores[BASE] = run.stage(
+            result.scores[DEFAULT_TASK, BASE] = run.stage(
                 task_score_stage,
                 sources.task,
                 result.distilled.path / "checkpoint",
@@ -259,7 +260,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
             for setting, merge in ((WT, "context"), (BASE, "none")):
-                result.scores[setting] = run.stage(
+                result.scores[DEFAULT_TASK, setting] = run.stage(
                     task_score_stage,
                     sources.task,
                     name,

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import FIGURES, AblationFigure
-from tasks.report.comparison import ComparisonRow, shown_name
+from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import DASH, variant_columns
 from tasks.report.label_placement import place_labels
 from tasks.report.report_drawing import (
@@ -31,6 +31,7 @@ from tasks.report.report_drawing import (
     mark,
     standalone,
 )
+from tasks.report.row_labels import shown_name
 
 _DPI: Final = 150
 _MOST_COLUMNS: Final = 3
@@ -85,7 +86,7 @@ def variant_name(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
 
 
 def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
-    backbones = list(dict.fromkeys(row.backbone for row in rows))
+    backbones = list(dict.fromkeys(row.cell.backbone for row in rows))
     names = list(dict.fromkeys(variant_name(row, rows) for row in rows))
     columns = min(_MOST_COLUMNS, len(backbones))
     lines = math.ceil(len(backbones) / columns)
@@ -99,7 +100,7 @@ def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
         axes.set_xlabel("Token reduction on held-out text (%)")
         axes.set_ylabel(figure.axis)
         axes.margins(x=0.12, y=0.12)
-        own = [row for row in rows if row.backbone == backbone]
+        own = [row for row in rows if row.cell.backbone == backbone]
         variants = [variant_name(row, rows) for row in own]
         panels.append((axes, _lines(own, variants, names, figure.metric)))
         for line in panels[-1][1]:

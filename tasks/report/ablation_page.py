@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tasks.report.ablation_data import AblationData
-from tasks.report.comparison import ComparisonRow, shown_name
+from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import (
     DASH,
     STATES,
@@ -20,6 +20,7 @@ from tasks.report.comparison_table import (
     metric_column,
     variant_columns,
 )
+from tasks.report.row_labels import shown_name
 from tasks.report.tables import Table, escaped, table_markdown
 from tasks.run.recipes import recipe_names
 
@@ -75,7 +76,7 @@ def ablation_table(data: AblationData) -> Table:
     """Return the cells under what differs between them and what was measured."""
     rows = data.rows
     columns = (
-        Column("backbone", lambda row: shown_name(row.backbone), left=True),
+        Column("backbone", lambda row: shown_name(row.cell.backbone), left=True),
         TAU,
         *variant_columns(rows),
         *_METRICS,

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.report.comparison import COMPARISON_METRICS, Accuracy, ComparisonRow, limit_words
+from tasks.report.comparison import COMPARISON_METRICS, TASK_TR, ComparisonRow, Measured
+from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from tasks.stages.given_rules import describe_given, given_name
-from umim_core.adaptation.settings import WT
-from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import deviations
+from umim_core.adaptation.settings import BASE, WT
+from umim_core.checkpoint.checkpoint import Checkpoint, resolve_checkpoint
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
 
 BASE_SETTING = WT
 _RULES = "checkpoint/rules"
+Scores = dict[tuple[str, str], Artifact]
+"""Artifacts of the stage task-score by (task, setting); the setting ``base`` is among them."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class CellResult:
         distilled: Trained checkpoint; None before training.
         settings: Artifact with a ``checkpoint`` per adaptation setting.
         evaluations: Alignment and perplexity per setting.
-        scores: Task accuracy per setting, with "base".
+        scores: What was measured on tasks.
         benchmark: Throughput.
     """
 
@@ -43,7 +44,7 @@ class CellResult:
     distilled: Artifact | None = None
     settings: dict[str, Artifact] = field(default_factory=dict)
     evaluations: dict[str, Artifact] = field(default_factory=dict)
-    scores: dict[str, Artifact] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
 
 
@@ -53,7 +54,7 @@ class ShippedResult:
 
     name: str
     evaluation: Artifact
-    scores: dict[str, Artifact] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
 
 
@@ -67,9 +68,8 @@ def comparison_rows(
             setting=setting,
             seed=seed,
             metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None)
-            | {"rules": float(sum(rule_counts(result.settings[setting].path / _RULES).values()))}
-            | _own_accuracy(setting, result.scores),
-            accuracies=_accuracies(result.scores) if setting == BASE_SETTING else {},
+            | {"rules": float(sum(rule_counts(result.settings[setting].path / _RULES).values()))},
+            scores=_scores(result.scores, setting),
         )
         for result in cells
         for setting, evaluation in result.evaluations.items()
@@ -82,49 +82,35 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
 
     Args:
         cell: What was compared.
-        measured: The row's other fields: setting, seed, metrics, accuracies.
+        measured: The row's other fields: method, setting, seed, metrics, scores.
     """
-    rules: dict[str, Any] = {
-        "tau": cell.tau,
-        "rule_source": cell.source,
-        "overlap": cell.overlap,
-        "containment": cell.containment,
-    }
-    return ComparisonRow(
-        backbone=cell.backbone,
-        **(rules if cell.rules is None else describe_given(cell)),
-        min_probability=cell.min_probability if cell.source == "confidence" else 0.0,
-        rule_budget=cell.rule_budget,
-        confidence_tokens=cell.confidence_tokens,
-        revision=cell.revision,
-        positions=cell.positions,
-        depth=cell.depth,
-        kind=cell.kind,
-        unit_positions=cell.unit_positions,
-        **measured,
-    )
+    return ComparisonRow(**{"cell": cell, "rules": RowRules.of(cell)} | measured)
 
 
 def _shipped_row(result: ShippedResult) -> ComparisonRow:
     checkpoint = Checkpoint.load(result.name)
-    rules = checkpoint.rules
-    seed = checkpoint.config.training.get("seed")
+    config, rules = checkpoint.config, checkpoint.rules
+    seed = config.training.get("seed")
     return ComparisonRow(
-        backbone=checkpoint.config.backbone,
-        tau=rules.tau,
-        setting=BASE_SETTING,
-        rule_source=rules.source,
-        min_probability=None if rules.source == "confidence" else 0.0,  # no checkpoint tells it
-        overlap=rules.overlap,
-        containment=rules.containment,
-        positions=checkpoint.config.positions,
-        depth=checkpoint.config.depth,
-        kind=checkpoint.config.kind,
-        unit_positions=checkpoint.config.unit_positions,
+        cell=Cell(
+            backbone=config.backbone,
+            rules=str(resolve_checkpoint(result.name) / "rules"),
+            positions=config.positions,
+            depth=config.depth,
+            kind=config.kind,
+            unit_positions=config.unit_positions,
+        ),
+        rules=RowRules(
+            source=rules.source,
+            tau=rules.tau,
+            min_probability=None if rules.source == "confidence" else 0.0,  # no checkpoint tells it
+            overlap=rules.overlap,
+            containment=rules.containment,
+        ),
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark) | {"rules": float(len(rules))},
-        accuracies=_accuracies(result.scores),
+        scores=_scores(result.scores, BASE_SETTING),
     )
 
 
@@ -147,20 +133,16 @@ def rule_counts(rules: Path) -> dict[int, int]:
     return {int(n): int(count) for n, count in manifest["rules"].items()}
 
 
-def _own_accuracy(setting: str, scores: dict[str, Artifact]) -> dict[str, float | None]:
-    """Return the accuracy of the base model and of one setting, where they were measured."""
-    named = {"accuracy_base": scores.get("base"), "accuracy_umim": scores.get(setting)}
-    return {name: score.metrics["acc_tok"] for name, score in named.items() if score is not None}
-
-
-def _accuracies(scores: dict[str, Artifact]) -> dict[str, Accuracy]:
+def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Measured]]:
+    """Return the scores of one setting and the base model; WT shows those of every setting."""
     return {
-        setting: Accuracy(
-            value=score.metrics["acc_tok"],
-            stderr=score.metrics["acc_tok_stderr"],
-            token_reduction=score.metrics.get("context_token_reduction", 0.0),
-        )
-        for setting, score in scores.items()
+        (task, of): {
+            "acc_tok": Measured(value=found["acc_tok"], stderr=found["acc_tok_stderr"]),
+            TASK_TR: Measured(value=found.get("context_token_reduction", 0.0)),
+        }
+        for (task, of), artifact in scores.items()
+        if setting == BASE_SETTING or of in (BASE, setting)
+        for found in [artifact.metrics]
     }
 
 
@@ -169,11 +151,9 @@ def cell_label(cell: Cell) -> str:
     sure = f"confidence {cell.min_probability:g} " if cell.source == "confidence" else ""
     made = f"{sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
     if cell.rules is not None:
-        made = f"rules {given_name(cell)}"
+        made = f"rules {given_name(cell.rules)}"
     rules = f"{short_name(cell.backbone)} {made}"
-    limits = limit_words(cell.rule_budget, cell.confidence_tokens, cell.revision)
-    forms = deviations(cell.positions, cell.depth, cell.kind, cell.unit_positions)
-    return ", ".join([rules, *limits, *forms])
+    return ", ".join([rules, *cell_words(cell)])
 
 
 def short_name(backbone: str) -> str:
@@ -183,8 +163,7 @@ def short_name(backbone: str) -> str:
 
 def run_label(row: ComparisonRow) -> str:
     """Return what a row's run is called in MLflow's lists: all that tells it from the others."""
-    short = row.model_copy(update={"backbone": short_name(row.backbone)})
-    return f"{row.setting} {short.label}"
+    return f"{row.setting} {row.label_with(short_name(row.cell.backbone))}"
 
 
 def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
@@ -195,7 +174,7 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
         )
         run.tracker.comparison_run(
             key,
-            {**row.params(), "model": short_name(row.backbone)},
+            {**row.params(), "model": short_name(row.cell.backbone)},
             row.measured(),
             name=run_label(row),
             pipeline=run.key,

@@ -1,153 +1,111 @@
-"""One row per (backbone, threshold, setting), and the names that others query."""
+"""One row per (cell, method, setting), and the names that others query."""
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from umim_core.config.form import deviations
+from tasks.report.row_labels import RowRules, cell_words, shown_name
+from umim_core.adaptation.settings import BASE, WT, setting_names
+from umim_core.config.recipe import Cell
+from umim_core.config.rule_fields import CellSource
 from umim_core.errors import ConfigError
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 COMPARISON_PARAMS: Final = (
-    "backbone",
-    "tau",
-    "setting",
-    "rule_source",
-    "min_probability",
-    "overlap",
-    "containment",
-    "positions",
-    "depth",
-    "kind",
-    "seed",
+    *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),
+    *("positions", "depth", "kind", "seed"),
 )
-LATER_PARAMS: Final = ("rule_budget", "confidence_tokens", "revision", "unit_positions")
+LATER_PARAMS: Final = {
+    "rule_budget": None,
+    "confidence_tokens": None,
+    "revision": None,
+    "unit_positions": "compact",
+    "method": "umim",
+}
 COMPARISON_METRICS: Final = (
-    "token_reduction",
-    "rules",
-    "top1",
-    "top3",
-    "top10",
-    "topp",
-    "mrr",
-    "kl",
-    "top1_states",
-    "kl_states",
-    "ppl_base",
-    "ppl_umim",
-    "accuracy_base",
-    "accuracy_umim",
-    "prefill_speedup",
-    "decode_speedup",
+    *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
+    *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
+    *("prefill_speedup", "decode_speedup"),
 )
-_OUT_OF_DOMAIN = re.compile(r"^ppl_(base|umim)_ood_[a-z0-9_]+$")
+TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
+_ACCURACIES: Final = ("accuracy_base", "accuracy_umim")  # of scores, not of metrics
+_HEADLINE: Final = "acc_tok"  # of the embedded task
+_OUT_OF_DOMAIN: Final = re.compile(r"^ppl_(base|umim)_ood_[a-z0-9_]+$")
+_RULES: Final = {
+    "rule_source": "source",
+    "tau": "tau",
+    "min_probability": "min_probability",
+    "overlap": "overlap",
+    "containment": "containment",
+}
+_CELL: Final = (
+    *("backbone", "rule_budget", "confidence_tokens", "revision"),
+    *("positions", "depth", "kind", "unit_positions"),
+)
 
 
-class Accuracy(BaseModel):
-    """Accuracy on the task under one setting.
-
-    Attributes:
-        value: Share of questions answered rightly, 0..1.
-        stderr: Standard error of ``value``.
-        token_reduction: Realised TR on the task's own sequences, 0..1; 0 for the base model.
-    """
+class Measured(BaseModel):
+    """A measured value and its standard error; None where that is unknown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: float = Field(ge=0, le=1)
+    value: float
     stderr: float | None = Field(default=None, ge=0)
-    token_reduction: float = Field(default=0.0, ge=0, lt=1)
-
-
-def rule_words(
-    source: str, min_probability: float | None, overlap: str, containment: str
-) -> list[str]:
-    """Return in words where rules deviate from the paper's form, for labels; empty for that."""
-    if source == "confidence":  # its form in the paper has no filters
-        filters = [f for f in (overlap, containment) if f not in ("none", "keep")]
-        return [made_by(source, min_probability), *filters]
-    filters = [f for f in (overlap, containment) if f not in ("greedy", "drop")]
-    return filters if source == "frequency" else [source, *filters]
-
-
-def made_by(source: str, min_probability: float | None) -> str:
-    """Return in words what made the rules."""
-    return f"{source} {min_probability:g}" if min_probability else source
-
-
-def shown_name(name: str) -> str:
-    """Return the last part of a path, for labels; names of hubs and embedded ones stay whole."""
-    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
-
-
-def limit_words(
-    rule_budget: int | None, confidence_tokens: int | None, revision: str | None
-) -> list[str]:
-    """Return in words what limits the rules and pins the backbone, for labels; often empty."""
-    words = (
-        None if rule_budget is None else f"at most {rule_budget:,} rules",
-        None if confidence_tokens is None else f"asked about {confidence_tokens:,} tokens",
-        None if revision is None else f"revision {revision}",
-    )
-    return [word for word in words if word is not None]
 
 
 class ComparisonRow(BaseModel):
-    """Everything measured for one (backbone, threshold, setting).
+    """Everything measured for one (cell, method, setting).
+
+    Files hold the form of :meth:`_flat`, with the names of ``COMPARISON_PARAMS``; both are read.
 
     Attributes:
-        backbone: Name of the frozen model.
-        tau: Count threshold of the rules; None where rules have none.
+        cell: What was compared. The rules of a checkpoint that is shipped are given ones.
+        rules: Rules of the row; None for a method that has none.
+        method: ``umim``, or the name of a baseline.
         setting: Which checkpoint and rules were used (``umim_core.adaptation.settings``).
-        rule_source: What made the rules: ``frequency``, ``confidence`` or an ``explicit`` list.
-        min_probability: What every token of a confident span exceeds; 0 asks for nothing, None
-            where unknown.
-        overlap: Overlap policy of the rules.
-        containment: Containment policy of the rules.
-        rule_budget: Most rules; None sets no limit.
-        confidence_tokens: Tokens that the backbone was asked about; None where all were, or none.
-        revision: Commit of the backbone; None where none was named.
-        positions: Offsets inside a span as the merge module sees them.
-        depth: Layers of the merge module before it pools.
-        kind: How the merge module makes one embedding of a span.
-        unit_positions: Positions of units in the backbone.
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
-        metrics: Values by name: ``COMPARISON_METRICS``, ``ppl_base_ood_<corpus>`` and
-            ``ppl_umim_ood_<corpus>``. Ratios, not percent. A missing one was not measured.
-        accuracies: Task accuracy by setting.
+        metrics: Values by name: ``COMPARISON_METRICS`` without accuracies,
+            ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``. Ratios, not percent. A
+            missing one was not measured.
+        scores: By (task, setting), what was measured by name, the task's headline first; with it
+            ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    backbone: str
-    tau: int | None
-    setting: str = "WT"
-    rule_source: str = "frequency"
-    min_probability: float | None = 0.0
-    overlap: str = "greedy"
-    containment: str = "drop"
-    rule_budget: int | None = None
-    confidence_tokens: int | None = None
-    revision: str | None = None
-    positions: str = "none"
-    depth: int = 1
-    kind: str = "attention"
-    unit_positions: str = "compact"
+    cell: Cell
+    rules: RowRules | None
+    method: str = "umim"
+    setting: str = WT
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
     metrics: dict[str, float | None] = Field(default_factory=dict)
-    accuracies: dict[str, Accuracy] = Field(default_factory=dict)
+    scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_file(cls, raw: Any) -> Any:
+        return _nested(raw) if isinstance(raw, dict) and "cell" not in raw else raw
 
     @field_validator("metrics")
     @classmethod
     def _known_names(cls, metrics: dict[str, float | None]) -> dict[str, float | None]:
         for name in metrics:
-            if name not in COMPARISON_METRICS and not _OUT_OF_DOMAIN.match(name):
+            known = name in COMPARISON_METRICS and name not in _ACCURACIES
+            if not known and not _OUT_OF_DOMAIN.match(name):
                 raise ConfigError(
                     "a comparison metric must have a name that others query",
                     name,
@@ -156,43 +114,138 @@ class ComparisonRow(BaseModel):
         return metrics
 
     @property
+    def tau(self) -> int | None:
+        """Count threshold of the rules; None where there is none."""
+        return None if self.rules is None else self.rules.tau
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that were scored, in order."""
+        return tuple(dict.fromkeys(task for task, _ in self.scores))
+
+    @property
     def label(self) -> str:
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
+        return self.label_with(shown_name(self.cell.backbone))
+
+    def label_with(self, backbone: str) -> str:
+        """Return the label with another name of the backbone."""
         tau = "" if self.tau is None else f", τ {self.tau}"
-        forms = rule_words(self.rule_source, self.min_probability, self.overlap, self.containment)
-        forms += limit_words(self.rule_budget, self.confidence_tokens, self.revision)
-        forms += deviations(self.positions, self.depth, self.kind, self.unit_positions)
-        if self.source == "shipped":
-            forms.append("shipped")
-        return f"{shown_name(self.backbone)}{tau}" + (f" ({', '.join(forms)})" if forms else "")
+        words = [] if self.method == "umim" else [self.method]
+        words += [] if self.rules is None else self.rules.deviations()
+        words += cell_words(self.cell)
+        words += ["shipped"] if self.source == "shipped" else []
+        return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
 
     def metric(self, name: str) -> float | None:
         """Return a metric, or None where it is missing, NaN or infinite."""
         value = self.metrics.get(name)
         return value if value is not None and math.isfinite(value) else None
 
-    def accuracy(self, setting: str) -> float | None:
-        """Return the task accuracy under a setting, 0..1, or None where it was not measured."""
-        if setting in self.accuracies:
-            return self.accuracies[setting].value
-        if setting == "base":
-            return self.metric("accuracy_base")
-        return self.metric("accuracy_umim") if setting == self.setting else None
+    def settings_scored(self, task: str) -> dict[str, dict[str, Measured]]:
+        """Return what was measured on a task, by setting, in the order of the table of settings."""
+        order = {name: index for index, name in enumerate(setting_names())}
+        found = {setting: score for (of, setting), score in self.scores.items() if of == task}
+        return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+    def score(
+        self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None
+    ) -> float | None:
+        """Return what was measured under a setting, or None where nothing was.
+
+        Args:
+            setting: ``base``, or a setting of the cell.
+            task: Name of the task.
+            metric: One of the task's; None for its headline.
+        """
+        found = self.scores.get((task, setting))
+        if not found:
+            return None
+        name = next(iter(found)) if metric is None else metric
+        return found[name].value if name in found else None
 
     def params(self) -> dict[str, object]:
         """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
-        fields = ComparisonRow.model_fields
-        later = {name: getattr(self, name) for name in LATER_PARAMS}
-        return {name: getattr(self, name) for name in COMPARISON_PARAMS} | {
-            name: value for name, value in later.items() if value != fields[name].default
-        }
+        flat = self._described()
+        later = {name: flat[name] for name, at in LATER_PARAMS.items() if flat[name] != at}
+        return {name: flat[name] for name in COMPARISON_PARAMS} | later
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the row's MLflow run: those that were measured and are finite."""
-        values = {name: self.metric(name) for name in self.metrics}
-        found = {name: value for name, value in values.items() if value is not None}
-        for name, setting in (("accuracy_base", "base"), ("accuracy_umim", self.setting)):
-            value = self.accuracy(setting)
-            if value is not None:
-                found[name] = value
-        return found
+        values = {name: self.metric(name) for name in self.metrics} | self._named_scores()
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _named_scores(self) -> dict[str, float]:
+        """Return the scores of the base model and of the row's own setting, as others name them."""
+        return {
+            f"{score_name(task, metric)}_{suffix}": found.value
+            for suffix, setting in (("base", BASE), ("umim", self.setting))
+            for task in self.tasks
+            for metric, found in self.scores.get((task, setting), {}).items()
+            if metric != TASK_TR
+        }
+
+    def _described(self) -> dict[str, object]:
+        empty = {"source": "none", "overlap": "none", "containment": "none"}
+        rules = empty if self.rules is None else self.rules.model_dump()
+        return {
+            **{name: getattr(self.cell, name) for name in _CELL},
+            **{name: rules.get(field) for name, field in _RULES.items()},
+            **{name: getattr(self, name) for name in ("method", "setting", "seed", "source")},
+        }
+
+    @model_serializer
+    def _flat(self) -> dict[str, object]:
+        """Return what files hold; ``accuracies`` are the headlines of the embedded task."""
+        accuracies = {
+            setting: {
+                **found[next(iter(found))].model_dump(),
+                TASK_TR: found[TASK_TR].value if TASK_TR in found else 0.0,
+            }
+            for setting, found in self.settings_scored(DEFAULT_TASK).items()
+        }
+        known = self.metrics | self._named_scores()
+        scores = [
+            {"task": task, "setting": setting}
+            | {"metrics": {name: one.model_dump() for name, one in found.items()}}
+            for (task, setting), found in self.scores.items()
+        ]
+        return {
+            **self._described(),
+            "metrics": {n: v for n, v in known.items() if n in self.metrics or n in _ACCURACIES},
+            "accuracies": accuracies,
+            "scores": scores,
+        }
+
+
+def score_name(task: str, metric: str) -> str:
+    """Return what a task's metric is called in MLflow, without ``_base`` and ``_umim``."""
+    embedded = (task, metric) == (DEFAULT_TASK, _HEADLINE)
+    return "accuracy" if embedded else f"{task}_{metric}"
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that a file holds flat."""
+    row = dict(flat)
+    rules = RowRules(**{new: row.pop(old) for old, new in _RULES.items() if old in row})
+    cell = {name: row.pop(name) for name in _CELL if name in row}
+    mined = rules.tau is not None and row.get("source") != "shipped"
+    if mined and rules.source in get_args(CellSource):
+        cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)
+    else:
+        cell["rules"] = rules.source
+    accuracies, listed = row.pop("accuracies", {}), row.pop("scores", [])
+    scores: dict[tuple[str, str], Any] = {
+        (DEFAULT_TASK, setting): {
+            _HEADLINE: {"value": one["value"], "stderr": one.get("stderr")},
+            TASK_TR: {"value": one.get(TASK_TR, 0.0)},
+        }
+        for setting, one in accuracies.items()
+    }
+    scores |= {(score["task"], score["setting"]): score["metrics"] for score in listed}
+    metrics = dict(row.pop("metrics", {}))
+    for name, setting in zip(_ACCURACIES, (BASE, row.get("setting", WT)), strict=True):
+        value = metrics.pop(name, None)
+        if value is not None:
+            scores.setdefault((DEFAULT_TASK, setting), {_HEADLINE: {"value": value}})
+    return {**row, "cell": cell, "rules": rules, "metrics": metrics, "scores": scores}

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tasks.report.comparison import ComparisonRow, made_by, shown_name
+from tasks.report.comparison import ComparisonRow
+from tasks.report.row_labels import RowRules, shown_name
 from tasks.report.tables import Table, escaped, table_markdown, table_text
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 DASH: Final = "–"
 STATES: Final = (
@@ -39,17 +41,22 @@ def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> C
 
 TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
 _VARIANTS: Final = (
-    Column("rules by", lambda row: made_by(row.rule_source, row.min_probability), left=True),
-    Column("overlap", lambda row: row.overlap, left=True),
-    Column("containment", lambda row: row.containment, left=True),
-    Column("most rules", lambda row: shown(row.rule_budget, 0)),
-    Column("tokens asked", lambda row: shown(row.confidence_tokens, 0)),
-    Column("revision", lambda row: row.revision or DASH, left=True),
-    Column("positions", lambda row: row.positions, left=True),
-    Column("depth", lambda row: str(row.depth)),
-    Column("kind", lambda row: row.kind, left=True),
-    Column("unit positions", lambda row: row.unit_positions, left=True),
+    Column("method", lambda row: row.method, left=True),
+    Column("rules by", lambda row: _of_rules(row, lambda rules: rules.made_by), left=True),
+    Column("overlap", lambda row: _of_rules(row, lambda rules: rules.overlap), left=True),
+    Column("containment", lambda row: _of_rules(row, lambda rules: rules.containment), left=True),
+    Column("most rules", lambda row: shown(row.cell.rule_budget, 0)),
+    Column("tokens asked", lambda row: shown(row.cell.confidence_tokens, 0)),
+    Column("revision", lambda row: row.cell.revision or DASH, left=True),
+    Column("positions", lambda row: row.cell.positions, left=True),
+    Column("depth", lambda row: str(row.cell.depth)),
+    Column("kind", lambda row: row.cell.kind, left=True),
+    Column("unit positions", lambda row: row.cell.unit_positions, left=True),
 )
+
+
+def _of_rules(row: ComparisonRow, show: Callable[[RowRules], str]) -> str:
+    return DASH if row.rules is None else show(row.rules)
 
 
 def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
@@ -87,8 +94,11 @@ def filled(table: Table) -> Table:
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
     """Return the comparison as people read it, a dash where nothing was measured."""
+    tasks = dict.fromkeys(task for row in rows for task in row.tasks)
     columns = (
-        Column("backbone", lambda r: shown_name(r.backbone) + " *" * (r.source == "shipped"), True),
+        Column(
+            "backbone", lambda r: shown_name(r.cell.backbone) + " *" * (r.source == "shipped"), True
+        ),
         TAU,
         *variant_columns(rows),
         Column("setting", lambda row: row.setting, left=True),
@@ -97,22 +107,26 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         metric_column("Top-1 states", "top1_states", 3),
         metric_column("PPL base", "ppl_base", 2),
         metric_column("PPL UMIM", "ppl_umim", 2),
-        Column("acc. base", lambda row: shown(row.accuracy("base"), 1, scale=100)),
-        Column("acc. WT", lambda row: shown(_plain_accuracy(row), 1, scale=100)),
-        Column("acc. adapted", lambda row: shown(row.accuracy(_adapted(row)), 1, scale=100)),
+        *(column for task in tasks for column in _score_columns(task)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )
     table = make_table(columns, rows, "")
     return replace(table, note=notes(rows, table.headings))
 
 
-def _plain_accuracy(row: ComparisonRow) -> float | None:
-    return row.accuracy("WT") if row.setting == "WT" else None
+def _score_columns(task: str) -> list[Column]:
+    """Return a task's headline: of the base model, of WT, and adapted (or the row's own)."""
+    settings: dict[str, Callable[[ComparisonRow], str]] = {
+        "base": lambda _: "base",
+        "WT": lambda row: "WT" if row.setting == "WT" else "",
+        "adapted": lambda row: "Task-Adapted" if row.setting == "WT" else row.setting,
+    }
+    name = "acc." if task == DEFAULT_TASK else f"{task} acc."
 
+    def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
+        return Column(heading, lambda row: shown(row.score(setting(row), task), 1, scale=100))
 
-def _adapted(row: ComparisonRow) -> str:
-    """Return which accuracy the last column shows: the final setting's, or the row's own."""
-    return "Task-Adapted" if row.setting == "WT" else row.setting
+    return [column(f"{name} {heading}", setting) for heading, setting in settings.items()]
 
 
 def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
@@ -132,7 +146,7 @@ def notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
         ("acc.", "acc.: task accuracy in %."),
         ("prefill", "prefill ×: base time / UMIM time."),
     )
-    said = [text for of, text in sentences if any(name.startswith(of) for name in headings)]
+    said = [text for of, text in sentences if any(of in name for name in headings)]
     shipped = any(row.source == "shipped" for row in rows)
     return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])
 

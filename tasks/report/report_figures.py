@@ -9,7 +9,7 @@ from typing import Final
 import matplotlib
 from matplotlib.figure import Figure
 
-from tasks.report.comparison import shown_name
+from tasks.report.comparison import TASK_TR
 from tasks.report.label_placement import place_labels
 from tasks.report.report_attention import draw_attention, draw_similarity
 from tasks.report.report_data import LossCurve, ReportData, SpeedRow
@@ -24,7 +24,9 @@ from tasks.report.report_drawing import (
     or_nan,
     split_points,
 )
-from umim_core.adaptation.settings import BASE, setting_names
+from tasks.report.row_labels import shown_name
+from umim_core.adaptation.settings import BASE
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
 
@@ -40,7 +42,7 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
 
 
 def _accuracy(data: ReportData) -> ReportFigure | None:
-    rows = [row for row in data.rows if row.accuracies]
+    rows = [row for row in data.base_rows() if row.settings_scored(DEFAULT_TASK)]
     if not rows:
         return None
     figure = Figure(figsize=(6.4, 4.4))
@@ -48,21 +50,18 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     labels: list[tuple[float, float, str, str]] = []
     bars: list[list[tuple[float, float]]] = []
     based: set[tuple[str, float]] = set()
-    settings = setting_names()
     for index, row in enumerate(rows):
         colour, marker = mark(index)
-        order = sorted(
-            row.accuracies, key=lambda s: (settings.index(s) if s in settings else 99, s)
-        )
-        for setting in order:
-            result = row.accuracies[setting]
-            name = f"{shown_name(row.backbone)}, {BASE}" if setting == BASE else setting
+        backbone = row.cell.backbone
+        for setting, score in row.settings_scored(DEFAULT_TASK).items():
+            result = next(iter(score.values()))
+            name = f"{shown_name(backbone)}, {BASE}" if setting == BASE else setting
             if setting == BASE:
-                if (row.backbone, result.value) in based:
+                if (backbone, result.value) in based:
                     continue
-                based.add((row.backbone, result.value))
-            x, y = 100 * result.token_reduction, 100 * result.value
-            error = 100 * (result.stderr or 0.0)
+                based.add((backbone, result.value))
+            x = 100 * (row.score(setting, DEFAULT_TASK, TASK_TR) or 0.0)
+            y, error = 100 * result.value, 100 * (result.stderr or 0.0)
             bars.append([(x, y - error), (x, y + error)])
             axes.errorbar(
                 [x],
@@ -92,10 +91,10 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
         return None
     figure = Figure(figsize=(6.4, 4.4))
     axes = figure.add_subplot()
-    backbones = list(dict.fromkeys(row.backbone for row in rows))
+    backbones = list(dict.fromkeys(row.cell.backbone for row in rows))
     labels: list[tuple[float, float, str, str]] = []
     for row in rows:
-        colour, marker = mark(backbones.index(row.backbone))
+        colour, marker = mark(backbones.index(row.cell.backbone))
         x = 100 * (row.metric("token_reduction") or 0.0)
         y = row.metric("ppl_umim") or math.nan
         shipped = row.source == "shipped"
@@ -109,11 +108,16 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
             markerfacecolor="none" if shipped else colour,
         )
         labels.append(
-            (x, y, row.label.removeprefix(shown_name(row.backbone)).strip(", ") or "rules", colour)
+            (
+                x,
+                y,
+                row.label.removeprefix(shown_name(row.cell.backbone)).strip(", ") or "rules",
+                colour,
+            )
         )
     bases: list[float] = []
     for index, backbone in enumerate(backbones):
-        base = next((r.metric("ppl_base") for r in rows if r.backbone == backbone), None)
+        base = next((r.metric("ppl_base") for r in rows if r.cell.backbone == backbone), None)
         if base is not None:
             axes.axhline(base, color=mark(index)[0], linewidth=1.2, linestyle="--")
             bases.append(base)
@@ -131,7 +135,7 @@ def _alignment(data: ReportData, *, wide: bool) -> ReportFigure | None:
     rows = [r for r in data.base_rows() if any(r.metric(m) is not None for _, m in names)]
     if not rows:
         return None
-    rows = sorted(rows, key=lambda r: (r.backbone, r.source == "shipped", r.tau or 0, r.label))
+    rows = sorted(rows, key=lambda r: (r.cell.backbone, r.source == "shipped", r.tau or 0, r.label))
     figure = Figure(figsize=(12.6 if wide else 6.4, 1.3 + 0.36 * len(rows)))
     axes = figure.add_subplot()
     for index, (_, metric) in enumerate(names):

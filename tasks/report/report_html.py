@@ -131,8 +131,8 @@ def _links(links: dict[str, str]) -> str:
 
 def _tiles(row: ComparisonRow) -> str:
     base, umim = row.metric("ppl_base"), row.metric("ppl_umim")
-    accuracy = f"{shown(row.accuracy('base'), 1, scale=100)} → "
-    accuracy += shown(row.accuracy(row.setting), 1, scale=100)
+    accuracy = f"{shown(row.score('base'), 1, scale=100)} → "
+    accuracy += shown(row.score(row.setting), 1, scale=100)
     tiles = [
         (shown(row.metric("token_reduction"), 1, scale=100) + " %", "token reduction"),
         (shown(row.metric("top1"), 3), "Top-1 agreement with the base model"),

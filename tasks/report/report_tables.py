@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import TASK_TR, ComparisonRow
 from tasks.report.comparison_table import DASH, STATES, filled, shown
 from tasks.report.report_data import CheckpointPlace, ReportData, RuleCounts
 from tasks.report.tables import Table
@@ -29,12 +29,13 @@ def _accuracy(data: ReportData) -> Table:
         (
             row.label,
             setting,
-            shown(result.token_reduction, 1, scale=100),
-            shown(result.value, 1, scale=100),
-            shown(result.stderr, 1, scale=100),
+            shown(row.score(setting, task, TASK_TR), 1, scale=100),
+            shown(headline.value, 1, scale=100),
+            shown(headline.stderr, 1, scale=100),
         )
-        for row in data.rows
-        for setting, result in row.accuracies.items()
+        for row in data.base_rows()
+        for (task, setting), score in row.scores.items()
+        for headline in [next(iter(score.values()))]
     )
     guess = "" if data.chance is None else f" Guessing gives {shown(data.chance, 1, scale=100)} %."
     return Table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
@@ -12,24 +11,24 @@ from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
+from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
-from umim_core.store.artifacts import read_manifest
-
-_GENERIC = ("rules", "checkpoint")  # folders inside a checkpoint, which name nothing
 
 
 def given_rules_stage(root: Path, cell: Cell) -> Artifact:
     """Take over a rule directory; the artifact holds ``rules``.
 
     Raises:
+        ConfigError: If the cell names no rule directory.
         ArtifactError: If the directory is missing, torn or altered.
         TokenizerMismatchError: If the rules belong to another tokenizer than the cell's.
         RuleSetError: If a rule holds a special token.
     """
+    if cell.rules is None:
+        raise ConfigError("a cell must name its rule directory", None, "Set rules.")
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     fingerprint = tokenizer_fingerprint(tokenizer)
-    given = RuleSet.load(_directory(cell), tokenizer_fingerprint=fingerprint)
+    given = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
     check_vocabulary(given, len(tokenizer), special_ids(tokenizer))
     spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": given.digest})
 
@@ -43,26 +42,3 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
         return {**numbers, **tau, "collision_rate": collision_rate(given)}
 
     return run_stage(root, spec, build)
-
-
-def describe_given(cell: Cell) -> dict[str, Any]:
-    """Return what a row of the comparison says about given rules, from their manifest."""
-    found = read_manifest(_directory(cell), kind="rules", schema=RULES_SCHEMA, verify=False)
-    return {
-        "tau": found.get("tau"),
-        "rule_source": f"rules {given_name(cell)}",
-        "overlap": str(found.get("overlap")),
-        "containment": str(found.get("containment")),
-    }
-
-
-def given_name(cell: Cell) -> str:
-    """Return what tells one rule directory from others: the last folder that is not generic."""
-    parts = [part for part in _directory(cell).resolve().parts if part not in _GENERIC]
-    return parts[-1]
-
-
-def _directory(cell: Cell) -> Path:
-    if cell.rules is None:
-        raise ConfigError("a cell must name its rule directory", None, "Set rules.")
-    return Path(cell.rules)

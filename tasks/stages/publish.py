@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows
-from tasks.report.comparison import shown_name
 from tasks.report.report_data import (
     AttentionExample,
     BreakEvenRow,
@@ -23,6 +22,7 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import write_report
+from tasks.report.row_labels import shown_name
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
@@ -35,6 +35,7 @@ from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.model.showing import unit_texts
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 _EXAMPLE_TOKENS = 160
 _ATTENTION_TOKENS = 32
@@ -81,7 +82,10 @@ def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifac
         found = [(f"evaluate {name}", artifact) for name, artifact in result.evaluations.items()]
     else:
         found = [("evaluate", result.evaluation)]
-    found += [(f"score {name}", artifact) for name, artifact in result.scores.items()]
+    for (task, setting), artifact in result.scores.items():
+        found.append(
+            (f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}", artifact)
+        )
     return found + ([("benchmark", result.benchmark)] if result.benchmark else [])
 
 

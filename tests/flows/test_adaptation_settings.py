@@ -45,7 +45,7 @@ def test_a_row_of_the_table_is_all_that_a_new_setting_needs(run: Walk) -> None:
     shown = {row.setting: row for row in comparison_rows(cells, shipped, run.recipe.seed)}
     assert list(shown) == list(cells[0].settings)
     assert shown[NEW_ROW.name].metric("top1") is not None
-    assert shown[NEW_ROW.name].accuracy(NEW_ROW.name) is not None
+    assert shown[NEW_ROW.name].score(NEW_ROW.name) is not None
 
 
 def test_settings_that_are_not_asked_for_are_made_only_to_start_from(run: Walk) -> None:

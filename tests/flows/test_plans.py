@@ -12,6 +12,7 @@ from itertools import takewhile
 import pytest
 
 from support.flow_plans import GOLDEN, RECIPES, golden_path, plan_text
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -42,7 +43,7 @@ def test_each_setting_is_measured_with_its_own_checkpoint_and_starts_from_the_on
     made = dict(line.strip().split(": ") for line in cell)
     for setting in ("WT", "WT + Rules", "WT + FT", "Task-Adapted"):
         checkpoint = f"{made[f'settings {setting}']}/checkpoint"
-        for measured in ("evaluations", "scores"):
+        for measured in ("evaluations", f"scores {DEFAULT_TASK}"):
             assert inputs_of(graph, made[f"{measured} {setting}"])["checkpoint"] == checkpoint
     assert inputs_of(graph, made["settings Task-Adapted"])["start"] == made["settings WT + FT"]
     assert inputs_of(graph, made["settings WT + FT"])["start"] == made["settings WT + Rules"]

@@ -79,10 +79,9 @@ def plan_text(name: str) -> str:
         lines.append(f"report: {type(result).__name__} {number}")
         for field, value in vars(result).items():
             entries = value if isinstance(value, dict) else {"": value}
-            lines += [
-                f"    {field} {key}".rstrip() + f": {_shown(entry, run, sections)}"
-                for key, entry in entries.items()
-            ]
+            for key, entry in entries.items():
+                name = " ".join(key) if isinstance(key, tuple) else key
+                lines.append(f"    {field} {name}".rstrip() + f": {_shown(entry, run, sections)}")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
 from umim_core.config.recipe import BenchmarkConfig, EvaluateConfig
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 
 def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
@@ -50,11 +51,12 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
         make("distill", "checkpoint"),
         {"WT": make("distill", "checkpoint"), "WT + FT": make("sft", "checkpoint")},
         {name: make("evaluate", "x", changed=name) for name in ("WT", "WT + FT")},
-        {name: make("task-score", "x", changed=name) for name in ("WT", "base")},
+        {(DEFAULT_TASK, of): make("task-score", "x", changed=of) for of in ("WT", "base")},
         make("benchmark", "throughput.json"),
     )
-    shipped = ShippedResult("umim-docs-llama", make("evaluate", "x"),
-                            {"WT": make("task-score", "x")}, make("benchmark", "x"))  # fmt: skip
+    score = {(DEFAULT_TASK, "WT"): make("task-score", "x")}
+    evaluated, timed = make("evaluate", "x"), make("benchmark", "x")
+    shipped = ShippedResult("umim-docs-llama", evaluated, score, timed)
     cells = [result, CellResult(inputs.cell, result.tokenized, result.filtered,
                                 settings={"WT": make("sft", "checkpoint")},
                                 evaluations={"WT": make("evaluate", "y")})]  # fmt: skip

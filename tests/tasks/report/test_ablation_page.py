@@ -44,5 +44,5 @@ def test_withdrawn_figures_are_marked_and_the_page_says_why() -> None:
 def test_published_perplexities_of_nested_rules_are_withdrawn(name: str) -> None:
     text = (RESULTS / f"{name}.json").read_text("utf-8")
     for made in AblationData.model_validate_json(text).cells:
-        nested = made.row.containment == "keep"
+        nested = made.row.cell.containment == "keep"
         assert ("ppl_umim" in made.withdrawn) is (nested and "kl_states" not in made.row.metrics)

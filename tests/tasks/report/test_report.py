@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.report.compare import cell_label
-from tasks.report.comparison import Accuracy, ComparisonRow
-from tasks.report.comparison_table import comparison_markdown, comparison_table
+from tasks.report.compare import cell_label, cell_row
+from tasks.report.comparison import TASK_TR, ComparisonRow, Measured
+from tasks.report.comparison_table import comparison, comparison_markdown, comparison_table
 from tasks.report.report_data import (
     LossCurve,
     ReportData,
@@ -22,11 +22,21 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import write_report
+from tasks.report.row_labels import RowRules
 from tasks.report.tables import Table, table_text
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 FIGURES = {"accuracy", "perplexity", "alignment", "losses", "speed"}
+
+
+def score(
+    setting: str, value: float, reduction: float, task: str = DEFAULT_TASK, metric: str = "acc_tok"
+) -> dict[tuple[str, str], dict[str, Measured]]:
+    """One score of a row, the standard error always the same."""
+    found = {metric: Measured(value=value, stderr=0.013), TASK_TR: Measured(value=reduction)}
+    return {(task, setting): found}
 
 
 def _rows() -> tuple[ComparisonRow, ...]:
@@ -42,18 +52,17 @@ def _rows() -> tuple[ComparisonRow, ...]:
         "ppl_umim_ood_stdlib": 1120.9,
         "prefill_speedup": 1.31,
     }
-    accuracies = {
-        "base": Accuracy(value=0.612, stderr=0.013),
-        "WT": Accuracy(value=0.498, stderr=0.013, token_reduction=0.31),
-        "Task-Adapted": Accuracy(value=0.587, stderr=0.013, token_reduction=0.22),
-    }
+    scores = (
+        score("base", 0.612, 0.0) | score("WT", 0.498, 0.31) | score("Task-Adapted", 0.587, 0.22)
+    )
+    shipped = {"top1": math.nan, "ppl_base": None, "ppl_umim": 12.0, "token_reduction": 0.1}
     return (
-        ComparisonRow(backbone="llama", tau=5, metrics=full, accuracies=accuracies),
+        cell_row(Cell(backbone="llama"), metrics=full, scores=scores),
         ComparisonRow(
-            backbone="gpt2",
-            tau=None,
+            cell=Cell(backbone="gpt2", rules="gpt2/rules"),
+            rules=RowRules(tau=None),
             source="shipped",
-            metrics={"top1": math.nan, "ppl_base": None, "ppl_umim": 12.0, "token_reduction": 0.1},
+            metrics=shipped,
         ),
     )
 
@@ -208,24 +217,65 @@ def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
 
 def test_a_metric_that_nobody_queries_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"got top_1\. Use one of token_reduction"):
-        ComparisonRow(backbone="b", tau=5, metrics={"top_1": 0.5})
+        cell_row(Cell(backbone="b"), metrics={"top_1": 0.5})
 
 
 def test_labels_tell_forms_of_the_module_apart() -> None:
-    row = ComparisonRow(backbone="b", tau=5, depth=3, positions="learned")
+    row = cell_row(Cell(backbone="b", depth=3, positions="learned"))
     assert row.label == "b, τ 5 (depth 3, learned positions)"
-    assert ComparisonRow(backbone="b", tau=5, kind="linear").label == "b, τ 5 (linear)"
-    assert ComparisonRow(backbone="b", tau=5).label == "b, τ 5"
+    assert cell_row(Cell(backbone="b", kind="linear")).label == "b, τ 5 (linear)"
+    assert cell_row(Cell(backbone="b")).label == "b, τ 5"
     cells = [Cell(backbone="hub/umim-b"), Cell(backbone="hub/umim-b", kind="linear")]
     labels = ["b tau 5 greedy+drop", "b tau 5 greedy+drop, linear"]
     assert [cell_label(cell) for cell in cells] == labels
 
 
 def test_a_rows_accuracy_is_that_of_its_own_setting() -> None:
-    accuracies = {"base": Accuracy(value=0.6), "WT + FT": Accuracy(value=0.55)}
-    row = ComparisonRow(backbone="b", tau=5, setting="WT + FT", accuracies=accuracies)
+    scores = score("base", 0.6, 0.0) | score("WT + FT", 0.55, 0.1)
+    row = cell_row(Cell(backbone="b"), setting="WT + FT", scores=scores)
     assert row.measured() == {"accuracy_base": 0.6, "accuracy_umim": 0.55}
-    assert row.accuracy("Task-Adapted") is None
+    assert row.score("Task-Adapted") is None
+
+
+def test_a_second_task_and_a_second_metric_need_no_field_of_their_own() -> None:
+    scores = score("base", 0.6, 0.0) | score("WT", 0.5, 0.3)
+    for setting, value in (("base", 0.4), ("WT", 0.2)):
+        (found,) = score(setting, value, 0.1, "rhymes", "exact").values()
+        scores["rhymes", setting] = found | {"f1": Measured(value=value + 0.5)}
+    row = cell_row(Cell(backbone="b"), scores=scores)
+    assert row.measured() == {
+        **{"accuracy_base": 0.6, "accuracy_umim": 0.5},
+        **{"rhymes_exact_base": 0.4, "rhymes_f1_base": 0.9},
+        **{"rhymes_exact_umim": 0.2, "rhymes_f1_umim": 0.7},
+    }
+    table = comparison([row])
+    assert table.headings[3:] == ("acc. base", "acc. WT", "rhymes acc. base", "rhymes acc. WT")
+    assert table.rows[0][3:] == ("60.0", "50.0", "40.0", "20.0")
+    assert ComparisonRow.model_validate_json(row.model_dump_json()) == row
+
+
+def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:
+    scores = score("base", 0.6, 0.0) | score("WT + FT", 0.5, 0.3)
+    cell = Cell(backbone="b", tau=7, source="confidence", min_probability=0.6, depth=3)
+    row = cell_row(cell, setting="WT + FT", seed=3, metrics={"top1": 0.5}, scores=scores)
+    held = row.model_dump(mode="json")
+    assert {name: held[name] for name in row.params()} == row.params()
+    assert held["metrics"] == {"top1": 0.5, "accuracy_base": 0.6, "accuracy_umim": 0.5}
+    assert held["accuracies"]["base"] == {"value": 0.6, "stderr": 0.013, "token_reduction": 0.0}
+    old = {name: value for name, value in held.items() if name not in ("scores", "method")}
+    for form in (held, old):
+        assert ComparisonRow.model_validate(form) == row
+    bare = ComparisonRow.model_validate(old | {"accuracies": {}})  # an adapted row before scores
+    assert (bare.score("base"), bare.score("WT + FT")) == (0.6, 0.5)
+
+
+def test_rows_of_a_baseline_name_their_method() -> None:
+    row = cell_row(Cell(backbone="b"), method="truncation", rules=None)
+    assert row.label == "b (truncation)"
+    assert row.params()["method"] == "truncation" and row.params()["rule_source"] == "none"
+    table = comparison([row, cell_row(Cell(backbone="b"))])
+    assert table.headings[:3] == ("backbone", "τ", "method")
+    assert [found[2] for found in table.rows] == ["truncation", "umim"]
 
 
 def test_a_wide_table_is_shown_whole() -> None:

@@ -14,7 +14,8 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks.report.comparison import Accuracy, ComparisonRow
+from tasks.report.compare import cell_row
+from tasks.report.comparison import ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
 from tasks.report.label_placement import place_labels
 from tasks.report.report_data import CheckpointPlace, LossCurve, ReportData, SpeedRow
@@ -23,13 +24,17 @@ from tasks.report.report_page import write_report
 from tasks.report.report_tables import tables
 from tasks.run import pipeline
 from umim_core.checkpoint.next_steps import after_training
+from umim_core.config.recipe import Cell
+from umim_core.task_sets.spec import DEFAULT_TASK
 
+Scores = dict[tuple[str, str], dict[str, Measured]]
 MODEL = "/data/models/stories260K"
 
 
-def row(**fields: object) -> ComparisonRow:
+def row(scores: Scores | None = None, **fields: object) -> ComparisonRow:
     metrics = {"token_reduction": 0.35, "top1": 0.47, "kl": 1.4, "ppl_base": 20.0, "ppl_umim": 30.0}
-    return ComparisonRow(**{"backbone": MODEL, "tau": 5, "metrics": metrics} | fields)
+    cell = Cell.model_validate({"backbone": MODEL} | fields)
+    return cell_row(cell, metrics=metrics, scores=scores or {})
 
 
 def pages(out: Path, **fields: object) -> tuple[str, str]:
@@ -38,12 +43,9 @@ def pages(out: Path, **fields: object) -> tuple[str, str]:
 
 
 def test_all_cards_are_of_one_setting(tmp_path: Path) -> None:
-    accuracies = {
-        "base": Accuracy(value=0.612),
-        "WT": Accuracy(value=0.498),
-        "Task-Adapted": Accuracy(value=0.587),
-    }
-    page, _ = pages(tmp_path, rows=(row(accuracies=accuracies),))
+    found = {"base": 0.612, "WT": 0.498, "Task-Adapted": 0.587}
+    scores = {(DEFAULT_TASK, name): {"acc_tok": Measured(value=v)} for name, v in found.items()}
+    page, _ = pages(tmp_path, rows=(row(scores),))
     (tiles,) = re.findall(r'<div class="tiles">(.*?)<p class="note">', page, re.DOTALL)
     assert "61.2 → 49.8" in tiles and "58.7" not in tiles
     assert '<p class="note">stories260K, τ 5, WT</p>' in page

@@ -27,7 +27,7 @@ from tasks.report.compare import (
     cell_row,
     comparison_rows,
 )
-from tasks.report.comparison import COMPARISON_PARAMS, ComparisonRow
+from tasks.report.comparison import COMPARISON_PARAMS
 from tasks.report.comparison_table import comparison
 from tasks.report.label_placement import place_labels
 from tasks.report.report_drawing import mark
@@ -131,9 +131,9 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     replace(shipped, rules=rules).save(folder)
     measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
     (row,) = comparison_rows([], [ShippedResult(str(folder), measured)], 0)
-    assert row.min_probability is None
+    assert row.rules.min_probability is None
     assert row.label == "umim-docs-llama, τ 1 (confidence, learned positions, shipped)"
-    assert cell_row(Cell(backbone="b")).min_probability == 0.0
+    assert cell_row(Cell(backbone="b")).rules.min_probability == 0.0
 
 
 def test_the_page_states_the_budget_and_who_stopped_earlier() -> None:
@@ -206,7 +206,7 @@ def test_a_figure_has_a_line_per_variant_and_a_label_per_point(name: str) -> Non
 
 
 def test_a_figure_without_the_metric_is_empty_and_whole() -> None:
-    row = ComparisonRow(backbone="a", tau=5)
+    row = cell_row(Cell(backbone="a"))
     svg = figure_svg(ablation(AblationCell(row=row, rules={2: 1})), "kl")
     assert ">τ" not in svg
 
@@ -238,12 +238,7 @@ def test_seven_times_seven_marks_differ() -> None:
 
 
 def test_the_eighth_variant_has_a_look_of_its_own_in_drawing_and_legend() -> None:
-    cells = [
-        cell("a", 5, "drop").model_copy(
-            update={"row": cell("a", 5, "drop").row.model_copy(update={"rule_budget": budget})}
-        )
-        for budget in range(1, 9)
-    ]
+    cells = [cell("a", 5, "drop", rule_budget=budget) for budget in range(1, 9)]
     svg = figure_svg(ablation(*cells), "top1")
     first, eighth = mark(0), mark(7)
     assert first[0] == eighth[0] and first[1] != eighth[1]

@@ -8,12 +8,15 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from tasks.report.comparison import COMPARISON_PARAMS, Accuracy, ComparisonRow
+from tasks.report.compare import cell_row
+from tasks.report.comparison import COMPARISON_PARAMS, Measured
 from tasks.tracking.spool import SPOOL
 from tasks.tracking.tracker import PREFECT_TAG, Tracker
 from tasks.tracking.tracking_values import RunInput, flatten, redact
 from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError, TrackingError
+from umim_core.task_sets.spec import DEFAULT_TASK
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +161,14 @@ def test_pipelines_that_share_a_stage_both_name_its_run(
 def test_a_comparison_run_is_flat_and_has_the_names_others_query(
     tracker: Tracker, client: MlflowClient
 ) -> None:
-    row = ComparisonRow(
-        backbone="umim-docs-llama",
-        tau=5,
+    row = cell_row(
+        Cell(backbone="umim-docs-llama"),
         seed=0,
         metrics={"top1": 0.5, "ppl_umim_ood_stdlib": 40.0, "mrr": float("nan")},
-        accuracies={"base": Accuracy(value=0.6), "WT": Accuracy(value=0.5)},
+        scores={
+            (DEFAULT_TASK, setting): {"acc_tok": Measured(value=value)}
+            for setting, value in (("base", 0.6), ("WT", 0.5))
+        },
     )
     tracker.pipeline_run("flat", {})
     tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline="flat")
