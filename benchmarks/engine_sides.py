@@ -15,8 +15,8 @@ from benchmarks.common import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
 from umim_core.benchmarking.roofline import synchronize
-from umim_core.benchmarking.timing_text import held_out_text
 from umim_core.config.form import UnitPositions
+from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts

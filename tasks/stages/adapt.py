@@ -46,7 +46,7 @@ from umim_core.config.recipe import (
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.encoding import encode
+from umim_core.text.token_ids import encode
 
 
 def task_rules_stage(

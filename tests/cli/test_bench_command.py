@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Umim, console
-from umim_core.benchmarking.timing_text import held_out_text
+from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.errors import CorpusError
 
 QUICK = ("--lengths", "64", "--new-tokens", "3", "--pairs", "1", "--warmup", "0")

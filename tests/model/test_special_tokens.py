@@ -18,7 +18,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.cli.app import main
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.encoding import leading_ids
+from umim_core.text.token_ids import leading_ids
 
 WORDS = ["<eos>", *(f"w{i}" for i in range(1, 31)), "<s>"]
 BOS = 31

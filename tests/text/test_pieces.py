@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from umim_core.backbone.backbone import load_tokenizer
 from umim_core.errors import CorpusError
 from umim_core.text.pieces import cut_pieces
-from umim_core.text.readers import iter_parts
+from umim_core.text.readers import BadRows, iter_parts
 from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.tokens import iter_token_pieces
 
@@ -126,7 +126,7 @@ def test_several_documents_keep_their_ends(embedded: PreTrainedTokenizerBase) ->
 def test_a_text_file_comes_in_parts_of_a_mebibyte(tmp_path: Path) -> None:
     text = "größe 世界🙂 " * 200_000  # characters of 1 to 4 bytes across the borders of the chunks
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    parts = list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+    parts = list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
     assert len(parts) > 3
     assert "".join(part for part, _ in parts) == text
     assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True]
@@ -142,13 +142,13 @@ def test_bad_bytes_are_located_anywhere(tmp_path: Path, at: int, bad: bytes, mes
     data = b"x" * at + bad + b"y" * (1 << 20)
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + data)
     with pytest.raises(CorpusError, match=f"{message}.* at byte {at + 3}"):
-        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
 
 
 def test_a_character_cut_off_at_the_end_is_located(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * (1 << 20) + "世".encode()[:2])
     with pytest.raises(CorpusError, match="unexpected end of data at byte 1048576"):
-        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),))))
+        list(iter_parts(TextFiles(paths=(str(tmp_path / "a.txt"),)), BadRows()))
 
 
 def test_token_pieces_are_the_documents(tmp_path: Path, embedded: PreTrainedTokenizerBase) -> None:

@@ -26,7 +26,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer as load_tokenizer
 from umim_core.backbone.tokenizer_files import resolve_backbone
 from umim_core.backbone.weight_cache import cached_weight_lines, weight_files
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.text.encoding import decode, encode
+from umim_core.text.token_ids import decode, encode
 
 _TABLE_CHUNK = 8192  # rows
 

@@ -113,8 +113,8 @@ def ppl(
     from umim_core import UMIM
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.store.artifacts import finite_or_none
-    from umim_core.text.encoding import leading_ids
     from umim_core.text.sources import TextFiles
+    from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)

@@ -129,7 +129,7 @@ def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.i
     import numpy as np
 
     from umim_core.benchmarking.throughput import tokens_needed
-    from umim_core.benchmarking.timing_text import held_out_text
+    from umim_core.embedded.docstring_corpus import held_out_text
 
     needed = tokens_needed(config) + config.pairs * config.new_tokens
     try:

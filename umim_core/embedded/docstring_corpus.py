@@ -44,6 +44,7 @@ SKIPPED_FOLDERS: Final = frozenset(
     {"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files"}
 )
 MIN_PARAGRAPH_CHARS: Final = 60  # only longer paragraphs are checked for repetition
+_ALWAYS_THERE: Final = "transformers"  # this package depends on it
 
 Split = Literal["train", "valid", "test", "ood_math", "ood_stdlib"]
 SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test", "ood_math", "ood_stdlib")
@@ -172,6 +173,32 @@ def installed_versions(packages: Iterable[str]) -> list[list[str]]:
     owners = packages_distributions()
     names = {name for package in packages for name in owners.get(package, ())}
     return [["python", platform.python_version()], *sorted([n, version(n)] for n in names)]
+
+
+def held_out_text(site_packages: Path | None = None) -> str:
+    """Return docstrings of modules that the corpus keeps for testing, in every installation.
+
+    Args:
+        site_packages: Folder that holds the package; the running interpreter's by default.
+
+    Raises:
+        CorpusError: If there are none, as in an installation without source files.
+    """
+    site = site_packages or Path(sysconfig.get_path("purelib"))
+    paths = [
+        file
+        for file in sorted((site / _ALWAYS_THERE).rglob("*.py"))
+        if split_of(file.relative_to(site).as_posix()) == "test"
+        and not SKIPPED_FOLDERS.intersection(file.relative_to(site).parts)
+    ]
+    documents = [text for found in read_modules(paths) for _, _, text, _ in found or []]
+    if not documents:
+        raise CorpusError(
+            f"the default text needs the docstrings of {_ALWAYS_THERE}",
+            f"none in {site}",
+            "Give a text file.",
+        )
+    return "\n\n".join(documents)
 
 
 def _documents(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from umim_core.errors import CorpusError
+from umim_core.store.disk import write_bytes
 
 Kind = Literal["module", "class", "function"]
 
@@ -36,13 +36,8 @@ class Document:
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Write one JSON line per row, under the final name only when all of it is there."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_bytes(path, "".join(lines).encode())
 
 
 def read_documents(path: Path) -> Iterator[Document]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from umim_core.config.corpus import QUESTION_FIELD, GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text.encoding import encode
 from umim_core.text.readers import BadRows, iter_documents
+from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.store.artifacts import read_manifest
-from umim_core.text.encoding import decode, encode
+from umim_core.text.token_ids import decode, encode
 
 
 @dataclass(frozen=True)

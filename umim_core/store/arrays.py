@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError
+from umim_core.store.disk import unwritable
 
 # The header of the format is a Python literal; numpy parses it, and what is no literal raises any
 # of these.
@@ -61,11 +62,7 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise ArtifactError(
-            f"{path} ({whole.nbytes} bytes) must be writable",
-            error.strerror or str(error),
-            "Free space or choose another root.",
-        ) from error
+        raise unwritable(path, whole.nbytes, error) from error
 
 
 def array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:

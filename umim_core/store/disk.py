@@ -43,11 +43,16 @@ def write_bytes(path: Path, data: bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise ArtifactError(
-            f"{path} ({len(data)} bytes) must be writable",
-            error.strerror or str(error),
-            "Free space or choose another root.",
-        ) from error
+        raise unwritable(path, len(data), error) from error
+
+
+def unwritable(path: Path, size: int, error: OSError) -> ArtifactError:
+    """Return the error for a write of ``size`` bytes that the disk refused."""
+    return ArtifactError(
+        f"{path} ({size} bytes) must be writable",
+        error.strerror or str(error),
+        "Free space or choose another root.",
+    )
 
 
 def flush_tree(directory: Path) -> None:

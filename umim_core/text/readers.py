@@ -8,9 +8,9 @@ names. A UTF-8 byte order mark is stripped; line ends stay as they are (CRLF too
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +28,7 @@ from umim_core.text.sources import (
     TextFiles,
 )
 
+T = TypeVar("T")
 _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
@@ -66,23 +67,39 @@ def iter_documents(source: DocumentSource, bad: BadRows | None = None) -> Iterat
         Text without lone surrogates, and without NUL characters but where they are kept.
 
     Raises:
-        CorpusError: A file is missing, torn or not of its format; more than ``max_bad`` rows are
-            unusable (text files: any); or there is no text at all. The message names file and line,
-            row or byte.
+        CorpusError: As `iter_parts`, or there is no text at all.
     """
     parts: list[str] = []
-    for text, last in iter_parts(source, bad):
+    for text, last in not_empty(source, iter_parts(source, bad or BadRows())):
         parts.append(text)
         if last:
             yield "".join(parts)
             parts = []
 
 
-def iter_parts(source: DocumentSource, bad: BadRows | None = None) -> Iterator[Part]:
+def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
+    """Yield what a source gives.
+
+    Raises:
+        CorpusError: If that is nothing.
+    """
+    found = False
+    for piece in pieces:
+        found = True
+        yield piece
+    if not found:
+        raise CorpusError(
+            "a corpus must hold at least one non-empty document",
+            source.model_dump(mode="json"),
+            "Check the paths and the field name.",
+        )
+
+
+def iter_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
     """Yield the documents of a source in parts, so that none need fit in memory.
 
     Args:
-        source: What to read.
+        source: What to read; one without text gives nothing.
         bad: Receives the count of skipped rows while the parts are consumed.
 
     Yields:
@@ -90,29 +107,8 @@ def iter_parts(source: DocumentSource, bad: BadRows | None = None) -> Iterator[P
         of up to 1 MiB, a row in one part.
 
     Raises:
-        CorpusError: As `iter_documents`.
-    """
-    found = False
-    for part in iter_file_parts(source, bad if bad is not None else BadRows()):
-        found = True
-        yield part
-    if not found:
-        raise no_text(source)
-
-
-def no_text(source: Source) -> CorpusError:
-    """Return the error for a source without any text."""
-    return CorpusError(
-        "a corpus must hold at least one non-empty document",
-        source.model_dump(mode="json"),
-        "Check the paths and the field name.",
-    )
-
-
-def iter_file_parts(source: DocumentSource, bad: BadRows) -> Iterator[Part]:
-    """Yield what `iter_parts` yields; a source without text gives nothing.
-
-    For the files of a corpus one by one, some of which may be empty.
+        CorpusError: A file is missing, torn or not of its format, or more than ``max_bad`` rows are
+            unusable (text files: any). The message names file and line, row or byte.
     """
     if isinstance(source, TextFiles):
         for file in expand(source.paths):

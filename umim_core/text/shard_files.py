@@ -169,12 +169,3 @@ def mapped(path: Path, dtype: np.dtype[Number], size: int) -> NDArray[Number]:
             REBUILD,
         )
     return array
-
-
-def refused(path: Path, size: int, error: OSError) -> ArtifactError:
-    """Return the error for a write of ``size`` bytes that the disk refused."""
-    return ArtifactError(
-        f"{path} ({size} bytes) must be writable",
-        error.strerror or str(error),
-        "Free space or choose another root.",
-    )

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.store.disk import unwritable
 from umim_core.text.shard_files import (
     LENGTHS,
     REBUILD,
@@ -28,7 +29,6 @@ from umim_core.text.shard_files import (
     Shard,
     mapped,
     read_index,
-    refused,
     write_index,
     write_shard,
 )
@@ -65,7 +65,7 @@ class ShardWriter:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise refused(directory, 0, error) from error
+            raise unwritable(directory, 0, error) from error
 
     def add(self, ids: NDArray[np.integer]) -> None:
         """Add a piece of the current document.

@@ -1,4 +1,4 @@
-"""Token ids, 0 .. 2^18 - 1: their checks, and the borders of segments in a stream of them.
+"""Token ids, 0 .. 2^18 - 1: of texts, their checks, and borders of segments in a stream of them.
 
 document 1   document 2    length 4
 [a b c d e]  [f g h i]  -> [a b c d] [e f g h]   (i is dropped)
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import CorpusError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKEN_BITS: Final = 18
 MAX_TOKEN_ID: Final = (1 << TOKEN_BITS) - 1
@@ -187,3 +190,40 @@ def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int3
     whole = ids.size // length
     kept = np.asarray(ids[: whole * length], dtype=np.int32)
     return kept, np.arange(whole + 1, dtype=np.int64) * length
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool | None = False
+) -> list[int]:
+    """Tokenize a text.
+
+    Args:
+        tokenizer: The tokenizer.
+        text: Any text.
+        add_special_tokens: Whether to add special tokens, a BOS say; None does as the tokenizer
+            does by default.
+    """
+    chosen = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+    return list(tokenizer(text, verbose=False, **chosen)["input_ids"])
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Turn raw ids into text, special tokens left out, spaces as they are."""
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text if isinstance(text, str) else "".join(text)
+
+
+def leading_ids(
+    tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool | None = None
+) -> list[int]:
+    """Return the special ids that a tokenizer puts before a text by default, a BOS say.
+
+    A worked example: where "a" becomes ``<s> a </s>`` by default, ``[<s>]``.
+
+    Args:
+        tokenizer: The tokenizer.
+        add_special_tokens: As in ``encode``.
+    """
+    bare, whole = encode(tokenizer, "a"), encode(tokenizer, "a", add_special_tokens)
+    starts = [k for k in range(len(whole)) if whole[k : k + len(bare)] == bare]
+    return whole[: starts[0]] if starts else []

@@ -14,7 +14,7 @@ from umim_core.store.arrays import open_array
 from umim_core.text.files import is_address, redacted, without_options
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.plain import Part
-from umim_core.text.readers import BadRows, iter_file_parts, no_text
+from umim_core.text.readers import BadRows, iter_parts, not_empty
 from umim_core.text.sources import Source, TokenIds
 from umim_core.text.token_ids import check_range
 
@@ -99,12 +99,7 @@ def iter_token_pieces(
         ConfigError: Text is given without a tokenizer.
         CorpusError: The source is unusable or holds no text.
     """
-    found = False
-    for piece in iter_file_token_pieces(source, tokenizer, bad if bad is not None else BadRows()):
-        found = True
-        yield piece
-    if not found:
-        raise no_text(source)
+    yield from not_empty(source, iter_file_token_pieces(source, tokenizer, bad or BadRows()))
 
 
 def iter_file_token_pieces(
@@ -119,7 +114,7 @@ def iter_file_token_pieces(
         raise ConfigError(
             "text needs a tokenizer", "none", "Name one, e.g. --tokenizer umim-docs-llama."
         )
-    yield from tokenize_parts(iter_file_parts(source, bad), tokenizer)
+    yield from tokenize_parts(iter_parts(source, bad), tokenizer)
 
 
 def open_token_ids(source: TokenIds) -> npt.NDArray[np.unsignedinteger]:
