@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Head:
-    """What the loss asks of a backbone."""
+    """Head of a backbone, as the loss asks for it."""
 
     head_weight: Tensor
     head_bias: None = None

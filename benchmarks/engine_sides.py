@@ -42,7 +42,7 @@ _SEGMENT: Final = 512
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed.
+    """Model, rules and text to time.
 
     Attributes:
         backbone: The frozen model.

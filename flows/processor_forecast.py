@@ -31,7 +31,7 @@ _PROBES: Final = 3
 
 @dataclass(frozen=True)
 class ProcessorPrediction:
-    """What a distillation is expected to take.
+    """Predicted cost of a distillation on this machine's processor.
 
     Attributes:
         step_seconds: Of one optimiser step.

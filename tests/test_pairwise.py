@@ -1,4 +1,4 @@
-"""What the quick set keeps of a product of parameters."""
+"""Pairwise selection: the part of a product of parameters that the quick set keeps."""
 
 from __future__ import annotations
 

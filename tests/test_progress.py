@@ -1,4 +1,4 @@
-"""What the driver hears of a run: the newest numbers by and by, and always the last."""
+"""Progress of a run at its driver: the newest numbers by and by, and always the last."""
 
 from __future__ import annotations
 

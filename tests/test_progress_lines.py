@@ -1,4 +1,4 @@
-"""When a log file hears of work under way, and what it hears."""
+"""Progress lines in a log file: times and texts."""
 
 from __future__ import annotations
 

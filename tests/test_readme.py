@@ -1,4 +1,4 @@
-"""What README.md shows runs as it stands there."""
+"""Examples of README.md run as they stand there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the main objects say of themselves."""
+"""One-line descriptions (``repr``) of the main objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU would refuse, without a GPU: everything that takes a device runs on a simulated one.
+"""Faults that only a GPU would show, on a simulated device: everything that takes one runs there.
 
 The device can be registered before the first backward pass of a process only (see
 ``second_device``), so the tests of ``second_device_*.py`` run in one process of their own, and each

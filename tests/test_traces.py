@@ -1,4 +1,4 @@
-"""What watches a run finds what it is there to find."""
+"""Watchers of a run find what they are there to find."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _show(state: Path, watchers: list[_Watcher]) -> None:
 
 
 class _Watcher:
-    """What is done with notes."""
+    """Receiver of notes."""
 
     def see(self, step: int, total: int, text: str, points: Points) -> None:
         """Take a note, perhaps one seen before."""

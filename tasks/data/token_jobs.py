@@ -69,7 +69,7 @@ class TokenJob:
 
 @dataclass
 class Tokenized:
-    """What one job, or all jobs of a split, gave.
+    """Shards and skipped rows of one job, or of all jobs of a split.
 
     Attributes:
         shards: The shards written.

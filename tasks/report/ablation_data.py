@@ -15,7 +15,7 @@ class _Part(BaseModel):
 
 
 class Budget(_Part):
-    """What every cell may train on.
+    """Training budget of every cell.
 
     Attributes:
         steps: Optimiser steps at most.

@@ -41,7 +41,7 @@ _METRICS: Final = (
 
 @dataclass(frozen=True)
 class AblationFigure:
-    """What one figure shows.
+    """One figure of the page.
 
     Attributes:
         metric: Name of the metric against token reduction.

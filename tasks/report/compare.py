@@ -50,7 +50,7 @@ class CellResult:
 
 @dataclass
 class ShippedResult:
-    """What was measured on a checkpoint that this run did not train."""
+    """Measurements of a checkpoint that this run did not train."""
 
     name: str
     evaluation: Artifact

@@ -86,7 +86,7 @@ class BreakEvenRow(_Part):
 
 
 class RuleCounts(_Part):
-    """How many n-grams of each order pass each step of mining.
+    """Number of n-grams of each order that pass each step of mining.
 
     Attributes:
         label: Which rule set.
@@ -120,7 +120,7 @@ class SpanExample(_Part):
 
 
 class AttentionExample(_Part):
-    """Where one layer looks, raw and merged, on the units of one text.
+    """Attention of one layer, raw and merged, between the units of one text.
 
     Attributes:
         label: Which checkpoint and layer.
@@ -156,7 +156,7 @@ class SimilarityRow(_Part):
 
 
 class CheckpointPlace(_Part):
-    """Where a checkpoint lies.
+    """Place of a checkpoint.
 
     Attributes:
         label: Which cell and setting.

@@ -98,7 +98,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class StageSpec:
-    """What a stage is made from.
+    """Identity of a stage: name, version, configuration and inputs.
 
     Attributes:
         name: Stage name; also its folder under the root.

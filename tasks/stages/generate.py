@@ -106,7 +106,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """What every worker needs to know.
+    """One generation run as plain data for every worker.
 
     Attributes:
         corpus: Model and sampling.

@@ -128,7 +128,7 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Chec
 
 
 class _Looks:
-    """What the best trained checkpoint at hand makes of the start of the held-out text."""
+    """Examples on held-out text, from the first shipped checkpoint or else the first trained."""
 
     def __init__(self, cells: list[CellResult], shipped: list[ShippedResult]) -> None:
         source = shipped[0].name if shipped else str(cells[0].settings[WT].path / "checkpoint")

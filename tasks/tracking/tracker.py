@@ -39,7 +39,7 @@ _WORK: Final = "workflowType=machine_learning"
 
 @dataclass(frozen=True)
 class Pages:
-    """Where MLflow shows a pipeline.
+    """Addresses of a pipeline's pages in MLflow.
 
     Attributes:
         run: Address of the pipeline's run.

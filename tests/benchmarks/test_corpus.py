@@ -1,4 +1,4 @@
-"""Where the benchmarks' token ids come from."""
+"""Token ids of the benchmarks: from a file, from text, from an earlier run."""
 
 from __future__ import annotations
 

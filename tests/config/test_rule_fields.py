@@ -1,4 +1,4 @@
-"""What a cell may say about its rules, and that what was said before reads the same."""
+"""Rule fields of a cell: what goes together, and that older recipes read the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the elementwise part of the loss runs: its precision, and the compiled one against it."""
+"""The elementwise part of the loss: its precision, and the compiled kernel against the eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lm-eval's own command says when a model or a task cannot be made."""
+"""Messages of lm-eval's own command when a model or a task cannot be made."""
 
 from __future__ import annotations
 

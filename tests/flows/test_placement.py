@@ -1,4 +1,4 @@
-"""Where the stages of a recipe for GPUs measure, and in which data type."""
+"""Device and data type that the stages of a recipe for GPUs measure with."""
 
 from __future__ import annotations
 

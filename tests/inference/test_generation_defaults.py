@@ -1,4 +1,4 @@
-"""What ``UMIM.generate`` does where an option is left out, and transformers' names of options."""
+"""Defaults of ``UMIM.generate``, and transformers' names of its options."""
 
 from __future__ import annotations
 

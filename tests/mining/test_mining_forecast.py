@@ -1,4 +1,4 @@
-"""What mining a source will take, told from a part of it."""
+"""Prediction of the cost of mining a source from a part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads count where none are asked for."""
+"""Number of counting threads where none is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a backbone comes from, what makes it another, and what does not."""
+"""Loading a model: sources of its backbone, and which differences make it a mismatch."""
 
 from __future__ import annotations
 

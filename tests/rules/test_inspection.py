@@ -1,4 +1,4 @@
-"""What is told about a rule set, against plain Python over the same rules."""
+"""Inspection of rule sets against plain Python over the same rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside an artifact's files without being part of it."""
+"""Files next to an artifact's own that are no part of it."""
 
 from __future__ import annotations
 

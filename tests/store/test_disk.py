@@ -1,4 +1,4 @@
-"""What is on disk before a name says that it is there: a power cut must not leave an empty file."""
+"""Order of writes to disk: a power cut must not leave a name without its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every stage of a recipe is given, as text: the graph that tests hold against files.
+"""Graph of a recipe as text, with what every stage is given; tests hold it against files.
 
     7 filter [docs-llama tau 5 greedy+drop]
         counted: 6-count

@@ -1,4 +1,4 @@
-"""What n-gram counting must give, by ``collections.Counter``, and corpora for its tests."""
+"""Oracle of n-gram counting by ``collections.Counter``, and corpora for its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU makes the host wait for, counted by the lines of the product that cause it."""
+"""Waits of the host for a GPU, counted by the lines of the product that cause them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows to others: sockets, command lines, and secrets in the files it leaves."""
+"""Traces of a run for others: sockets, command lines, and secrets in the files it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of several stages share."""
+"""Fixtures of the tests of several stages."""
 
 from __future__ import annotations
 

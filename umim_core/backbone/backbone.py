@@ -84,7 +84,7 @@ class Backbone:
     @property
     @torch.no_grad()
     def embedding_table(self) -> Tensor:
-        """What the trunk reads for every id [V, d]: Gemma, for one, scales what it stores."""
+        """Embedding of every id as the trunk reads it [V, d]; Gemma, for one, scales it."""
         ids = torch.arange(self.vocab_size, device=self.device)
         return torch.cat([self.embed(part) for part in torch.split(ids, _TABLE_CHUNK)])
 

@@ -58,7 +58,7 @@ _DEFAULT: Final = "the default"
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a model is.
+    """Identity of a model.
 
     Attributes:
         model_type: Its family.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class BackboneRecord(BaseModel):
-    """What a backbone's fingerprint was made of.
+    """Configuration and weights' digest that a backbone's fingerprint was made of.
 
     Attributes:
         model_type: Its family.

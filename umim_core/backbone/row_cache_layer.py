@@ -16,7 +16,7 @@ from umim_core.errors import GenerationError
 
 @dataclass
 class WritePlan:
-    """Where the next forward writes; one object shared by all layers of a cache.
+    """Columns that the next forward writes; one object shared by all layers of a cache.
 
     Attributes:
         width: Units per row W.

@@ -31,7 +31,7 @@ _STATE: Final = "State it in hardware.shapes."
 
 
 class BackboneShape(BaseModel):
-    """What a causal language model is built like.
+    """Architecture of a causal language model.
 
     Attributes:
         gated_mlp: Whether the feed-forward part has a gate, as in the Llama family, which also has

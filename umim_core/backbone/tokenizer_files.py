@@ -68,7 +68,7 @@ def load_tokenizer(
 
 
 def _is_plain(directory: Path) -> bool:
-    """Whether a directory says that its tokenizer is ``tokenizer.json`` and nothing else."""
+    """Return whether a directory says that its tokenizer is ``tokenizer.json`` and nothing else."""
     try:
         settings = json.loads((directory / _SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -117,7 +117,7 @@ def check_place(
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be connected to; asked once, since the hub's client tries for a minute.
+    """Return whether the hub answers; asked once, since the hub's client tries for a minute.
 
     Behind a proxy nothing is asked: only the client knows how.
     """

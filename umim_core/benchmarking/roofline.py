@@ -30,7 +30,7 @@ _REPEATS: Final = 4
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the cost of a forward depends on.
+    """Sizes of a model that the cost of a forward depends on.
 
     Attributes:
         matrix_weights: Weights P in the blocks' matrices, embeddings and head left out.

@@ -24,7 +24,7 @@ Continuation = Literal["greedy", "text"]
 
 @dataclass(frozen=True)
 class Prompts:
-    """What one run reads and, if that is forced on it, generates.
+    """Prompts of one run and, if they are forced on it, the ids that it generates.
 
     Attributes:
         ids: Raw ids per row [B, L].

@@ -43,7 +43,7 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Phase:
-    """What a row of one phase is made of; tuples are (base, UMIM).
+    """Measurements of one phase; tuples are (base, UMIM).
 
     Attributes:
         name: Which phase.

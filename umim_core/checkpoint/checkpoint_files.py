@@ -21,7 +21,7 @@ _MAX_HIDDEN: Final = 1 << 16
 
 
 class CheckpointConfig(ModuleForm):
-    """What ``config.json`` of a checkpoint holds.
+    """Content of a checkpoint's ``config.json``.
 
     Attributes:
         hidden_size: Embedding size d.
@@ -90,7 +90,7 @@ def named_place(name: str | Path) -> Path:
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """Whether a directory is meant as a checkpoint; what it holds is checked on loading."""
+    """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
     try:
         known = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

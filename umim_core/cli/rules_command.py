@@ -28,7 +28,7 @@ _BAR: Final = 40  # characters of the highest bar
 
 @dataclass(frozen=True)
 class _HeldOut:
-    """What the rules do to held-out text; ``documents`` is None for ready token ids."""
+    """Coverage of held-out text by the rules; ``documents`` is None for ready token ids."""
 
     coverage: Coverage
     curve: list[CoveragePoint]
@@ -114,7 +114,7 @@ def _rule_directory(name: str) -> Path:
 
 
 def _sees_order(name: str) -> bool:
-    """Whether a checkpoint's module sees the order; rules alone are taken for the paper's form."""
+    """Return whether a checkpoint's module sees the order; no for rules alone, the paper's form."""
     path = named_place(name)
     if not (path / "config.json").is_file():
         return False

@@ -14,7 +14,7 @@ Reduction = Annotated[float, Field(gt=0.0, le=0.5)]
 
 
 class BenchmarkConfig(Model, StableDump):
-    """What is timed. Every length is timed at every batch size with all rules.
+    """Lengths and batch sizes to time, each length at each batch size with all rules.
 
     The paper's protocol: lengths 256 to 2048, 256 new tokens, 10 warm-ups, 10 pairs, batch size 1,
     fixed pairs at a token reduction of 50 %.

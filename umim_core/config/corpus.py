@@ -48,7 +48,7 @@ class FilesCorpus(Model):
 
 
 class SplitFractions(Model):
-    """Which part of the questions goes to each split, with all of its trajectories."""
+    """Share of the questions in each split; all trajectories of a question go with it."""
 
     train: SplitFraction = 0.9
     valid: SplitFraction = 0.05

@@ -30,7 +30,7 @@ BackboneDtype = Literal["float32", "bfloat16"]
 
 
 class MiningConfig(Model):
-    """What all rule sets of a recipe share: which n-grams may be rules, and what it may cost."""
+    """Mining options that all rule sets of a recipe share: eligible n-grams and limits of cost."""
 
     protect: tuple[str, ...] = Field(
         default=(), description="Regular expressions of tokens no rule may contain, or 'digits'."
@@ -157,7 +157,7 @@ class AdaptConfig(Model, StableDump):
 
 
 class EvaluateConfig(Model):
-    """What is measured on held-out data."""
+    """Amounts of held-out data to measure on."""
 
     alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
     perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
@@ -166,7 +166,7 @@ class EvaluateConfig(Model):
 
 
 class ClusterConfig(Model, StableDump):
-    """Where the work runs."""
+    """Cluster and devices of a run."""
 
     address: str | None = Field(
         default=None, description="Ray address; null starts a local cluster."
@@ -185,7 +185,7 @@ class ClusterConfig(Model, StableDump):
 
     @property
     def device(self) -> Device:
-        """Where models run."""
+        """Device of the models."""
         return "cuda" if self.use_gpu else "cpu"
 
     @model_validator(mode="after")
@@ -215,7 +215,7 @@ class TaskSizes(Model):
 
 
 class RunRecipe(Model):
-    """What every recipe has, whichever flow it belongs to."""
+    """Fields of every recipe, whichever flow it belongs to."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
     description: str = ""
@@ -247,7 +247,7 @@ class Recipe(RunRecipe, StableDump):
 
     @property
     def placement(self) -> tuple[Device, BackboneDtype]:
-        """Where a frozen backbone is measured, and its data type: as it is distilled."""
+        """Device and data type of a frozen backbone that is measured: as it is distilled."""
         device = self.cluster.device
         return device, self.distill.backbone_dtype(device)
 

@@ -28,7 +28,7 @@ _AS_FOUND = {"overlap": "none", "containment": "keep"}
 
 
 class RulesConfig(Model):
-    """How rules are mined."""
+    """Options of mining rules."""
 
     tau: Annotated[int, Field(ge=1, description="Least count of a rule.")] = 5
     overlap: Literal["greedy", "none"] = "greedy"
@@ -39,7 +39,7 @@ class RulesConfig(Model):
 
 
 class CellRules(RulesConfig, StableDump):
-    """How the rules of one cell are made; see the module for what goes together."""
+    """Rules of one cell; the module's table says which fields go together."""
 
     rules: Annotated[str | None, Field(min_length=1), LATER] = Field(
         None, description="Rule directory that umim mine wrote; then nothing is mined."

@@ -73,7 +73,7 @@ class DistillFlops:
 
 @dataclass(frozen=True)
 class DistillPrediction:
-    """What a distillation is expected to take.
+    """Predicted cost of a distillation.
 
     Attributes:
         hardware: Name of the GPU; gpus: how many; gpu_memory_gib: memory of one.

@@ -43,23 +43,23 @@ class BatchLoss(NamedTuple):
 
 
 class Objective(Protocol):
-    """What the loop needs to know."""
+    """Interface of a training objective to the training loop."""
 
     num_items: int
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The module being trained."""
         ...
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Names of what a validation sums."""
+        """Names of the sums of a validation."""
         ...
 
     @property
     def weight_name(self) -> str:
-        """What a batch's sums are divided by."""
+        """Name of the unit that a batch's sums are divided by."""
         ...
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
@@ -71,7 +71,7 @@ class Objective(Protocol):
         ...
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Return what selects the best checkpoint; lower is better."""
+        """Return the score that selects the best checkpoint; lower is better."""
         ...
 
 

@@ -66,7 +66,7 @@ _MOST_HELD_OUT: Final = 64  # rows
 
 @dataclass(frozen=True)
 class OwnTraining:
-    """What to train.
+    """Model, data and options of one training in one process.
 
     Attributes:
         model: Embedded name, directory or hub repository of the backbone.

@@ -33,7 +33,7 @@ logger = logging.getLogger("umim.train")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run leaves behind.
+    """Result of a training run.
 
     Attributes:
         weights: The best module's parameters by validation score.

@@ -41,7 +41,7 @@ Row = dict[str, float]
 
 @dataclass
 class Progress:
-    """Where a run stands; everything but tensors.
+    """Progress of a run; everything but tensors.
 
     Attributes:
         step: Optimiser steps taken.

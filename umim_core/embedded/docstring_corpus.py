@@ -61,7 +61,7 @@ class SplitSize:
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What `build_corpus` did.
+    """Counts of one call of `build_corpus`.
 
     Attributes:
         splits: Size of each split.
@@ -80,7 +80,7 @@ class CorpusReport:
 
 @dataclass
 class _State:
-    """What the walk over the packages accumulates."""
+    """Counts of the walk over the packages."""
 
     seen: set[bytes] = field(default_factory=set)
     modules: int = 0

@@ -43,7 +43,7 @@ _NAME_PART: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 @dataclass(frozen=True)
 class TaskReport:
-    """What `build_task` did.
+    """Counts of one call of `build_task`.
 
     Attributes:
         questions: Questions written per split.

@@ -44,7 +44,7 @@ _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 @dataclass(frozen=True)
 class AlignmentResult:
-    """What was measured.
+    """Alignment of UMIM with its base model.
 
     Attributes:
         means: Means of ``alignment_metrics.METRICS`` over the paper's aligned rows.

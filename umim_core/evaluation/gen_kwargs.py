@@ -20,7 +20,7 @@ _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_be
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a group of requests asks for.
+    """Generation settings of a group of requests.
 
     Attributes:
         config: Settings of the engine, but for ``max_new_tokens``.

@@ -19,7 +19,7 @@ from umim_core.text.tokens import tokenize_documents
 
 @dataclass(frozen=True)
 class LanguageModelScore:
-    """What a model was measured to need for a set of documents.
+    """Negative log-likelihood of a set of documents, by token and by byte.
 
     Attributes:
         nats: Sum of the negative log-probabilities of all targets.

@@ -27,7 +27,7 @@ TASK_FOLDER: Final = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one evaluation measured. Standard errors are those of a mean.
+    """Accuracies of one evaluation. Standard errors are those of a mean.
 
     Attributes:
         task: lm-eval task name.

@@ -23,7 +23,7 @@ Ended = Literal["eos", "length"]
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How continuations are sampled.
+    """Options of sampling continuations.
 
     Attributes:
         trajectories: Continuations k per prompt.

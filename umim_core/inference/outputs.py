@@ -83,7 +83,7 @@ class RowOutput:
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of a request went.
+    """Time of a request by phase.
 
     Attributes:
         first_token: Seconds from the ids to the first token chosen: matching, merging, prefill.
@@ -112,7 +112,7 @@ class EngineOutput:
 
 @dataclass(frozen=True)
 class Forward:
-    """What an observer sees after each forward.
+    """State of a generation after one forward, for observers.
 
     Attributes:
         logits: Next-token logits [B, V].

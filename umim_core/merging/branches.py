@@ -130,7 +130,7 @@ def branch_layout(
 
 @dataclass(frozen=True)
 class _Prefixes:
-    """How the prefixes of a batch's M spans are cut: row m, entry k is the prefix of k + 1 tokens.
+    """Prefixes of a batch's M spans: row m, entry k is the prefix of k + 1 tokens.
 
     The last row, M, stands for units of one raw token.
 

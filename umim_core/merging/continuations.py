@@ -116,7 +116,7 @@ def _layout(
 
 
 def _alone(endings: Sequence[Sequence[Ints]]) -> bool:
-    """Whether every row has one continuation, which then is the row's own end."""
+    """Return whether every row has one continuation, which then is the row's own end."""
     return all(len(row) == 1 for row in endings)
 
 

@@ -46,7 +46,7 @@ _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 e
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What the model says about n consecutive targets.
+    """Scores of n consecutive targets.
 
     Attributes:
         log_probs: log p(target | what stands before it) [n] (float32; float64 for a float64 model).

@@ -24,7 +24,7 @@ SAMPLE_TAU: Final = 2
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """How the candidates were chosen.
+    """Sample that the candidates come from, and the risk of having missed one.
 
     Attributes:
         fraction: Share of the tokens that were sampled.

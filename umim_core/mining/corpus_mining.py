@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MiningReport:
-    """What mining found, per order n = 2, 3, 4.
+    """Counts of a mining run, per order n = 2, 3, 4.
 
     Attributes:
         tokens: Tokens in whole segments.

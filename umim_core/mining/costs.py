@@ -13,7 +13,7 @@ _HOUR: Final = 3600.0
 
 @dataclass(frozen=True)
 class Prediction:
-    """What mining is expected to take.
+    """Predicted cost of mining.
 
     Attributes:
         tokens: Tokens of the corpus.
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Limits:
-    """What mining may take at most; None for no limit.
+    """Limits on the cost of mining; None for no limit.
 
     Attributes:
         memory_bytes: Resident memory.

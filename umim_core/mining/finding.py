@@ -31,7 +31,7 @@ from umim_core.text.token_ids import Ints, Offsets, Tokens
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is looked for.
+    """N-grams that a search looks for.
 
     Attributes:
         tau: Least count of an n-gram.
@@ -50,7 +50,7 @@ class SearchOptions:
 
 
 class Counter(Protocol):
-    """Whoever counts a corpus."""
+    """Interface of what counts a corpus: this process or a cluster."""
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""

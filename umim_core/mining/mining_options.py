@@ -18,7 +18,7 @@ MAX_CANDIDATES: Final = 10_000_000
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """How rules are mined.
+    """Options of mining rules.
 
     Attributes:
         tau: Least count.
@@ -72,7 +72,7 @@ class MiningOptions:
 
     @property
     def search(self) -> SearchOptions:
-        """What is looked for, as the counters understand it."""
+        """Options of the search, as the counters understand it."""
         from umim_core.mining.finding import SearchOptions
 
         return SearchOptions(

@@ -51,7 +51,7 @@ class CoveragePoint:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What a rule set does to held-out text.
+    """Effect of a rule set on held-out text.
 
     Attributes:
         tokens: Raw tokens.

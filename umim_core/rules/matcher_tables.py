@@ -40,7 +40,7 @@ _T = TypeVar("_T", bound=np.generic)
 
 @dataclass(frozen=True)
 class MatcherTables:
-    """What the matcher reads.
+    """Arrays that the matcher reads.
 
     Attributes:
         slots: The trie [S] (uint64), read-only.

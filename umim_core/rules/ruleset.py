@@ -35,7 +35,7 @@ _TABLES: Final = "matcher/tables.npy"
 
 
 class _Origin(BaseModel):
-    """What a rule set's manifest says about it, besides the files."""
+    """Fields of a rule set's manifest other than its files."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -186,7 +186,7 @@ class RuleSet:
 
     @property
     def tables(self) -> MatcherTables:
-        """What the matcher reads: mapped from the rule directory, else built at the first call."""
+        """The matcher's arrays: mapped from the rule directory, else built at the first call."""
         if not self._tables:
             self._tables.append(MatcherTables.build(self.ids_by_order))
         return self._tables[0]

@@ -27,7 +27,7 @@ from umim_core.rules.trie import LONGEST, Ints, Words, advance
 
 @dataclass(frozen=True)
 class Advance:
-    """What a new token did to each row [B]; zeros for rows that got none.
+    """Change of each row [B] by a new token; zeros for rows that got none.
 
     Attributes:
         rollback: Units to take back first [B] (0 .. 3).

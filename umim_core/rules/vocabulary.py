@@ -1,4 +1,4 @@
-"""Whether rules fit a vocabulary; a fingerprint alone may be unknown, or older than a rule."""
+"""Check of rules against a vocabulary; a fingerprint may be unknown, or older than a rule."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class Shard(BaseModel):
-    """What the index says of one shard.
+    """Entry of the index for one shard.
 
     Attributes:
         part: Number of the part it belongs to.

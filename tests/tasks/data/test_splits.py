@@ -1,4 +1,4 @@
-"""Which split a stage reads: training rows, validation rows, text in and out of domain."""
+"""Splits that stages read: training rows, validation rows, text in and out of domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ablation's table leaves out, explains and takes back."""
+"""Table of an ablation: columns left out, notes, figures taken back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of the comparison are called in MLflow's lists."""
+"""Names of the comparison's rows in MLflow's lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report's page tells: whose numbers its cards show, where checkpoints lie, its speeds."""
+"""Report page: whose numbers its cards show, where checkpoints lie, its speeds."""
 
 from __future__ import annotations
 

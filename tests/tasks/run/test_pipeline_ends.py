@@ -1,4 +1,4 @@
-"""How a pipeline's run in MLflow says that it ended, in a process that is not the run's own."""
+"""End of a pipeline's run in MLflow, as seen from a process that is not the run's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a flow run takes from Prefect, and what it does without its server."""
+"""Flow runs in Prefect: settings taken from it, and runs without its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline tries once more by itself, and what it leaves to a person."""
+"""Retries of a pipeline: errors that are tried once more, and those left to a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a benchmark stands in the comparison: batch size and prompt that the documents name."""
+"""Speed-ups in the comparison: the batch size and prompt that the documents name."""
 
 from __future__ import annotations
 

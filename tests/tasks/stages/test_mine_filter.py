@@ -1,4 +1,4 @@
-"""What the filter stage refuses, though the counts it is given are found and not made."""
+"""Refusals of the filter stage where its counts are found and not made."""
 
 from __future__ import annotations
 

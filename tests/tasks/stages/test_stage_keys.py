@@ -1,4 +1,4 @@
-"""Whatever a stage is given is in its key, or in the list of what must not be, with a reason.
+"""Stage keys: every input is in the key, or in the list of exceptions with a reason.
 
 Each test changes one field or one part of an input at a time and asks for the key. What is missing
 in a key shows as an old result for a new question; what is there without need, as work done twice.

@@ -1,4 +1,4 @@
-"""What an opened pipeline says of MLflow at its end, with and without a server."""
+"""Messages about MLflow at the end of a pipeline, with and without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the store will never take is set aside and named; what it may take later waits."""
+"""Records that the store will never take are set aside and named; others wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker builds from a job: the unit positions reach objective, start and checkpoint."""
+"""Training jobs: the unit positions reach objective, start and checkpoint."""
 
 from __future__ import annotations
 
