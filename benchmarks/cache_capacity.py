@@ -23,10 +23,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from benchmarks.capacity_figure import figure_svg
-from benchmarks.common import Report, add_report_options, facts, save
+from benchmarks.common import Report, add_report_options, close, facts
 from benchmarks.corpus import CACHE, held_out_texts
-from benchmarks.generation_pages import capacity_page
 from benchmarks.generation_quality import LIBRARIES, MERGES
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
@@ -205,11 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
             budget=options.budget_mib * _MIB,
             batch_size=options.batch_size,
         )
-    save(report, options.out, capacity_page)
-    if options.out is not None:
-        options.out.with_suffix(".svg").write_text(figure_svg(report), encoding="utf-8")
-    print(capacity_page(report))
-    return 0
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -176,19 +176,22 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--commit", help="recorded")
 
 
-def save(report: Report, out: Path | None, page: Callable[[Report], str] | None = None) -> None:
-    """Write the results and, beside them, the page that shows them."""
-    if out is None:
-        return
-    text = json.dumps(report, indent=2) + "\n"
-    out.write_text(text, encoding="utf-8")
-    if page is not None:
-        out.with_suffix(".md").write_text(page(json.loads(text)), encoding="utf-8")
+def save(report: Report, out: Path | None) -> None:
+    """Write the results."""
+    if out is not None:
+        out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def close(report: Report, out: Path | None, page: Callable[[Report], str]) -> int:
-    """Write the results, print the page and one JSON line, and return the exit status."""
-    save(report, out, page)
-    print(page(json.loads(json.dumps(report))))
-    print(json.dumps(report))
-    return int(not report["equal"] or not all(passed for _, _, passed in report["gates"].values()))
+def close(report: Report, out: Path | None) -> int:
+    """Write the results, their page and figure, print page and one JSON line; return the status."""
+    # Not in the processes that are measured: it draws.
+    from docs.make.results import benchmark_page, documents_of
+
+    save(report, out)
+    for document in documents_of(out) if out is not None else ():
+        document.write()
+    text = json.dumps(report)
+    print(benchmark_page(json.loads(text)))
+    print(text)
+    gates = report.get("gates", {}).values()
+    return int(not report.get("equal", True) or not all(passed for _, _, passed in gates))

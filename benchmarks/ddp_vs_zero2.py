@@ -40,7 +40,6 @@ from benchmarks.common import (
     ratio,
 )
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
-from benchmarks.pages import ddp_vs_zero2_page
 from benchmarks.training_process import Job, train_measured
 from tasks.cluster.lease import ClusterLease
 from tasks.training.train_worker import launch_worker
@@ -265,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     report["gates"] = gates(report)
     names = ("loss_difference_of_tolerance", "gradient_difference_of_tolerance", "ranks_equal")
     report["equal"] = all(report["gates"][name][2] for name in names)
-    return close(report, options.out, ddp_vs_zero2_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

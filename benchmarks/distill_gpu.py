@@ -34,7 +34,6 @@ from benchmarks.common import (
     facts,
     ratio,
 )
-from benchmarks.distill_page import distill_gpu_page
 from benchmarks.distill_sides import (
     KERNELS,
     LIGER,
@@ -249,7 +248,7 @@ def main(
     }
     report["gates"] = gates(report)
     report["equal"] = report["gates"]["loss_gradient_error"][2]
-    return close(report, options.out, distill_gpu_page)
+    return close(report, options.out)
 
 
 def device_name(device: torch.device) -> str:

@@ -34,7 +34,6 @@ from benchmarks.common import (
     ratio,
 )
 from benchmarks.corpus import add_corpus_options, ids_file
-from benchmarks.distill_page import distill_page
 from benchmarks.distill_sides import (
     OURS,
     PLAIN,
@@ -133,7 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     report["equal"] = all(
         passed for name, (_, _, passed) in report["gates"].items() if name.endswith("error")
     )
-    return close(report, options.out, distill_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from benchmarks.common import (
     fix_threads,
     ratio,
 )
-from benchmarks.engine_page import engine_page
 from benchmarks.engine_sides import (
     BACKBONES,
     OURS,
@@ -207,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     report["gates"] = gates(report)
     report["equal"] = equal(report)
-    return close(report, options.out, engine_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from benchmarks.common import Report, add_report_options, facts, save
+from benchmarks.common import Report, add_report_options, close, facts, save
 from benchmarks.corpus import CACHE, held_out_texts
-from benchmarks.generation_pages import quality_page
 from umim_core import UMIM
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
@@ -167,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
         prompts = choose_prompts(texts, umim, options.prompts, options.prompt_tokens)
         subject = Subject(umim, prompts, options.new_tokens)
         report["subjects"][name] = measure(subject, options.seeds, options.batch_size)
-        save(report, options.out, quality_page)
+        save(report, options.out)
 
     if options.embedded:
         docstrings = held_out_texts(options.cache)
@@ -177,8 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         umim = UMIM.from_pretrained(options.checkpoint, backbone=options.backbone)
         lines = options.text.read_text(encoding="utf-8").splitlines()
         add(options.name or Path(options.checkpoint).resolve().name, umim, lines)
-    print(quality_page(report))
-    return 0
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

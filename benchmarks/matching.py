@@ -38,7 +38,6 @@ from benchmarks.common import (
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
 from benchmarks.mining_process import LENGTH, whole_segments
-from benchmarks.pages import matching_page
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
@@ -212,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
             "load_seconds": Spread.of(seconds).as_dict(),
         }
     report["gates"] = gates(report)
-    return close(report, options.out, matching_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

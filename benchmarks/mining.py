@@ -39,7 +39,6 @@ from benchmarks.common import (
 )
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, whole_segments
-from benchmarks.pages import mining_page
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
@@ -228,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.ray is None or report["ray"]["equal"]
     )
     report["gates"] = gates(report)
-    return close(report, options.out, mining_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from benchmarks.common import (
 )
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, load_counts, same_counts, whole_segments
-from benchmarks.pages import SCALING_FIGURE, scaling_page
 from umim_core.mining.mining_prediction import SAMPLE_TOKENS
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
@@ -202,14 +201,6 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
-def draw(report: Report, out: Path | None) -> None:
-    """Write the figure beside the results."""
-    if out is not None and report["measured"]:
-        from benchmarks.scaling_figure import figure_svg
-
-        out.with_name(SCALING_FIGURE).write_text(figure_svg(report), encoding="utf-8")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a gate is missed or the repeated corpus has other rules."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -250,8 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         repeat(base, options.repeat, options.tau, report, store)
     report["equal"] = report["repeat"] is None or report["repeat"]["equal"]
     report["gates"] = gates(report)
-    draw(report, options.out)
-    return close(report, options.out, scaling_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ from benchmarks.common import (
     ratio,
 )
 from benchmarks.engine_sides import BACKBONES, Subject, subject
-from benchmarks.perplexity_page import perplexity_page
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows, unit_embeddings
 from umim_core.mining.counting import count_ngrams
@@ -182,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     report["gates"] = gates(report)
     report["equal"] = equal(report)
-    return close(report, options.out, perplexity_page)
+    return close(report, options.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "tests")
+FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tests")
 MAX_LINES = 300
 ORCHESTRATION = {"deepspeed", "mlflow", "prefect", "ray"}
 HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")
@@ -81,9 +81,9 @@ def report(path: Path, items: list[str] | list[int]) -> list[str]:
 @pytest.mark.parametrize(
     ("layer", "above"),
     [
-        ("umim_core", {"tasks", "flows", "infra", "benchmarks", "tests", *ORCHESTRATION}),
-        ("tasks", {"flows", "infra", "benchmarks", "tests"}),
-        ("flows", {"infra", "benchmarks", "tests"}),
+        ("umim_core", {"tasks", "flows", "infra", "benchmarks", "docs", "tests", *ORCHESTRATION}),
+        ("tasks", {"flows", "infra", "benchmarks", "docs", "tests"}),
+        ("flows", {"infra", "benchmarks", "docs", "tests"}),
     ],
 )
 def test_imports_run_down_the_layers(layer: str, above: set[str]) -> None:
@@ -109,7 +109,7 @@ def test_lm_eval_is_known_to_the_harness_only() -> None:
 
 def test_ray_is_initialised_in_one_place() -> None:
     found: list[str] = []
-    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks"):
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs"):
         if path != ROOT / "tasks" / "cluster" / "ray_cluster.py":
             found += report(path, ray_inits(parse(path)))
     assert found == []
@@ -129,7 +129,7 @@ def test_ray_init_checker_ignores_other_inits() -> None:
 
 def test_mlflow_is_imported_in_one_place() -> None:
     found: list[str] = []
-    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks"):
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs"):
         if path != ROOT / "tasks" / "tracking" / "mlflow_store.py":
             found += report(path, forbidden_imports(parse(path), {"mlflow"}))
     assert found == []

@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import matplotlib
@@ -23,14 +24,7 @@ from tasks.report.ablation_page import FIGURES, AblationFigure
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import DASH, variant_columns
 from tasks.report.label_placement import place_labels
-from tasks.report.report_drawing import (
-    ON_PAPER,
-    STYLE,
-    finish,
-    legend,
-    mark,
-    standalone,
-)
+from tasks.report.report_drawing import ON_PAPER, STYLE, legend, mark, svg_file
 from tasks.report.row_labels import shown_name
 
 _DPI: Final = 150
@@ -64,10 +58,7 @@ def figure_svg(data: AblationData, name: str) -> str:
         name: One of ``FIGURES``.
     """
     figure = FIGURES[name]
-    with matplotlib.rc_context(STYLE):
-        drawn = _draw(data.rows, figure)
-        stem = f"{data.name}-{name}"
-        return standalone(finish(drawn, stem, figure.title, figure.caption, wide=True))
+    return svg_file(partial(_draw, data.rows, figure), f"{data.name}-{name}", figure.title)
 
 
 def figure_png(data: AblationData, name: str) -> bytes:

@@ -163,6 +163,6 @@ def ablation_page(data: AblationData) -> str:
         f"Held-out rows of {data.budget.tokens:,} tokens: {held_out}." if held_out else "",
         f"Table made on: {machine}. Trained on: {trained_on}. {versions}.",
         f"Source: {data.name}.json, which holds the recipe and everything measured; this page "
-        "and its figures are made of it by `python -m benchmarks.pages`. " + _again(data.name),
+        "and its figures are made of it by `python -m docs.make`. " + _again(data.name),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

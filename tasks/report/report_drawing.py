@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -23,7 +24,7 @@ PALETTE: Final = ("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a", "#8a8f3
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 INK: Final = "#010203"
 _GRID: Final = "#040506"
-STYLE: Final = {
+STYLE: Final[dict[str, object]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "umim",
     "font.family": "sans-serif",
@@ -51,7 +52,7 @@ STYLE: Final = {
     "figure.constrained_layout.use": True,
 }
 # Over STYLE, for files without a page around them: the colours that a page would give.
-ON_PAPER: Final = {
+ON_PAPER: Final[dict[str, object]] = {
     **{name: "#22252a" for name, value in STYLE.items() if value == INK},
     **{name: "#d5d8dd" for name, value in STYLE.items() if value == _GRID},
     "figure.facecolor": "white",
@@ -82,6 +83,21 @@ def standalone(figure: ReportFigure) -> str:
     start = figure.svg.index(">") + 1
     white = '<rect width="100%" height="100%" fill="#fff"/>'
     return figure.svg[:start] + white + figure.svg[start:] + "\n"
+
+
+def svg_file(
+    draw: Callable[[], Figure], name: str, title: str, style: Mapping[str, object] = STYLE
+) -> str:
+    """Draw a figure and return it as an SVG file of its own.
+
+    Args:
+        draw: Draws it.
+        name: File stem.
+        title: What it shows.
+        style: Settings of matplotlib.
+    """
+    with matplotlib.rc_context(style):
+        return standalone(finish(draw(), name, title, ""))
 
 
 def mark(index: int) -> tuple[str, str]:

@@ -58,10 +58,18 @@ def table_text(table: Table, width: int | None = None) -> str:
 
 
 def table_markdown(table: Table) -> str:
-    """Return a table as GitHub-flavoured markdown, without title and note."""
-    rule = [":--" if i in table.left else "--:" for i in range(len(table.headings))]
-    cells = [[escaped(cell) for cell in row] for row in table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [list(table.headings), rule, *cells])
+    """Return a table as GitHub-flavoured markdown, without title and note, its columns aligned."""
+    lines = [list(table.headings), *([escaped(cell) for cell in row] for row in table.rows)]
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(lines[0]))]
+    sides = [str.ljust if i in table.left else str.rjust for i in range(len(widths))]
+    ends = ["-" if i in table.left else ":" for i in range(len(widths))]
+    rule = ["-" * (width - 1) + end for width, end in zip(widths, ends, strict=True)]
+
+    def text(line: list[str]) -> str:
+        cells = (side(cell, w) for cell, side, w in zip(line, sides, widths, strict=True))
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join(map(text, [lines[0], rule, *lines[1:]]))
 
 
 def escaped(text: str) -> str:

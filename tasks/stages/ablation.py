@@ -1,6 +1,6 @@
 """Stage ``ablation``: what every cell of a recipe came to, as data, page and figures.
 
-Page and figures are made of the data alone: ``benchmarks/pages.py`` makes them again from a
+Page and figures are made of the data alone: ``python -m docs.make`` makes them again from a
 committed file.
 """
 

@@ -25,7 +25,7 @@ from benchmarks.ddp_vs_zero2 import (
     worst_gradient,
     worst_loss,
 )
-from benchmarks.pages import ddp_vs_zero2_page
+from docs.make.benchmark_pages import benchmark_page
 
 GRADIENT = torch.tensor([4.0, -2.0, 1.0])
 
@@ -123,6 +123,7 @@ def test_warm_up_steps_are_not_counted_and_the_page_shows_all_sides() -> None:
     report = compare(all_runs())
     assert report["sides"][JOINT]["seconds_per_step"]["median"] == 4.0
     report |= {
+        "benchmark": "ddp_vs_zero2",
         "facts": {"platform": "Linux", "cores": 2, "commit": None, "versions": {"torch": "2"}},
         "backbone": "tiny",
         "batch_size": 4,
@@ -131,7 +132,7 @@ def test_warm_up_steps_are_not_counted_and_the_page_shows_all_sides() -> None:
         "gates": gates(report),
         "equal": True,
     }
-    page = ddp_vs_zero2_page(report)
+    page = benchmark_page(report)
     assert all(f"| {name} " in page for name in SIDES)
 
 

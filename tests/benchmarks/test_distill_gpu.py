@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.common import Report, facts
 from benchmarks.distill_gpu import gates, main, random_cuts
-from benchmarks.distill_page import distill_gpu_page
 from benchmarks.distill_sides import COMPILED, LIGER, OURS, PLAIN, Shape
+from docs.make.benchmark_pages import benchmark_page
 from umim_core.backbone.shape import BackboneShape
 
 SPREAD = {"median": 1.0, "low": 0.9, "high": 1.1, "runs": 3}
@@ -44,6 +44,7 @@ def report(sides: dict[str, Report], shares: tuple[float, float] = (0.4, 0.5)) -
         for name, share in zip((OURS, COMPILED), shares, strict=True)
     }
     found: Report = {
+        "benchmark": "distill_gpu",
         "facts": facts(("torch",), "abc") | {"device": "a GPU"},
         "liger": "0.8.5",
         "peak_flops": 8e14,
@@ -83,7 +84,7 @@ def test_gates_judge_the_faster_kernel_and_can_fail() -> None:
 
 def test_the_page_shows_every_side_and_gate() -> None:
     sides = {OURS: side(1.6), COMPILED: side(1.2), PLAIN: side(4.0)}
-    page = distill_gpu_page(report(sides))
+    page = benchmark_page(report(sides))
     for name in (f"| {OURS} ", f"| {COMPILED} ", f"| {PLAIN} ", "a GPU", "50.0 %", "step mfu"):
         assert name in page
 
@@ -103,4 +104,4 @@ def test_a_small_run_on_the_cpu_agrees_and_is_written_down(tmp_path: Path) -> No
     assert found["equal"]
     assert found["step"]["tokens"] == 128
     assert set(found["step"]["sides"]) == {OURS, COMPILED}
-    assert out.with_suffix(".md").read_text() == distill_gpu_page(found)
+    assert out.with_suffix(".md").read_text() == benchmark_page(found)

@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.common import ROOT, Report, facts
 from benchmarks.corpus import EMBEDDED
-from benchmarks.distill_page import distill_page
 from benchmarks.distill_sides import (
     COMPILED,
     LENGTH,
@@ -29,6 +28,7 @@ from benchmarks.distill_sides import (
     step_sides,
 )
 from benchmarks.distill_step import compare, gates
+from docs.make.benchmark_pages import benchmark_page
 from umim_core.checkpoint.checkpoint import Checkpoint
 
 TINY = Shape(rows=300, hidden=16, vocab=101)
@@ -61,6 +61,7 @@ def report(losses: Report) -> Report:
     sides = {name: losses["sides"][name] for name in (OURS, PLAIN)}
     step = {"rows": 1, "tokens": LENGTH, "units": 400, "precisions": {"float32": sides}}
     found: Report = {
+        "benchmark": "distill_step",
         "facts": facts(("torch",), "abc"),
         "liger": None,
         "losses": {"embedded": losses},
@@ -126,7 +127,7 @@ def test_a_side_with_another_result_fails_its_gates(report: Report, losses: Repo
 
 
 def test_the_page_shows_every_side_and_every_gate(report: Report) -> None:
-    page = distill_page(report)
+    page = benchmark_page(report)
     for name in (f"loss, embedded: {OURS}", f"step, float32: {PLAIN}", "step error"):
         assert name in page
     assert page.count("\n| ") > len(report["gates"])

@@ -10,7 +10,6 @@ from transformers import LlamaConfig
 
 from benchmarks.common import Report, facts
 from benchmarks.engine import equal, gates, measure
-from benchmarks.engine_page import engine_page
 from benchmarks.engine_sides import (
     DYNAMIC,
     OURS,
@@ -21,6 +20,7 @@ from benchmarks.engine_sides import (
     phrase_text,
     random_subject,
 )
+from docs.make.benchmark_pages import benchmark_page
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.benchmark import BenchmarkConfig
 
@@ -46,6 +46,7 @@ def tiny() -> Subject:
 @pytest.fixture(scope="module")
 def report(tiny: Subject) -> Report:
     found: Report = {
+        "benchmark": "engine",
         "facts": facts(("torch",), "abc"),
         "device": "cpu",
         "dtype": "float32",
@@ -121,7 +122,7 @@ def test_other_ids_are_not_equal(report: Report) -> None:
 
 
 def test_the_page_shows_every_side_and_every_gate(report: Report) -> None:
-    page = engine_page(report)
+    page = benchmark_page(report)
     for name in (f"tiny, 2 x 512: {STATIC}", "natural", "request", "merging share", "pays from"):
         assert name in page
     assert page.count("\n| ") > len(report["gates"])

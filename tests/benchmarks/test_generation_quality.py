@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.generation_pages import quality_page
 from benchmarks.generation_quality import MERGES, Subject, choose_prompts, main, over_seeds, run
+from docs.make.benchmark_pages import benchmark_page
 from umim_core import UMIM
 from umim_core.evaluation.generation_quality import GenerationQuality
 
@@ -98,19 +98,20 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     assert [row["runs"] for row in rows] == [1] * 3 + [2] * 6
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
-    assert out.with_suffix(".md").read_text("utf-8") == quality_page(report)
+    assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(report)
 
 
 def test_a_page_shows_means_deviations_and_shares() -> None:
     row = {"decoding": "plain sampling", "merge": "all", "runs": 2}
     metrics = over_seeds([QUALITY, replace(QUALITY, ppl=10.0, gen_kv_reduction=0.25)])
     report = {
+        "benchmark": "generation_quality",
         "facts": {"platform": "Linux", "cores": 2, "commit": None, "versions": {"numpy": "2"}},
         "prompt_tokens": 100,
         "new_tokens": 100,
         "seeds": 2,
         "subjects": {"tiny": {"prompts": 3, "rows": [{**row, "metrics": metrics}]}},
     }
-    page = quality_page(report)
+    page = benchmark_page(report)
     for text in ("9.00 ± 1.41", "37.5 ± 17.7 %", "Rep-2", "PPL", "UMIM, prompt and decode"):
         assert text in page

@@ -22,7 +22,7 @@ from benchmarks.mining_scaling import (
     scale,
     write_repeated,
 )
-from benchmarks.scaling_figure import figure_svg
+from docs.make.results import benchmark_figure
 from umim_core.mining.counting import count_ngrams
 
 PREDICTION = {
@@ -108,7 +108,9 @@ def test_the_figure_shows_measurements_and_predictions() -> None:
     prediction = {"seconds": {"count_2": 1.0}, "memory_bytes": 2.0**31}
     measured = {"1000000": size, "10000000": size}
     predictions = {name: {"decade": prediction} for name in (*measured, "100000000")}
-    svg = figure_svg({"measured": measured, "predictions": predictions})
+    svg = benchmark_figure(
+        {"benchmark": "mining_scaling", "measured": measured, "predictions": predictions}
+    )
     assert svg.startswith("<svg ")
     for text in ("measured, 1 thread", "measured, 2 threads", "predicted", "100,000,000", "Tokens"):
         assert text in svg

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import random_subject
 from benchmarks.perplexity import equal, gates, measure, rule_sets
-from benchmarks.perplexity_page import perplexity_page
+from docs.make.benchmark_pages import benchmark_page
 
 LENGTH, ROWS = 48, 2
 
@@ -31,6 +31,7 @@ def report() -> Report:
     rules = rule_sets(given, given.ids[text:])
     rows = list(given.ids[:text].reshape(ROWS, LENGTH))
     found: Report = {
+        "benchmark": "perplexity",
         "facts": facts(("torch",), "abc"),
         "device": "cpu",
         "length": 512,  # the listing's gate is judged
@@ -65,6 +66,6 @@ def test_gates_can_fail_and_short_rows_have_none_for_the_listing(report: Report)
 
 
 def test_the_page_shows_every_side_and_the_gates(report: Report) -> None:
-    page = perplexity_page(report)
+    page = benchmark_page(report)
     assert "tiny: plain" in page and "tiny: nested" in page
     assert "tiny nested listing times" in page

@@ -103,18 +103,6 @@ def test_an_error_inside_a_flow_shows_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("script", ["readme_results.py", "checkpoint_cards.py"])
-def test_documents_show_the_committed_results(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "infra/scripts" / script), "--check"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"run infra/scripts/{script}; {done.stderr}"
-
-
 def test_a_dry_run_predicts_the_time_of_training_on_this_processor() -> None:
     done = _flows("run", "embedded", "--dry-run", "--json")
     here = json.loads(done.stdout)["distillation_here"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pages import RESULTS
+from docs.make.document import RESULTS
 from support.tiny_ablations import MEASURES, ablation, cell
 from tasks.report.ablation_data import AblationCell, AblationData
 from tasks.report.ablation_page import ablation_page, ablation_table

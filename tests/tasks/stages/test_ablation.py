@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import tasks.run.stage
-from benchmarks.pages import main, outdated
+from docs.make.__main__ import main
 from support.tiny_ablations import GRID, MEASURES, ablation, cell
 from tasks.report.ablation_data import AblationCell, AblationData
 from tasks.report.ablation_figures import figure_png, figure_svg
@@ -250,9 +250,8 @@ def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> No
     results = tmp_path / "small-grid.json"
     results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
     (tmp_path / "other.json").write_text("[]", "utf-8")
-    assert outdated(tmp_path) == ["small-grid"]
-    assert main(["--folder", str(tmp_path)]) == 0
-    assert main(["--check", "--folder", str(tmp_path)]) == 0
+    assert main(["results", "--folder", str(tmp_path)]) == 0
+    assert main(["results", "--check", "--folder", str(tmp_path)]) == 0
     names = {"other.json", "small-grid.json", "small-grid.md"}
     assert {path.name for path in tmp_path.iterdir()} == names | {
         *(f"small-grid-{figure}.svg" for figure in FIGURES)
@@ -260,11 +259,14 @@ def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> No
     ElementTree.parse(tmp_path / "small-grid-kl.svg")  # noqa: S314  # our own drawing
 
 
-def test_a_figure_of_other_results_is_seen(tmp_path: Path) -> None:
+def test_a_figure_of_other_results_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = tmp_path / "small-grid.json"
     results.write_text(ablation(cell("a", 5, "drop")).model_dump_json(), "utf-8")
-    assert main(["--folder", str(tmp_path)]) == 0
+    assert main(["results", "--folder", str(tmp_path)]) == 0
     changed = json.loads(results.read_text("utf-8"))
     changed["cells"][0]["rules"]["2"] = 4  # the page does not show it
     results.write_text(json.dumps(changed), "utf-8")
-    assert outdated(tmp_path) == ["small-grid"]
+    assert main(["results", "--check", "--folder", str(tmp_path)]) == 1
+    assert "small-grid-kl.svg" in capsys.readouterr().out

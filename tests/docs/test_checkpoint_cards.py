@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from docs.make.cards import card
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FORMS = [
     ({}, "attention pooling, d 16, 4 heads, positions `none`"),
     ({"positions": "learned"}, "attention pooling, d 16, 4 heads, positions `learned`"),
@@ -24,11 +24,6 @@ FORMS = [
     ({"depth": 3, "positions": "learned"}, "then attention pooling, d 16"),
     ({"kind": "linear"}, "one linear layer over the span's embeddings side by side, d 16"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cards() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "infra" / "scripts" / "checkpoint_cards.py"))
 
 
 def checkpoint(rules: RuleSet, **form: Any) -> Checkpoint:
@@ -56,16 +51,14 @@ def recipe(**distill: object) -> Recipe:
 
 
 @pytest.mark.parametrize(("form", "words"), FORMS, ids=lambda value: str(value)[:30])
-def test_a_card_names_form_and_parameters(
-    cards: dict[str, Any], form: dict[str, Any], words: str
-) -> None:
+def test_a_card_names_form_and_parameters(form: dict[str, Any], words: str) -> None:
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
     made = checkpoint(RuleSet.from_spans([(1, 2)]), **form)
-    card = cards["card"]("tiny", made, recipe(), results, metrics)
-    assert words in card
+    text = card("tiny", made, recipe(), results, metrics)
+    assert words in text
     parameters = sum(p.numel() for p in made.module.parameters())
-    line = next(line for line in card.splitlines() if line.startswith("- **Module**"))
+    line = next(line for line in text.splitlines() if line.startswith("- **Module**"))
     (terms,) = re.findall(r"\((\d+)d² \+ (\d+)d\)", line)
     assert int(terms[0]) * 16**2 + int(terms[1]) * 16 == parameters
     assert f"{parameters:,} parameters" in line
@@ -78,21 +71,21 @@ def test_a_card_names_form_and_parameters(
         ("confidence", "that the backbone is confident about, tau 1, overlap `greedy`"),
     ],
 )
-def test_a_card_says_what_made_the_rules(cards: dict[str, Any], source: Any, words: str) -> None:
+def test_a_card_says_what_made_the_rules(source: Any, words: str) -> None:
     spans = RuleSet.from_spans([(1, 2)])
     rules = RuleSet(spans.ids_by_order, spans.support_by_order, tau=1, source=source)
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
-    assert words in cards["card"]("tiny", checkpoint(rules), recipe(), results, metrics)
+    assert words in card("tiny", checkpoint(rules), recipe(), results, metrics)
 
 
-def test_a_card_states_the_budget_of_the_recipe(cards: dict[str, Any]) -> None:
+def test_a_card_states_the_budget_of_the_recipe() -> None:
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
     changed = recipe(max_steps=9, batch_size=6, learning_rate=2.5e-4, bf16=False)
     made = checkpoint(RuleSet.from_spans([(1, 2)]))
-    card = cards["card"]("tiny", made, changed, results, metrics)
+    text = card("tiny", made, changed, results, metrics)
     words = "7 steps of 6 segments of 96 tokens, AdamW 2.5e-4, float32 products, 2 CPU cores;"
-    assert words in card
-    assert "`python -m flows run other`" in card
-    assert "segments of 96, " in card
+    assert words in text
+    assert "`python -m flows run other`" in text
+    assert "segments of 96, " in text

@@ -1,4 +1,4 @@
-"""The pages of the benchmarks agree with their results."""
+"""The pages of the benchmarks show their results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import Report
-from benchmarks.pages import PAGES, RESULTS, main, matching_page, outdated
-from benchmarks.tables import gate_table, table
+from docs.make.__main__ import main
+from docs.make.benchmark_pages import PAGES, benchmark_page
+from docs.make.document import RESULTS
+from tasks.report.page_template import Report
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}
 SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
@@ -20,6 +21,7 @@ def matching() -> Report:
     sizes = {"memory": 30.0, "disk": 31.0, "directory": 40.0}
     ours = {"seconds": SPREAD, "tokens_per_s": 2e6}
     return {
+        "benchmark": "matching",
         "facts": FACTS,
         "held_out_tokens": 1024,
         "segment_length": 512,
@@ -40,42 +42,28 @@ def matching() -> Report:
     }
 
 
-def test_the_committed_pages_agree_with_the_committed_results() -> None:
-    assert outdated(RESULTS) == [], "run python -m benchmarks.pages"
-
-
 def test_a_page_of_other_results_is_seen_and_written_anew(tmp_path: Path) -> None:
     report = matching()
-    results, page = tmp_path / "matching.json", tmp_path / "matching.md"
+    results, page = tmp_path / "any.json", tmp_path / "any.md"
     results.write_text(json.dumps(report), "utf-8")
-    assert main(["--check", "--folder", str(tmp_path)]) == 1
-    assert main(["--folder", str(tmp_path)]) == 0
-    assert main(["--check", "--folder", str(tmp_path)]) == 0
+    only = ["results", "--folder", str(tmp_path)]
+    assert main([*only, "--check"]) == 1
+    assert main(only) == 0
+    assert main([*only, "--check"]) == 0
     report["held_out_tokens"] = 2048
     results.write_text(json.dumps(report), "utf-8")
-    assert outdated(tmp_path) == ["matching"]
+    assert main([*only, "--check"]) == 1
     assert "1,024 tokens" in page.read_text("utf-8")
-
-
-def test_a_folder_without_results_needs_no_page(tmp_path: Path) -> None:
-    assert outdated(tmp_path) == []
-
-
-def test_the_columns_of_a_table_are_aligned() -> None:
-    lines = table(["side", "s"], [["a", 1], ["longer", 1000]]).splitlines()
-    assert lines[0] == "| side   |    s |"
-    assert lines[1] == "| ------ | ---: |"
-    assert lines[3] == "| longer | 1000 |"
 
 
 @pytest.mark.parametrize(("equal", "text"), [(True, "Equal results: yes."), (False, "NO.")])
 def test_missed_gates_and_different_results_are_named(equal: bool, text: str) -> None:
-    shown = gate_table({**matching(), "equal": equal})
-    assert "missed" in shown and shown.endswith(text)
+    page = benchmark_page({**matching(), "equal": equal})
+    assert "missed" in page and text in page
 
 
 def test_a_page_shows_figures_gates_and_facts() -> None:
-    page = matching_page(matching())
+    page = benchmark_page(matching())
     for text in ("1,234", "1.000 s (0.500-2.000)", "10 / 20 / 30", "load seconds", "0123456789ab."):
         assert text in page
 

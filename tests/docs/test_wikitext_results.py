@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "infra" / "scripts" / "wikitext_rules.py"
+from benchmarks.wikitext_rules import main
+
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 # Of an independent oracle: (tau, overlap, containment) -> token reduction in percent.
 REDUCTION = {
@@ -22,39 +20,13 @@ REDUCTION = {
 }
 
 
-def check(*arguments: object) -> int:
-    command = [sys.executable, str(SCRIPT), "--check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stderr == ""
-    return done.returncode
-
-
-def test_the_page_shows_the_committed_results() -> None:
-    assert check() == 0, "run infra/scripts/wikitext_rules.py"
-
-
-def test_a_page_of_other_results_is_seen(tmp_path: Path) -> None:
-    for ending in ("json", "md"):
-        shutil.copy(RESULTS / f"wikitext2-rules.{ending}", tmp_path / f"x.{ending}")
-    assert check("--out", tmp_path / "x.json") == 0
-    results = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    results["tokenizers"][0]["cells"][0]["token_reduction"] += 0.001
-    (tmp_path / "x.json").write_text(json.dumps(results), "utf-8")
-    assert check("--out", tmp_path / "x.json") == 1
-
-
-def test_a_missing_page_is_seen(tmp_path: Path) -> None:
-    shutil.copy(RESULTS / "wikitext2-rules.json", tmp_path / "x.json")
-    assert check("--out", tmp_path / "x.json") == 1
-
-
 @pytest.mark.parametrize("arguments", [[], ["--data", "x"], ["--data", "x", "--tokenizer", "y"]])
-def test_a_run_without_its_inputs_is_refused(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert "--data DIR and --tokenizer NAME=DIR are needed" in done.stderr
+def test_a_run_without_its_inputs_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "--data DIR and --tokenizer NAME=DIR are needed" in capsys.readouterr().err
 
 
 def test_the_committed_results_are_those_of_the_oracle() -> None:
@@ -95,8 +67,7 @@ def test_the_results_can_be_measured_again(tmp_path: Path) -> None:
         pytest.skip(f"WikiText-2 and the tokenizers are not at {data}")
     names = [f"GPT-2={tokenizers / 'gpt2'}", f"NeoX={tokenizers / 'neox'}"]
     arguments = ["--data", corpus, *(word for name in names for word in ("--tokenizer", name))]
-    command = [sys.executable, str(SCRIPT), *map(str, arguments), "--out", str(tmp_path / "x.json")]
-    subprocess.run(command, check=True, timeout=600)
+    assert main([*map(str, arguments), "--out", str(tmp_path / "x.json")]) == 0
     again = json.loads((tmp_path / "x.json").read_text("utf-8"))
     committed = json.loads((RESULTS / "wikitext2-rules.json").read_text("utf-8"))
     for part in ("corpus", "segment_length", "tokenizers"):

@@ -1,56 +1,45 @@
-"""Write ``docs/recipe-fields.md`` from the models that validate recipes.
-
-python infra/scripts/recipe_fields.py
-"""
+"""``docs/recipe-fields.md``, from the models that validate recipes."""
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from docs.make.document import ROOT, Document
+from umim_core.config.backbone_recipe import BackboneRecipe
+from umim_core.config.recipe import Recipe
 
-from umim_core.config.backbone_recipe import BackboneRecipe  # noqa: E402
-from umim_core.config.recipe import Recipe  # noqa: E402
-
-PAGE: Final = ROOT / "docs" / "recipe-fields.md"
-HEAD: Final = """\
+_HEAD: Final = """\
 # Fields of a recipe
 
-Made from the models that validate recipes by `python infra/scripts/recipe_fields.py`; a test holds
-it to them. A recipe is a YAML file: `Recipe` for the pipeline, `BackboneRecipe` (`kind: backbone`)
-for a small language model. Fields without a default must be given; unknown fields are refused.
+Made from the models that validate recipes by `python -m docs.make recipe-fields`; a test holds it
+to them. A recipe is a YAML file: `Recipe` for the pipeline, `BackboneRecipe` (`kind: backbone`) for
+a small language model. Fields without a default must be given; unknown fields are refused.
 """
 _BOUNDS: Final = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
 
 
+def documents() -> list[Document]:
+    """Return the page."""
+    return [Document(ROOT / "docs" / "recipe-fields.md", page)]
+
+
 def page() -> str:
-    """Return the whole page."""
-    seen: list[type[BaseModel]] = []
-    for root in (Recipe, BackboneRecipe):
-        _collect(root, seen)
-    return HEAD + "".join(_section(model) for model in seen)
-
-
-def _collect(model: type[BaseModel], seen: list[type[BaseModel]]) -> None:
-    if model in seen:
-        return
-    seen.append(model)
-    for field in model.model_fields.values():
-        for inner in _models(field.annotation):
-            _collect(inner, seen)
+    """Return the text of the page."""
+    models = dict.fromkeys(model for root in (Recipe, BackboneRecipe) for model in _models(root))
+    return _HEAD + "".join(_section(model) for model in models)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models of a type: itself, then those of its fields, depth first."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
+        for field in annotation.model_fields.values():
+            yield from _models(field.annotation)
     for part in get_args(annotation):
         yield from _models(part)
 
@@ -110,7 +99,3 @@ def _shown(annotation: Any) -> str:
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     names = {int: "integer", float: "number", str: "text", bool: "true, false"}
     return names.get(annotation, str(annotation))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Documents of the project and what writes them."""

@@ -1,0 +1,1 @@
+"""Documents made of results and code: ``python -m docs.make``."""

@@ -1,0 +1,52 @@
+"""Write the documents that are made of results and code.
+
+python -m docs.make                  make every document anew that is out of date
+python -m docs.make results readme   only these
+python -m docs.make --check          name those out of date, and exit with 1 if there are any
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from docs.make import cards, readme, recipe_fields, results
+from docs.make.document import RESULTS, ROOT, Document
+
+MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
+    "results": results.documents,
+    "readme": readme.documents,
+    "cards": cards.documents,
+    "recipe-fields": recipe_fields.documents,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check documents."""
+    parser = argparse.ArgumentParser(prog="docs.make", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MAKERS)}; all")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="of the result files")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(MAKERS):
+        parser.error(f"unknown documents {sorted(unknown)}; there are {', '.join(MAKERS)}")
+    makers = MAKERS | {"results": partial(results.documents, options.folder)}
+    outdated = [
+        document
+        for name in options.names or MAKERS
+        for document in makers[name]()
+        if not document.current()
+    ]
+    for document in outdated:
+        if not options.check:
+            document.write()
+        path = document.path
+        print(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    return int(options.check and bool(outdated))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,150 @@
+"""Pages declared as data: text and table columns with fields that a result file fills.
+
+A field is a path into the results, ``{corpus.tokens:,}``; ``@side`` in a path is the value of field
+``side``. A conversion changes a number before it is formatted (``{peak_bytes!i:,.0f}`` is in MiB,
+see ``_CONVERSIONS``). The format is Python's, with a unit behind a space (``{seconds:.2f s}``) and
+words for a truth value (``{equal:yes|NO}``). Quartiles are shown as ``1.00 s (0.90-1.10)``, a mean
+and its deviation as ``9.0 ± 1.4``, counts by order as ``10 / 20 / 30``. Where the results lack a
+field, ``{error?none:.1%}`` shows what follows the ``?``; if nothing does, the text is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tasks.report.tables import Table, table_markdown
+
+Report = dict[str, Any]
+Part = str | Callable[[Report], str]
+_FIELD: Final = re.compile(r"\{([^{}!:?]+)(\?[^{}!:]*)?(?:!(.))?(?::([^{}]*))?\}")
+_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "i": lambda value: value / 2**20,  # mebi
+    "M": lambda value: value / 1e6,
+    "G": lambda value: value / 1e9,
+    "T": lambda value: value / 1e12,
+    "m": lambda value: value * 1e3,  # milli
+    "p": lambda value: value * 100,  # per cent
+    "n": int,
+    "-": lambda value: value.replace("_", "-"),
+}
+
+
+class _AbsentError(LookupError):
+    """A field that may be absent is."""
+
+
+def filled_in(template: str, values: Mapping[str, Any]) -> str:
+    """Return a text with its fields filled in; empty if it needs an absent one.
+
+    Args:
+        template: Text with fields, see the head of this file.
+        values: What the fields name.
+
+    Raises:
+        KeyError: If the values lack a field without ``?``.
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        path, default, conversion, spec = match.groups()
+        value: Any = values
+        for part in path.split("."):
+            key = values[part[1:]] if part.startswith("@") else part
+            value = None if value is None else value.get(key)
+        if value is not None:
+            return formatted(_converted(value, conversion), spec or "")
+        if default is None:
+            raise KeyError(f"the results have no {path!r}, which a page shows")
+        if default == "?":
+            raise _AbsentError(path)
+        return str(default[1:])
+
+    try:
+        return _FIELD.sub(shown, template)
+    except _AbsentError:
+        return ""
+
+
+def _converted(value: Any, conversion: str | None) -> Any:
+    if conversion is None or value is None:
+        return value
+    if conversion == "+":
+        return sum(value.values())
+    if isinstance(value, Mapping):  # a spread
+        return {name: _converted(number, conversion) for name, number in value.items()}
+    return _CONVERSIONS[conversion](value)
+
+
+def formatted(value: Any, spec: str) -> str:
+    """Return a number, spread, truth value or text as a page shows it."""
+    if isinstance(value, bool):
+        return spec.split("|")[not value]
+    spec, space, unit = spec.partition(" ")
+    if not isinstance(value, Mapping):
+        return format(value, spec) + space + unit
+    if "median" in value:
+        median, low, high = (format(value[name], spec) for name in ("median", "low", "high"))
+        return f"{median}{space}{unit} ({low}-{high})"
+    if "mean" in value:
+        known = [format(value[name], spec) for name in ("mean", "std") if value[name] is not None]
+        return " ± ".join(known) + space + unit if known else "-"
+    return " / ".join(format(number, spec) for number in value.values())
+
+
+def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Iterator[Report]:
+    """Yield what lies at a path, each entry's fields over those of what contains it.
+
+    Args:
+        values: Results.
+        path: Names with dots between them; ``*side`` stands for every entry of a mapping or list,
+            whose key or number becomes field ``side``.
+        fields: What is known above the values; the values themselves if None.
+    """
+    fields = values if fields is None else fields
+    name, _, rest = path.partition(".")
+    every = name.startswith("*")
+    entries = values.items() if isinstance(values, Mapping) else enumerate(values)
+    for key, value in entries if every else [(name, values[name])]:
+        own = value if isinstance(value, Mapping) else {}
+        found = {**fields, **own, **({name[1:]: key} if every else {})}
+        if rest:
+            yield from walk(value, rest, found)
+        else:
+            yield found
+
+
+def rows(
+    path: str | Callable[[Report], Iterable[Mapping[str, Any]]],
+    columns: str,
+    where: Callable[[Mapping[str, Any]], bool] = lambda row: True,
+    left: tuple[int, ...] = (0,),
+) -> Part:
+    """Return the part of a page that is a table.
+
+    Args:
+        path: Where its rows lie, as :func:`walk` takes it, or what finds them.
+        columns: One line each: the heading, ``|``, the text of a cell.
+        where: Which rows are shown.
+        left: Columns of text.
+    """
+    lines = [line.split("|", 1) for line in columns.strip().splitlines()]
+    heads, cells = zip(*(map(str.strip, line) for line in lines), strict=True)
+
+    def table(report: Report) -> str:
+        found = walk(report, path) if isinstance(path, str) else path(report)
+        shown = (tuple(filled_in(cell, row) for cell in cells) for row in found if where(row))
+        return table_markdown(Table("", heads, tuple(shown), "", left))
+
+    return table
+
+
+def each(path: str, *parts: Part) -> Part:
+    """Return parts that are shown once for every entry at a path."""
+    return lambda report: "\n\n".join(paragraphs(parts, found) for found in walk(report, path))
+
+
+def paragraphs(parts: Sequence[Part], report: Report) -> str:
+    """Return the parts of a page that the results have values for, a blank line between them."""
+    texts = [filled_in(p, report) if isinstance(p, str) else p(report) for p in parts]
+    return "\n\n".join(text.strip() for text in texts if text)
