@@ -49,7 +49,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
-from umim_core.distill.distill_forecast import predict_distillation
+from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.step import DistillModel
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation

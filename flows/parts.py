@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -20,7 +21,7 @@ from tasks.stages.mine import count_stage, filter_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import Cell, GeneratedCorpus
+from umim_core.config.recipe import Cell, GeneratedCorpus, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import DEFAULT_TASK
 
@@ -42,6 +43,16 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     evaluate(run, sources, results)
     benchmark(run, results)
     return results, measure_shipped(run, sources)
+
+
+def plan(recipe: RunRecipe) -> list[dict[str, str]]:
+    """Return the stages of a recipe in the order of the flow, each with what it works on."""
+    planner = Planner(recipe)
+    if isinstance(recipe, BackboneRecipe):
+        train_backbone(planner)
+        return planner.steps
+    run_everything(planner)
+    return [*planner.steps, {"stage": "report", "of": recipe.name}]
 
 
 def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
