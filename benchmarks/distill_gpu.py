@@ -51,6 +51,7 @@ from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
 from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
@@ -151,7 +152,11 @@ def measure_step(
     module = MergeModule(shape.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     models = {
-        name: DistillModel(backbone, module.to(device), autocast=True, loss_kernel=kernel)
+        name: DistillModel(
+            Compressed(backbone, module.to(device), None, "compact"),
+            autocast=True,
+            loss_kernel=kernel,
+        )
         for name, kernel in KERNELS.items()
     }
     rng = np.random.default_rng(0)

@@ -75,14 +75,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         engines[str(batch_size)] = compare_engines(given, prompts, config)
         errors[str(batch_size)] = logits_error(given, prompts, config.new_tokens)
     rows = measure_throughput(
-        given.backbone,
-        given.module,
-        given.matcher,
-        given.ids,
-        config,
-        unit_positions=given.unit_positions,
-        continuation="text",
-        roofline=roofline,
+        given.compressed, given.ids, config, continuation="text", roofline=roofline
     )
     merging = [
         {

@@ -210,7 +210,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     task_score_stage,
                     sources.task,
                     checkpoint,
-                    "context",
+                    "prompt",
                     config,
                     *placement,
                     label=label,
@@ -270,7 +270,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         )
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
-            for setting, merge in ((WT, "context"), (BASE, "none")):
+            for setting, merge in ((WT, "prompt"), (BASE, "none")):
                 result.scores[DEFAULT_TASK, setting] = run.stage(
                     task_score_stage,
                     sources.task,

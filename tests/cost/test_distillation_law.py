@@ -19,6 +19,7 @@ from umim_core.cost.distillation_law import MFU, predict_distillation
 from umim_core.cost.prediction import Limits, Prediction
 from umim_core.distill.step import DistillModel
 from umim_core.errors import ResourceLimitError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 
 ROWS, LENGTH, VOCAB = 3, 64, 97
@@ -73,7 +74,9 @@ def step(backbone: Backbone, form: ModuleForm) -> Tensor:
     )
     module.initialise(0.02, torch.Generator().manual_seed(1))
     half = backbone.dtype is torch.bfloat16
-    model = DistillModel(backbone, module, autocast=half, micro_batch=ROWS)
+    model = DistillModel(
+        Compressed(backbone, module, None, "compact"), autocast=half, micro_batch=ROWS
+    )
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, VOCAB, LENGTH) for _ in range(ROWS)]
     lengths = np.tile(np.array([1, 4, 1, 2]), LENGTH // 8)
