@@ -5,7 +5,7 @@
 
 For each size the law of ``umim_core.cost.mining_law`` is fitted on a sample of at most the next
 smaller power of ten of tokens, and its prediction is written to the result file before the
-measurement starts. Gates (PERFORMANCE, P1, P7): memory and time within 25 %. ``--repeat`` mines a
+measurement starts. Gates (P1, P7): memory and time within 25 %. ``--repeat`` mines a
 corpus repeated on segment borders: its rules at so many times tau must be those of the corpus
 itself, within the predicted memory.
 """

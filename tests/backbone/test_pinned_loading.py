@@ -1,4 +1,4 @@
-"""Loading a backbone by name: safetensors only, the pinned revision, no code (RELIABILITY 42).
+"""Loading a backbone by name: safetensors only, the pinned revision, no code (reliability 42).
 
 Refusals of pickled weights and of ``auto_map`` are in ``backbone/test_backbone.py``.
 """

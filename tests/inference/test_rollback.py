@@ -1,4 +1,4 @@
-"""Each kind of rollback by name, against a forward from scratch after every step (RELIABILITY 10).
+"""Each kind of rollback by name, against a forward from scratch after every step (reliability 10).
 
 The model is made to choose given tokens, so that what merges, and when, can be written down::
 

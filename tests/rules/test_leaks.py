@@ -1,4 +1,4 @@
-"""Secrets that published rules must not spell out; ordinary rules pass (RELIABILITY 48)."""
+"""Secrets that published rules must not spell out; ordinary rules pass (reliability 48)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RELIABILITY 29: a flipped byte of an artifact is an error with a name, or changes nothing.
+"""Flipped bytes of artifacts: an error with a name, or no change (reliability 29).
 
 Twice: as disks do it, and with a manifest that was written again and so vouches for the damage.
 """
