@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
 from support.source_tree import ROOT, imports, parse, python_files, report
 
 FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tests")
