@@ -6,7 +6,7 @@ Random bfloat16 weights: the loss has the head of Llama-3.1-8B, the step the sha
 with random merges. Gates (P3, on an H200): time of the loss at most 1.35 times its
 bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 % of
 the device's own peak. The predictions of ``--dry-run`` are held against what was measured. A part
-of the loss is also compiled, so that it can be told whether that would pay.
+of the loss is also compiled, to see whether that would pay.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
 
 def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, model = run.recipe, (cell.backbone, cell.revision)
-    alike = [
+    sharing = [
         c
         for c in recipe.cells
         if (c.backbone, c.revision, c.source, c.rules) == (*model, cell.source, None)
@@ -118,7 +118,7 @@ def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
         run.lease,
         tokenized,
         cell,
-        min(c.tau for c in alike),
+        min(c.tau for c in sharing),
         recipe.segment_length,
         recipe.mining,
         label=cell.backbone,

@@ -1,4 +1,4 @@
-"""The report as markdown: the same tables, the figures as files beside it."""
+"""The report as markdown: the same tables, the figures as files next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's smaller tables, as cells, for HTML and markdown alike."""
+"""The report's smaller tables, as cells, for HTML and markdown."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class DistillModel(nn.Module):
     """The merge module with its loss as one module, so that DDP and DeepSpeed can wrap it.
 
     Only the merge module's parameters are registered; the backbone is held outside of them, is
-    never broadcast, reduced or saved, and serves as teacher and student alike.
+    never broadcast, reduced or saved, and serves as teacher and student.
 
     Args:
         compressed: The frozen backbone, the merge module to train, and the positions of the

@@ -51,7 +51,7 @@ def attention_maps(
 ) -> AttentionMaps:
     """Read a text raw and merged and return where one layer looks.
 
-    The backbone's attention is eager meanwhile: not for use beside a running generation.
+    The backbone's attention is eager meanwhile: not for use during a generation.
 
     Args:
         ids: Raw ids [T] of a short text, at least one; they must fit the backbone unmerged.

@@ -2,7 +2,7 @@
 
 A prompt's different spans are merged in one pass. While decoding a row merges one span at a time,
 often one it has seen before; each is computed alone and kept, so that what a request gets depends
-neither on the rows beside it nor on the requests before it.
+neither on the other rows nor on the requests before it.
 
 Shapes: M spans, N tokens of the longest, d embedding size.
 """
