@@ -6,7 +6,8 @@ from prefect import flow
 
 from flows import parts
 from tasks.report.compare import comparison_rows, record_comparison
-from tasks.report.comparison_table import comparison_table
+from tasks.report.comparison_table import comparison
+from tasks.report.tables import table_text
 from tasks.run.pipeline import open_pipeline
 
 
@@ -21,4 +22,4 @@ def evaluate(recipe: str = "embedded") -> str:
         parts.evaluate(run, sources, results)
         rows = comparison_rows(results, [], run.recipe.seed)
         record_comparison(run, rows)
-        return comparison_table(rows)
+        return table_text(comparison(rows))

@@ -6,8 +6,9 @@ import re
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
-from tasks.report.comparison_table import comparison_markdown
+from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData
+from tasks.report.tables import table_markdown
 from umim_core import UMIM
 
 _README: Final = ROOT / "README.md"
@@ -36,7 +37,7 @@ def _readme() -> str:
 def _results() -> str:
     data = ReportData.model_validate_json((RESULTS / "embedded.json").read_text(encoding="utf-8"))
     host = ", ".join(f"{name} {value}" for name, value in data.host.items())
-    table = comparison_markdown(data.rows).strip()
+    table = table_markdown(comparison(data.rows))
     return f"{table}\n\nMachine: {host}. Source: docs/results/embedded.json.\n"
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -22,32 +21,21 @@ from matplotlib.figure import Figure
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_page import FIGURES, AblationFigure
 from tasks.report.comparison import ComparisonRow
-from tasks.report.comparison_table import DASH, variant_columns
-from tasks.report.label_placement import place_labels
-from tasks.report.report_drawing import ON_PAPER, STYLE, legend, mark, svg_file
+from tasks.report.comparison_table import variant_columns
+from tasks.report.report_drawing import (
+    ON_PAPER,
+    STYLE,
+    Marks,
+    draw_marks,
+    label_marks,
+    legend,
+    svg_file,
+)
 from tasks.report.row_labels import shown_name
+from tasks.report.tables import DASH
 
 _DPI: Final = 150
 _MOST_COLUMNS: Final = 3
-
-
-@dataclass(frozen=True)
-class Line:
-    """One variant on one backbone.
-
-    Attributes:
-        x: Token reduction in percent.
-        y: The metric.
-        texts: Labels of the points.
-        colour: Of line and labels.
-        marker: Of the points.
-    """
-
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    texts: tuple[str, ...]
-    colour: str
-    marker: str
 
 
 def figure_svg(data: AblationData, name: str) -> str:
@@ -82,47 +70,37 @@ def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
     columns = min(_MOST_COLUMNS, len(backbones))
     lines = math.ceil(len(backbones) / columns)
     drawn = Figure(figsize=(7.4 if columns == 1 else 6.3 * columns, 0.5 + 4.5 * lines))
-    panels: list[tuple[Axes, list[Line]]] = []
+    panels: list[tuple[Axes, list[Marks]]] = []
     for number, backbone in enumerate(backbones):
-        axes = drawn.add_subplot(
-            lines, columns, number + 1, sharex=panels[0][0] if panels else None
-        )
-        axes.set_title(shown_name(backbone))
+        share = panels[0][0] if panels else None
+        axes = drawn.add_subplot(lines, columns, number + 1, sharex=share)
+        axes.set(title=shown_name(backbone), ylabel=figure.axis)
         axes.set_xlabel("Token reduction on held-out text (%)")
-        axes.set_ylabel(figure.axis)
         axes.margins(x=0.12, y=0.12)
-        own = [row for row in rows if row.cell.backbone == backbone]
-        variants = [variant_name(row, rows) for row in own]
-        panels.append((axes, _lines(own, variants, names, figure.metric)))
-        for line in panels[-1][1]:
-            axes.plot(line.x, line.y, color=line.colour, marker=line.marker, linewidth=1.4)
+        own = [(variant_name(r, rows), r) for r in rows if r.cell.backbone == backbone]
+        panels.append((axes, _lines(own, names, figure.metric)))
+        draw_marks(*panels[-1])
     if len(names) > 1:
         legend(drawn, [(name, index) for index, name in enumerate(names)])
     for axes, found in panels:  # once all limits are final
-        points = [list(zip(line.x, line.y, strict=True)) for line in found]
-        labels = [
-            (x, y, text, line.colour)
-            for line, own in zip(found, points, strict=True)
-            for (x, y), text in zip(own, line.texts, strict=True)
-        ]
-        place_labels(axes, labels, points)
+        label_marks(axes, found)
     return drawn
 
 
 def _lines(
-    rows: Sequence[ComparisonRow], variants: Sequence[str], names: Sequence[str], metric: str
-) -> list[Line]:
+    rows: Sequence[tuple[str, ComparisonRow]], names: Sequence[str], metric: str
+) -> list[Marks]:
     """Return one line per variant that was measured, by rising token reduction."""
     found = []
     for index, name in enumerate(names):
         points = sorted(
             (100 * x, y, DASH if row.tau is None else f"τ {row.tau}")
-            for row, variant in zip(rows, variants, strict=True)
+            for variant, row in rows
             if variant == name
             and (x := row.metric("token_reduction")) is not None
             and (y := row.metric(metric)) is not None
         )
         if points:
-            xs, ys, texts = zip(*points, strict=True)
-            found.append(Line(xs, ys, texts, *mark(index)))
+            places, texts = [(x, y) for x, y, _ in points], [text for _, _, text in points]
+            found.append(Marks(index, places, texts, joined=True))
     return found

@@ -11,17 +11,9 @@ from typing import Final
 
 from tasks.report.ablation_data import AblationData
 from tasks.report.comparison import ComparisonRow
-from tasks.report.comparison_table import (
-    DASH,
-    STATES,
-    TAU,
-    Column,
-    make_table,
-    metric_column,
-    variant_columns,
-)
+from tasks.report.comparison_table import STATES, TAU, metric_column, variant_columns
 from tasks.report.row_labels import shown_name
-from tasks.report.tables import Table, escaped, table_markdown
+from tasks.report.tables import DASH, Column, Table, escaped, make_table, table_markdown
 from tasks.run.recipes import recipe_names
 
 _METRICS: Final = (
@@ -82,7 +74,7 @@ def ablation_table(data: AblationData) -> Table:
         *_METRICS,
         _perplexity([cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]),
     )
-    return make_table(columns, rows, " ".join(_note(data)))
+    return make_table("", columns, rows, " ".join(_note(data)))
 
 
 def _perplexity(withdrawn: Sequence[ComparisonRow]) -> Column:
@@ -142,7 +134,7 @@ def _again(name: str) -> str:
 
 
 def ablation_page(data: AblationData) -> str:
-    """Return the page in markdown; the figures lie next to it."""
+    """Return the page in markdown; the figures lie beside it."""
     table = ablation_table(data)
     machine = ", ".join(f"{name} {value}" for name, value in data.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in data.versions.items())
@@ -155,7 +147,6 @@ def ablation_page(data: AblationData) -> str:
         f"# Ablation: {data.name}",
         escaped(data.description.strip()),
         table_markdown(table),
-        escaped(table.note),
         *(
             f"![{figure.title}]({data.name}-{name}.svg)\n\n{figure.caption}"
             for name, figure in FIGURES.items()

@@ -8,7 +8,8 @@ from prefect.context import FlowRunContext
 from tasks.report.ablation_data import read_ablation
 from tasks.report.ablation_page import ablation_page
 from tasks.report.comparison import ComparisonRow
-from tasks.report.comparison_table import comparison, comparison_markdown
+from tasks.report.comparison_table import comparison
+from tasks.report.tables import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact
@@ -30,7 +31,7 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
         table = comparison(rows)
         cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
         create_table_artifact(cells, key="umim-comparison", description="Comparison of all cells.")
-        create_markdown_artifact(comparison_markdown(rows), key="umim-report")
+        create_markdown_artifact(table_markdown(table), key="umim-report")
         _link_mlflow(run)
 
 

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from tasks.report.comparison import ComparisonRow
 from tasks.report.row_labels import RowRules, shown_name
-from tasks.report.tables import Table, escaped, table_markdown, table_text
+from tasks.report.tables import DASH, Column, Table, make_table, number_column
 from umim_core.task_sets.spec import DEFAULT_TASK
 
-DASH: Final = "–"
 STATES: Final = (
     "which depend on the rules; states: at every state that decoding passes through, to compare "
     "rules by."
 )
 
 
-@dataclass(frozen=True)
-class Column:
-    """One column of a table of rows.
-
-    Attributes:
-        heading: What stands above it.
-        show: Returns a row's cell.
-        left: Whether it is text, aligned left.
-    """
-
-    heading: str
-    show: Callable[[ComparisonRow], str]
-    left: bool = False
-
-
 def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
     """Return the column of a metric."""
-    return Column(heading, lambda row: shown(row.metric(name), digits, scale=scale))
+    return number_column(heading, lambda row: row.metric(name), digits, scale)
 
 
 TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
@@ -45,8 +28,8 @@ _VARIANTS: Final = (
     Column("rules by", lambda row: _of_rules(row, lambda rules: rules.made_by), left=True),
     Column("overlap", lambda row: _of_rules(row, lambda rules: rules.overlap), left=True),
     Column("containment", lambda row: _of_rules(row, lambda rules: rules.containment), left=True),
-    Column("most rules", lambda row: shown(row.cell.rule_budget, 0)),
-    Column("tokens asked", lambda row: shown(row.cell.confidence_tokens, 0)),
+    number_column("most rules", lambda row: row.cell.rule_budget, 0),
+    number_column("tokens asked", lambda row: row.cell.confidence_tokens, 0),
     Column("revision", lambda row: row.cell.revision or DASH, left=True),
     Column("positions", lambda row: row.cell.positions, left=True),
     Column("depth", lambda row: str(row.cell.depth)),
@@ -62,34 +45,6 @@ def _of_rules(row: ComparisonRow, show: Callable[[RowRules], str]) -> str:
 def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
     """Return the columns of what differs between the rows, besides backbone and threshold."""
     return tuple(column for column in _VARIANTS if len({column.show(row) for row in rows}) > 1)
-
-
-def make_table(columns: Sequence[Column], rows: Sequence[ComparisonRow], note: str) -> Table:
-    """Return the rows under some columns; one that no row has a value for is left out."""
-    return filled(
-        Table(
-            "",
-            tuple(column.heading for column in columns),
-            tuple(tuple(column.show(row) for column in columns) for row in rows),
-            note,
-            tuple(index for index, column in enumerate(columns) if column.left),
-        )
-    )
-
-
-def filled(table: Table) -> Table:
-    """Return a table without the columns that hold nothing but dashes."""
-    kept = [
-        index
-        for index in range(len(table.headings))
-        if not table.rows or any(row[index] != DASH for row in table.rows)
-    ]
-    return replace(
-        table,
-        headings=tuple(table.headings[index] for index in kept),
-        rows=tuple(tuple(row[index] for index in kept) for row in table.rows),
-        left=tuple(new for new, index in enumerate(kept) if index in table.left),
-    )
 
 
 def comparison(rows: Sequence[ComparisonRow]) -> Table:
@@ -110,8 +65,8 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         *(column for task in tasks for column in _score_columns(task)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )
-    table = make_table(columns, rows, "")
-    return replace(table, note=notes(rows, table.headings))
+    table = make_table("Comparison", columns, rows)
+    return replace(table, note=_notes(rows, table.headings))
 
 
 def _score_columns(task: str) -> list[Column]:
@@ -124,19 +79,12 @@ def _score_columns(task: str) -> list[Column]:
     name = "acc." if task == DEFAULT_TASK else f"{task} acc."
 
     def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
-        return Column(heading, lambda row: shown(row.score(setting(row), task), 1, scale=100))
+        return number_column(heading, lambda row: row.score(setting(row), task), 1, 100)
 
     return [column(f"{name} {heading}", setting) for heading, setting in settings.items()]
 
 
-def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
-    """Format a number, or return a dash for None, NaN and infinities."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    return f"{value * scale:,.{digits}f}"
-
-
-def notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
+def _notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
     """Return the line below the table that explains its columns."""
     unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
     sentences = (
@@ -149,14 +97,3 @@ def notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
     said = [text for of, text in sentences if any(of in name for name in headings)]
     shipped = any(row.source == "shipped" for row in rows)
     return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])
-
-
-def comparison_table(rows: Sequence[ComparisonRow], width: int | None = None) -> str:
-    """Return the comparison for a terminal, as :func:`tasks.report.tables.table_text`."""
-    return table_text(comparison(rows), width)
-
-
-def comparison_markdown(rows: Sequence[ComparisonRow]) -> str:
-    """Return the same table as GitHub-flavoured markdown, notes below it."""
-    table = comparison(rows)
-    return f"{table_markdown(table)}\n\n{escaped(table.note)}\n"

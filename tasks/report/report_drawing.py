@@ -1,4 +1,4 @@
-"""Drawing kit of the report: colours, labels that keep apart, SVG that suits the page.
+"""Drawing kit of report, ablations and benchmarks: style, marks, labels, SVG that suits the page.
 
 Text and axes are drawn in marker colours that are replaced by ``currentColor`` and a CSS variable,
 so that one drawing serves light and dark pages. The same data gives the same bytes.
@@ -7,17 +7,18 @@ so that one drawing serves light and dark pages. The same data gives the same by
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Final
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tasks.report.report_data import Point
+from tasks.report.label_placement import place_labels
 
 # Distinguishable with the common colour deficiencies, readable on white and on near-black.
 PALETTE: Final = ("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a", "#8a8f3c", "#4aa3b5")
@@ -124,14 +125,62 @@ def legend(figure: Figure, entries: Sequence[tuple[str, int]], *, lines: bool = 
     figure.legend(handles, [label for label, _ in entries], loc="outside upper left", ncols=columns)
 
 
-def split_points(points: Sequence[Point]) -> tuple[list[int], list[float]]:
-    """Return steps and values of a curve, NaN for a missing value."""
-    return [step for step, _ in points], [or_nan(value) for _, value in points]
+@dataclass(frozen=True)
+class Marks:
+    """Points that share a colour and a marker.
+
+    Attributes:
+        index: Place in the legend, which decides both.
+        points: (x, y), at least one.
+        texts: Labels of the points; empty for none.
+        joined: Whether a line runs through them.
+        hollow: Whether only the markers' edges are drawn.
+        error: Half the length of the error bars, in data units.
+    """
+
+    index: int
+    points: Sequence[tuple[float, float]]
+    texts: Sequence[str] = ()
+    joined: bool = False
+    hollow: bool = False
+    error: float = 0.0
 
 
-def or_nan(value: float | None) -> float:
-    """Return the value, or NaN (a gap in the drawing) for None."""
-    return math.nan if value is None else value
+def draw_marks(axes: Axes, things: Sequence[Marks]) -> None:
+    """Draw points, their lines and their error bars."""
+    for thing in things:
+        colour, marker = mark(thing.index)
+        axes.errorbar(
+            *zip(*thing.points, strict=True),
+            yerr=thing.error or None,
+            fmt=f"{marker}-" if thing.joined else marker,
+            color=colour,
+            markerfacecolor="none" if thing.hollow else colour,
+            markersize=6 if thing.joined else 7,
+            linewidth=1.4,
+            elinewidth=1,
+            capsize=2,
+        )
+
+
+def label_marks(axes: Axes, things: Sequence[Marks], heights: Sequence[float] = ()) -> None:
+    """Write the points' labels, off everything that is drawn.
+
+    Args:
+        axes: With final limits, and the figure's legend.
+        things: What :func:`draw_marks` drew.
+        heights: Where horizontal lines were drawn besides.
+    """
+    lines = [[(x, height) for x in axes.get_xlim()] for height in heights]
+    for thing in things:
+        bars = [[(x, y - thing.error), (x, y + thing.error)] for x, y in thing.points]
+        lines += [thing.points] if thing.joined else bars if thing.error else []
+    labels = [
+        (x, y, text, mark(thing.index)[0])
+        for thing in things
+        for (x, y), text in zip(thing.points, thing.texts, strict=True)
+    ]
+    place_labels(axes, labels, lines)
 
 
 def finish(
@@ -155,5 +204,5 @@ def finish(
     svg = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font: \1px system-ui, sans-serif", svg)
     svg = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
-    label = f'<svg role="img" aria-label="{title}"'
+    label = f'<svg role="img" aria-label="{escape(title)}"'
     return ReportFigure(name, title, caption, svg.replace("<svg", label, 1), wide)

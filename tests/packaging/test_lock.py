@@ -1,4 +1,4 @@
-"""The lock file: a version and hashes of every dependency,, no index address (reliability 46)."""
+"""RELIABILITY 46: one version and the hashes of every dependency, and no index address."""
 
 from __future__ import annotations
 

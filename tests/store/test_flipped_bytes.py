@@ -1,4 +1,4 @@
-"""Flipped bytes of artifacts: an error with a name, or no change (reliability 29).
+"""RELIABILITY 29: a flipped byte of an artifact is an error with a name, or changes nothing.
 
 Twice: as disks do it, and with a manifest that was written again and so vouches for the damage.
 """
@@ -19,7 +19,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import UmimError
-from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
@@ -58,9 +57,7 @@ def rules_content(directory: Path) -> str:
 def make_checkpoint(directory: Path, backbone: Backbone) -> None:
     module = MergeModule(backbone.hidden_size, 4)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    Checkpoint.of(Compressed(backbone, module, Matcher(mined()), "compact"), {"steps": 3}).save(
-        directory
-    )
+    Checkpoint.of(module, mined(), backbone, {"steps": 3}).save(directory)
 
 
 def checkpoint_content(directory: Path) -> str:

@@ -1,4 +1,4 @@
-"""The hardware that a recipe is meant for, so that its memory and time can be predicted."""
+"""The hardware that a recipe is meant for, so that its memory and time can be told beforehand."""
 
 from __future__ import annotations
 

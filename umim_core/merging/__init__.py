@@ -1,1 +1,1 @@
-"""The method: merge module, packing of spans, and every state that decoding passes through."""
+"""The merge module, packing of merged sequences, and inference with rollback."""

@@ -59,11 +59,11 @@ def _held(kind: int, waiting: str) -> Iterator[None]:
             f"Set {VARIABLE} to a file of yours.",
         ) from error
     try:
-        logged = False
+        told = False
         while not _acquired(handle, kind):
-            if not logged:
+            if not told:
                 logger.warning("%s", waiting)
-                logged = True
+                told = True
             time.sleep(_POLL_SECONDS)
         yield
     finally:

@@ -13,7 +13,7 @@ import pytest
 
 from tasks.report.compare import cell_label, cell_row
 from tasks.report.comparison import TASK_TR, ComparisonRow, Measured
-from tasks.report.comparison_table import comparison, comparison_markdown, comparison_table
+from tasks.report.comparison_table import comparison
 from tasks.report.report_data import (
     LossCurve,
     ReportData,
@@ -23,7 +23,7 @@ from tasks.report.report_data import (
 )
 from tasks.report.report_page import write_report
 from tasks.report.row_labels import RowRules
-from tasks.report.tables import Table, table_text
+from tasks.report.tables import Table, table_markdown, table_text
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.task_sets.spec import DEFAULT_TASK
@@ -199,7 +199,7 @@ def test_a_report_without_measurements_is_still_a_page(tmp_path: Path) -> None:
 
 
 def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
-    lines = comparison_table(_rows()).splitlines()
+    lines = table_text(comparison(_rows())).splitlines()
     assert lines[0].split()[:4] == ["backbone", "τ", "setting", "TR"]
     assert lines[1].split() == [
         *("llama", "5", "WT", "35.2", "0.472", "22.90", "58.20"),
@@ -210,7 +210,9 @@ def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
 
 
 def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
-    table = [line for line in comparison_markdown(_rows()).splitlines() if line.startswith("|")]
+    table = [
+        line for line in table_markdown(comparison(_rows())).splitlines() if line.startswith("|")
+    ]
     assert len(table) == 4
     assert {line.count("|") for line in table} == {12}
 
