@@ -86,7 +86,7 @@ def alternate(
     rounds: int,
     warmed: Callable[[str, Any], None] = lambda name, result: None,
 ) -> dict[str, list[float]]:
-    """Run all sides in turn, forwards and backwards, so that drift hits all of them alike.
+    """Run all sides in turn, forwards and backwards, so that drift hits all of them equally.
 
     The first run of each is a warm-up: it compiles, fills caches and is not counted. A side whose
     warm-up takes more than 10 s takes part in the first three rounds only.

@@ -3,10 +3,10 @@
     python benchmarks/distill_gpu.py --out docs/results/distill_gpu.json
 
 Random bfloat16 weights: the loss has the head of Llama-3.1-8B, the step the shape of Llama-3.2-1B
-with random merges. Gates (PERFORMANCE, P3, on an H200): time of the loss at most 1.35 times its
+with random merges. Gates (P3, on an H200): time of the loss at most 1.35 times its
 bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 % of
 the device's own peak. The predictions of ``--dry-run`` are held against what was measured. A part
-of the loss is also compiled, so that it can be told whether that would pay.
+of the loss is also compiled, to see whether that would pay.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
-from umim_core.distill.distill_forecast import predict_distillation
+from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
@@ -151,7 +152,11 @@ def measure_step(
     module = MergeModule(shape.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     models = {
-        name: DistillModel(backbone, module.to(device), autocast=True, loss_kernel=kernel)
+        name: DistillModel(
+            Compressed(backbone, module.to(device), None, "compact"),
+            autocast=True,
+            loss_kernel=kernel,
+        )
         for name, kernel in KERNELS.items()
     }
     rng = np.random.default_rng(0)

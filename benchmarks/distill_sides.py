@@ -30,8 +30,9 @@ from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import Segmentation, pack_rows, unit_embeddings
+from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.rules.matcher import Matcher
 
 OURS, COMPILED, PLAIN, LIGER = "ours", "ours, compiled", "plain", "Liger"
@@ -158,7 +159,11 @@ def embedded_batch(ids_file: Path, rows: int) -> Batch:
 def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
     models = {
-        name: DistillModel(batch.backbone, batch.module, autocast=autocast, loss_kernel=kernel)
+        name: DistillModel(
+            Compressed(batch.backbone, batch.module, None, "compact"),
+            autocast=autocast,
+            loss_kernel=kernel,
+        )
         for name, kernel in KERNELS.items()
     }
     parameters = list(batch.module.parameters())
@@ -178,7 +183,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
             with torch.no_grad():
                 raw = batch.backbone.embed(torch.from_numpy(np.stack(batch.rows)))
                 hidden = batch.backbone.hidden(raw)
-            units = unit_embeddings(packed, batch.backbone, batch.module)
+            units = Compressed(batch.backbone, batch.module, None, "compact").embed(packed)
             merged = batch.backbone.hidden(units)
         student, teacher = (F.linear(states.to(head.dtype), head) for states in (merged, hidden))
         loss = full_logits_loss(

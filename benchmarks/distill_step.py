@@ -5,7 +5,7 @@
 
 First the loss alone, on random states of three shapes; then whole steps of the embedded backbone on
 text. All sides get the same input, and their losses and gradients are compared in the run. Memory
-is the growth of the peak of a process that computes one side once. Gates (PERFORMANCE, P3): loss
+is the growth of the peak of a process that computes one side once. Gates (P3): loss
 within 1e-5 and gradient within 1e-4 of the plain step in float32, memory of the loss at most a
 fifth, time at most 1.1 times the plain one. Liger takes part where it is installed.
 """

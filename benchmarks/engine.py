@@ -6,7 +6,7 @@
 First our engine without rules beside ``transformers.generate`` with both caches, ids compared; then
 rules against no rules, on alternating pairs, with the roofline as a guard. What is generated there
 is the text that follows each prompt, on both sides alike: a model of random weights loops, and a
-loop holds no natural rules. Gates (PERFORMANCE, P4, CPU): prefill at least 0.9 of its bound from
+loop holds no natural rules. Gates (P4, CPU): prefill at least 0.9 of its bound from
 512 tokens on, decode at least 0.98 of the engine without rules, matching and merging at most 3 % of
 the prefill they shorten, no slower than transformers, and logits under an empty rule set that are
 transformers' own bit for bit at batch size 1 and within 1e-5 in batches.
@@ -75,14 +75,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         engines[str(batch_size)] = compare_engines(given, prompts, config)
         errors[str(batch_size)] = logits_error(given, prompts, config.new_tokens)
     rows = measure_throughput(
-        given.backbone,
-        given.module,
-        given.matcher,
-        given.ids,
-        config,
-        unit_positions=given.unit_positions,
-        continuation="text",
-        roofline=roofline,
+        given.compressed, given.ids, config, continuation="text", roofline=roofline
     )
     merging = [
         {

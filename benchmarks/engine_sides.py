@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -15,13 +15,13 @@ from benchmarks.common import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
 from umim_core.benchmarking.roofline import synchronize
-from umim_core.config.form import UnitPositions
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import SpanMerger, fill_units
+from umim_core.merging.packing import fill_units
 from umim_core.merging.span_cache import SpanCache
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
@@ -45,18 +45,17 @@ class Subject:
     """Model, rules and text to time.
 
     Attributes:
-        backbone: The frozen model.
-        module: Makes the surrogates.
-        matcher: The natural rules.
+        compressed: The model with its natural rules.
         ids: Text that the rules were not mined on [T].
-        unit_positions: As the module was trained.
     """
 
-    backbone: Backbone
-    module: SpanMerger
-    matcher: Matcher
+    compressed: Compressed
     ids: Ids
-    unit_positions: UnitPositions
+
+    @property
+    def backbone(self) -> Backbone:
+        """The frozen model."""
+        return self.compressed.backbone
 
 
 def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
@@ -72,8 +71,7 @@ def subject(name: str, tokens: int, *, dtype: str, device: str) -> Subject:
         return random_subject(random_config(), tokens, dtype=dtype, device=device)
     umim = UMIM.from_pretrained(name, dtype=dtype, device=device)
     ids = np.array(umim.backbone.encode(held_out_text())[:tokens], dtype=np.int64)
-    positions = umim.checkpoint.config.unit_positions
-    return Subject(umim.backbone, umim.module, umim.matcher, ids, positions)
+    return Subject(umim.compressed, ids)
 
 
 def random_config() -> LlamaConfig:
@@ -111,7 +109,7 @@ def random_subject(
     offsets = np.arange(0, mined + 1, _SEGMENT, dtype=np.int64)
     counts = count_ngrams(text[: offsets[-1]].astype(np.int32), offsets, _TAU)
     matcher = Matcher(RuleSet.from_counts(counts, tau=_TAU))
-    return Subject(backbone, module, matcher, text[mined:], "compact")
+    return Subject(Compressed(backbone, module, matcher, "compact"), text[mined:])
 
 
 def phrase_text(tokens: int, vocab: int) -> Ids:
@@ -138,7 +136,7 @@ def generation_sides(backbone: Backbone, prompts: Ids, new_tokens: int) -> dict[
         prompts: Raw ids [B, L].
         new_tokens: Tokens per row.
     """
-    engine = Engine(backbone, None, None)
+    engine = Engine(Compressed.without_merging(backbone))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
 
     def ours() -> list[list[int]]:
@@ -178,11 +176,11 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
         prompts: Raw ids [B, L].
         rounds: Runs, after one that is not counted.
     """
-    spans = SpanCache(given.backbone, given.module)
+    spans = SpanCache(given.compressed)
 
     @torch.no_grad()
     def run() -> object:
-        packed = read_prompts(list(prompts), None, given.backbone, given.matcher).packed
+        packed = read_prompts(list(prompts), None, given.compressed).packed
         pooled = spans.merge(packed.span_ids, packed.span_lengths)
         found = fill_units(packed, given.backbone, pooled)
         synchronize(given.backbone.device)
@@ -207,7 +205,7 @@ def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
 
     empty = Matcher(RuleSet.from_spans([]))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
-    ours = Engine(given.backbone, given.module, empty).generate(
+    ours = Engine(replace(given.compressed, matcher=empty)).generate(
         list(prompts), config, observer=keep
     )
     theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")

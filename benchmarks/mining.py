@@ -4,7 +4,7 @@
     python benchmarks/mining.py --ids tokens.npy --ray more_tokens.npy
 
 All sides find the same grams (orders 2 to 4, counts, segments of 512 tokens), checked in the run.
-Gates (PERFORMANCE, P1): equal to Counter; 2.5 times DuckDB, both with two threads; 5 times Counter
+Gates (P1): equal to Counter; 2.5 times DuckDB, both with two threads; 5 times Counter
 on one core; two threads 1.6 times one; memory at most 1.2 times the prediction; the Ray path 0.6 of
 the bare kernel (``--ray``, from 1e8 tokens on). DuckDB and Counter run in several formulations;
 the gates hold against the fastest.
@@ -51,7 +51,7 @@ DUCKDB_APRIORI, POLARS = "DuckDB, packed, Apriori", "Polars, packed ids"
 DUCKDBS: Final = (DUCKDB, DUCKDB_PACKED, DUCKDB_APRIORI)
 COUNTER, COUNTER_PACKED = "Counter, tuples", "Counter, packed ids"
 PREFIX = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
-BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token, PERFORMANCE P1
+BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token; docs/performance.md, P1
 RAY_TOKENS: Final = 10**8
 LIBRARIES: Final = ("duckdb", "numba", "numpy", "polars", "pyarrow")
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from benchmarks.common import THREADS, Report, alternate, peak_bytes, ratio, timed
 from benchmarks.corpus import Ids, open_ids
+from umim_core.cost.mining_law import SAMPLE_TOKENS, fit_mining_law
 from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.mining.hashing import rank_indexes
-from umim_core.mining.mining_prediction import SAMPLE_TOKENS, fit_cost_law
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import Ints, UniformOffsets
@@ -46,7 +46,7 @@ def predict(options: argparse.Namespace) -> Report:
     """Fit the law on a sample of the ids and predict counting ``--total`` tokens like them."""
     ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
     warm_up()
-    law = fit_cost_law(
+    law = fit_mining_law(
         ids,
         offsets,
         options.tau,

@@ -3,9 +3,9 @@
     python benchmarks/mining_scaling.py --ids tokens.npy --repeat 10 --base base.npy \
         --out docs/results/mining_scaling.json
 
-For each size the law of ``umim_core.mining.mining_prediction`` is fitted on a sample of at most
-the next smaller power of ten of tokens, and its prediction is written to the result file before the
-measurement starts. Gates (PERFORMANCE, P1, P7): memory and time within 25 %. ``--repeat`` mines a
+For each size the law of ``umim_core.cost.mining_law`` is fitted on a sample of at most the next
+smaller power of ten of tokens, and its prediction is written to the result file before the
+measurement starts. Gates (P1, P7): memory and time within 25 %. ``--repeat`` mines a
 corpus repeated on segment borders: its rules at so many times tau must be those of the corpus
 itself, within the predicted memory.
 """
@@ -37,7 +37,7 @@ from benchmarks.common import (
 )
 from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, load_counts, same_counts, whole_segments
-from umim_core.mining.mining_prediction import SAMPLE_TOKENS
+from umim_core.cost.mining_law import SAMPLE_TOKENS
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
 

@@ -6,7 +6,7 @@
 Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
 and under rules that do; and, for both, a listing as the paper prints it: one forward over the
 units, one more for every token hidden in a span, over what stands before it. Listing and ours are
-compared token by token. Gates (PERFORMANCE, P5): ours takes at most 1.3 times the base model's
+compared token by token. Gates (P5): ours takes at most 1.3 times the base model's
 time, 1.5 times under nested rules, and the listing of a row of 512 tokens at least 20 times ours.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -38,7 +39,7 @@ from benchmarks.common import (
 )
 from benchmarks.engine_sides import BACKBONES, Subject, subject
 from umim_core.merging.likelihood import token_log_probs
-from umim_core.merging.packing import pack_rows, unit_embeddings
+from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -64,7 +65,7 @@ def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
     """
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
     nested = Matcher(RuleSet.from_counts(counts, overlap="none", containment="keep"))
-    return {"plain": given.matcher, "nested": nested}
+    return {"plain": given.compressed.require_matcher(), "nested": nested}
 
 
 def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: int) -> Report:
@@ -78,10 +79,7 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
     """
 
     def ours(rows: Rows, matcher: Matcher | None) -> list[torch.Tensor]:
-        positions = given.unit_positions
-        return token_log_probs(
-            rows, given.backbone, given.module, matcher, unit_positions=positions
-        )
+        return token_log_probs(rows, replace(given.compressed, matcher=matcher))
 
     sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
     sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
@@ -113,8 +111,8 @@ def listing(given: Subject, matcher: Matcher, row: NDArray[np.int64]) -> torch.T
     def hidden(ids: NDArray[np.int64]) -> tuple[torch.Tensor, NDArray[np.int64]]:
         starts, lengths = matcher.segment(ids)
         packed = pack_rows([ids], [(starts, lengths)], device=backbone.device)
-        positions = packed.position_ids(given.unit_positions)
-        embeddings = unit_embeddings(packed, backbone, given.module)
+        positions = packed.position_ids(given.compressed.unit_positions)
+        embeddings = given.compressed.embed(packed)
         return backbone.hidden(embeddings, None, positions)[0], starts + lengths - 1
 
     def score(states: torch.Tensor, at: NDArray[np.int64]) -> None:

@@ -29,6 +29,7 @@ from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_state import parameters_of
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -108,9 +109,7 @@ def train_measured(fields: Mapping[str, object]) -> None:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
     objective = DistillObjective(
-        backbone,
-        module,
-        Matcher(RuleSet.load(data / "rules")),
+        Compressed(backbone, module, Matcher(RuleSet.load(data / "rules")), "compact"),
         TokenRows.load(data / "train"),
         TokenRows.load(data / "valid"),
         bf16=config.bf16,

@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import time
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -83,39 +82,16 @@ def run(
 
     loaded = find_recipe(recipe)
     if dry_run:
-        from flows.forecasting import predict_training, training_lines, unpredictable
-        from flows.planning import check_limits, plan, predict
-        from flows.processor_forecast import predict_on_processor
+        from flows.parts import plan
+        from tasks.plan.recipe_cost import predict_recipe
         from tasks.run.checks import check_machine
-        from umim_core.config.recipe import Recipe
-        from umim_core.distill.distill_cost import check_fits
 
-        steps = plan(loaded)
-        told = predict(loaded)
-        trained = predict_training(loaded, told)
-        unknown = unpredictable(loaded)
-        document: dict[str, object] = {
-            "recipe": loaded.name,
-            "stages": steps,
-            "mining": {backbone: prediction.as_dict() for backbone, prediction in told.items()},
-        }
+        steps, cost = plan(loaded), predict_recipe(loaded)
+        document: dict[str, object] = {"recipe": loaded.name, "stages": steps}
         lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
-        for backbone, prediction in told.items():
-            lines += ["", f"mining for {backbone}, predicted from a sample:", *prediction.lines()]
-        if unknown is not None:
-            document["mining_unpredicted"] = unknown
-            lines += ["", f"mining is not predicted: {unknown}"]
-        if trained:
-            document["distillation"] = [{"cell": name} | told.as_dict() for name, told in trained]
-            lines += training_lines(trained)
-        if isinstance(loaded, Recipe) and (here := predict_on_processor(loaded, told)):
-            document["distillation_here"] = [{"cell": name} | asdict(one) for name, one in here]
-            lines += ["", "distillation on this machine, predicted:"]
-            lines += [f"  {name}: {one.line()}" for name, one in here]
-        _emit(document, lines, as_json)
-        check_limits(loaded, told.values())
-        check_fits(trained)
-        if not trained:  # a recipe with hardware is meant for that machine
+        _emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
+        cost.check()
+        if not cost.distillation:  # a recipe with hardware is meant for that machine
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -20,7 +21,7 @@ from tasks.stages.mine import count_stage, filter_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import Cell, GeneratedCorpus
+from umim_core.config.recipe import Cell, GeneratedCorpus, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import DEFAULT_TASK
 
@@ -42,6 +43,16 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
     evaluate(run, sources, results)
     benchmark(run, results)
     return results, measure_shipped(run, sources)
+
+
+def plan(recipe: RunRecipe) -> list[dict[str, str]]:
+    """Return the stages of a recipe in the order of the flow, each with what it works on."""
+    planner = Planner(recipe)
+    if isinstance(recipe, BackboneRecipe):
+        train_backbone(planner)
+        return planner.steps
+    run_everything(planner)
+    return [*planner.steps, {"stage": "report", "of": recipe.name}]
 
 
 def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
@@ -97,7 +108,7 @@ def _rules(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
 
 def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artifact:
     recipe, model = run.recipe, (cell.backbone, cell.revision)
-    alike = [
+    sharing = [
         c
         for c in recipe.cells
         if (c.backbone, c.revision, c.source, c.rules) == (*model, cell.source, None)
@@ -107,7 +118,7 @@ def _frequent_ngrams(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
         run.lease,
         tokenized,
         cell,
-        min(c.tau for c in alike),
+        min(c.tau for c in sharing),
         recipe.segment_length,
         recipe.mining,
         label=cell.backbone,
@@ -199,7 +210,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     task_score_stage,
                     sources.task,
                     checkpoint,
-                    "context",
+                    "prompt",
                     config,
                     *placement,
                     label=label,
@@ -259,7 +270,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         )
         result = ShippedResult(name, evaluation)
         if sources.task is not None:
-            for setting, merge in ((WT, "context"), (BASE, "none")):
+            for setting, merge in ((WT, "prompt"), (BASE, "none")):
                 result.scores[DEFAULT_TASK, setting] = run.stage(
                     task_score_stage,
                     sources.task,

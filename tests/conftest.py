@@ -25,7 +25,9 @@ from transformers import (
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.machine_lock import VARIABLE
 
@@ -142,7 +144,7 @@ def tiny_checkpoint(
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    Checkpoint.of(module, rules, backbone).save(folder / "merge")
+    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "merge")
     return folder / "merge"
 
 

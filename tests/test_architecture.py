@@ -6,13 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from support.source_tree import ROOT, imports, parse, python_files, report
+
 FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tests")
 MAX_LINES = 300
 ORCHESTRATION = {"deepspeed", "mlflow", "prefect", "ray"}
@@ -20,32 +20,6 @@ HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tok
 # Preceded by nothing that makes it part of an address or of a relative path. Images of Ray have
 # their home at /home/ray.
 MACHINE_PATH = re.compile(r"(?<![\w.:/-])/(?:home(?!/ray\b)|root|work|Users|mnt/data)/[\w.]")
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def python_files(*folders: str) -> list[Path]:
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
-def imports(tree: ast.AST, package: str = "") -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything a module imports, inside functions too.
-
-    ``from a import b`` gives ``a.b``; a relative import is resolved against ``package``.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join([*parent, base]).strip(".")
-            for alias in node.names:
-                yield node.lineno, f"{base}.{alias.name}"
 
 
 def forbidden_imports(tree: ast.AST, forbidden: set[str]) -> list[str]:
@@ -72,10 +46,6 @@ def ray_inits(tree: ast.AST) -> list[int]:
         ):
             lines.append(node.lineno)
     return sorted(lines)
-
-
-def report(path: Path, items: list[str] | list[int]) -> list[str]:
-    return [f"{path.relative_to(ROOT)}:{item}" for item in items]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""RELIABILITY 41: nothing in the source can run code that came as data."""
+"""Source checks: nothing can run code that came as data (reliability 41)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seeded bugs still apply; the full set seeds them and asks the tests (RELIABILITY 49)."""
+"""The seeded bugs still apply; the full set seeds them and asks the tests (reliability 49)."""
 
 from __future__ import annotations
 

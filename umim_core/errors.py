@@ -44,7 +44,7 @@ class ConfigError(UmimError):
 
 
 class UnknownSizeError(ConfigError):
-    """The size of a corpus cannot be told from its files."""
+    """The size of a corpus does not follow from its files."""
 
 
 class CorpusError(UmimError):

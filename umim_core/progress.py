@@ -138,17 +138,17 @@ class _Lines(_Watcher):
 class _Numbers(_Watcher):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._told_at = -_LISTENED_SECONDS
+        self._sent_at = -_LISTENED_SECONDS
         self._points: Points = {}
-        self._told: Points = {}
+        self._sent: Points = {}
 
     def see(self, step: int, total: int, text: str, points: Points) -> None:
         self._points = points
-        if time.monotonic() - self._told_at >= _LISTENED_SECONDS:
+        if time.monotonic() - self._sent_at >= _LISTENED_SECONDS:
             self.end()
 
     def end(self) -> None:
-        new = {name: x for name, x in self._points.items() if self._told.get(name) != x}
+        new = {name: x for name, x in self._points.items() if self._sent.get(name) != x}
         if new:
-            self._told, self._told_at = self._points, time.monotonic()
+            self._sent, self._sent_at = self._points, time.monotonic()
             self._listener(new)

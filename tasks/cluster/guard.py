@@ -1,4 +1,4 @@
-"""A small process beside a pipeline: it wakes the pipeline on a signal and clears up after it.
+"""Guard process of a pipeline: it wakes the pipeline on a signal and clears up after it.
 
     python -P tasks/cluster/guard.py PID TOKEN FOLDER_PREFIX...
 
@@ -62,7 +62,7 @@ def _watch(pid: int) -> None:
 
 def _clear(pid: int, token: str, prefixes: list[str]) -> None:
     marked = [process for process in psutil.process_iter() if _carries(process, token)]
-    # A title may overwrite a process's environment (Ray is told not to), so children count too.
+    # A title may overwrite a process's environment (Ray is asked not to), so children count too.
     family = {child for process in marked for child in _children(process)} | set(marked)
     kill([process for process in family if process.pid not in (pid, os.getpid())])
     for prefix in prefixes:

@@ -2,7 +2,7 @@
 
 Everything that is worth keeping is on disk already, whole or not at all, so a stop clears up and
 ends the process where it stands; nothing is unwound through libraries that swallow signals, retry
-or wait. In this order: the workers are killed, MLflow and Prefect are told (two seconds at most),
+or wait. In this order: the workers are killed, MLflow and Prefect hear of it (two seconds at most),
 what is left is killed by the guard (``guard.py``), one line says how to go on.
 
 The main thread may be in a C call that lets no Python signal handler run. Therefore the kernel
@@ -32,14 +32,14 @@ from tasks.cluster import guard
 
 FOLDER_PREFIX: Final = "umim-ray-"  # of the folders of a private cluster; then the driver's pid
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_TELL_SECONDS: Final = 2.0
+_CALL_SECONDS: Final = 2.0
 _GUARD_SECONDS: Final = 1.5
 _CLEAR_LINE: Final = "\r\x1b[2K\x1b[?25h"  # a bar may stand there, and have hidden the cursor
-Telling = Callable[[], None]
+StopCall = Callable[[], None]
 
 
 class _Stopper:
-    """The guard of this process, and what must be told when it is stopped."""
+    """The guard of this process, and the calls to make when it is stopped."""
 
     def __init__(self) -> None:
         token = secrets.token_hex(16)
@@ -54,9 +54,9 @@ class _Stopper:
         os.close(ours)
         os.close(theirs)
         os.set_blocking(self.pipe, False)
-        self.tellings: list[Telling] = []
+        self.calls: list[StopCall] = []
         self.step: Callable[[], int | None] = _no_step
-        self.undisturbed = False
+        self.stop_deferred = False
         self.stopping = False
         self._once = threading.Lock()
         threading.Thread(target=self._listen, daemon=True, name="stop").start()
@@ -71,7 +71,7 @@ class _Stopper:
         """Stop, and keep the main thread from going on meanwhile."""
         self.stopping = True
         threading.Thread(target=self._stop, args=(number,), daemon=True).start()
-        if not self.undisturbed:
+        if not self.stop_deferred:
             self.park()
 
     def park(self) -> None:
@@ -91,7 +91,7 @@ class _Stopper:
         logging.disable(logging.CRITICAL)  # what dies now would only complain
         threading.excepthook = lambda _: None
         self._kill_children(sparing=_temporary_server())
-        self._tell()
+        self._make_calls()
         self._kill_children()
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.pipe)  # the guard sees the end of its pipe
         with suppress(subprocess.TimeoutExpired):
@@ -107,11 +107,11 @@ class _Stopper:
         children = psutil.Process().children(recursive=True)
         guard.kill([process for process in children if process.pid not in spared])
 
-    def _tell(self) -> None:
-        threads = [threading.Thread(target=call, daemon=True) for call in self.tellings]
+    def _make_calls(self) -> None:
+        threads = [threading.Thread(target=call, daemon=True) for call in self.calls]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + _TELL_SECONDS
+        deadline = time.monotonic() + _CALL_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -148,26 +148,26 @@ def stoppable() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def in_use() -> bool:
+def is_stoppable() -> bool:
     """Tell whether this process is, or has been, in a `stoppable` block."""
     return _stopper is not None
 
 
 @contextmanager
-def told(call: Telling) -> Iterator[None]:
+def on_stop(call: StopCall) -> Iterator[None]:
     """Have a stop within the block call a function, in a thread and not waited for too long."""
     if _stopper is None:
         yield
         return
-    _stopper.tellings.append(call)
+    _stopper.calls.append(call)
     try:
         yield
     finally:
-        _stopper.tellings.remove(call)
+        _stopper.calls.remove(call)
 
 
 @contextmanager
-def going_on_at(step: Callable[[], int | None]) -> Iterator[None]:
+def resuming_at(step: Callable[[], int | None]) -> Iterator[None]:
     """Have a stop within the block say at which step the same command goes on."""
     if _stopper is None:
         yield
@@ -180,17 +180,17 @@ def going_on_at(step: Callable[[], int | None]) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let the main thread end the block first: what is told would wait for a lock that it holds."""
+def stop_deferred() -> Iterator[None]:
+    """Let the main thread end the block first: a stop's calls would wait for its lock."""
     stopper = _stopper
     if stopper is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, stopper.undisturbed = stopper.undisturbed, True
+    before, stopper.stop_deferred = stopper.stop_deferred, True
     try:
         yield
     finally:
-        stopper.undisturbed = before
+        stopper.stop_deferred = before
         if stopper.stopping and not before:
             stopper.park()
 
@@ -200,7 +200,7 @@ def _no_step() -> None:
 
 
 def _temporary_server() -> list[int]:
-    """Return the process of Prefect's temporary server, which is told before it is killed."""
+    """Return the process of Prefect's temporary server, which is killed after the calls."""
     module = sys.modules.get("prefect.server.api.server")
     if module is None:
         return []

@@ -22,5 +22,5 @@ def as_data(error: UmimError) -> dict[str, object]:
 
 
 def from_data(data: dict[str, object]) -> UmimError:
-    """Return the error that `as_data` told."""
+    """Return the error that `as_data` wrote."""
     return _KINDS[str(data["error"])](**data["parts"])

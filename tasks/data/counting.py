@@ -32,11 +32,11 @@ from tasks.data.counting_tables import (
     unpacked,
 )
 from tasks.data.meter import ByteMeter, Progress, metered
+from umim_core.cost.mining_law import default_block_tokens
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
 from umim_core.mining.kernel import PARTITIONS
-from umim_core.mining.mining_prediction import default_block_tokens
 from umim_core.rules.grams import ORDERS, NgramCounts
 
 _PIECES_PER_CPU = 2

@@ -28,7 +28,6 @@ from tasks.data.meter import Progress, metered
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import recount_ranges
-from umim_core.mining.mining_prediction import BLOCKS_PER_WORKER
 from umim_core.mining.recount import NO_DOCUMENTS, Recount
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import Offsets, Tokens
@@ -56,8 +55,7 @@ def recount_distributed(
     """
     prepare_ray_data()
     total = int(corpus.offsets[-1])
-    parts = cluster_cpus() * BLOCKS_PER_WORKER
-    ranges = recount_ranges(total, document_ends, parts)
+    ranges = recount_ranges(total, document_ends, cluster_cpus())
     reference, tables = ray.put(corpus), ray.put((keys, document_ends))
     with metered(total * TOKEN_BYTES, "candidates", progress) as meter:
 

@@ -66,7 +66,7 @@ class AblationData(_Part):
 
     Attributes:
         kind: Tells the file apart from other results.
-        name: Name of the recipe; files beside it begin with it.
+        name: Name of the recipe; files next to it begin with it.
         description: Of the recipe.
         seed: Of every training.
         budget: What every cell may train on.

@@ -134,7 +134,7 @@ def _again(name: str) -> str:
 
 
 def ablation_page(data: AblationData) -> str:
-    """Return the page in markdown; the figures lie beside it."""
+    """Return the page in markdown; the figures lie next to it."""
     table = ablation_table(data)
     machine = ", ".join(f"{name} {value}" for name, value in data.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in data.versions.items())

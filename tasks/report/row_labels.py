@@ -50,7 +50,7 @@ class RowRules(BaseModel):
 
     @property
     def made_by(self) -> str:
-        """What made the rules, in words."""
+        """Origin of the rules in words."""
         return f"{self.source} {self.min_probability:g}" if self.min_probability else self.source
 
     def deviations(self) -> list[str]:

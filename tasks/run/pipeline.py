@@ -22,7 +22,7 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.stopping import told
+from tasks.cluster.stopping import on_stop
 from tasks.run.checks import check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
@@ -204,8 +204,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             name=f"{flow_name} {recipe.name}",
             description=note.strip(),
         )
-        killed = tracker.another()  # its own connection: a stop must not wait for this thread
-        with told(partial(killed.finish, key, "KILLED")):
+        killed = tracker.reconnected()  # a stop must not wait for the connection of this thread
+        with on_stop(partial(killed.finish, key, "KILLED")):
             finished = False
             try:
                 with (
@@ -230,7 +230,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         f": {', '.join(names)}" if names else "",
     )
     if (pages := tracker.pages(key)) is not None:
-        logger.info("MLflow: %s", pages.told())
+        logger.info("MLflow: %s", pages.line())
 
 
 def _kind(model: type[RunRecipe]) -> str:

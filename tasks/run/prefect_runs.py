@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_ALLOW_EPHEMERAL_MOD
 from prefect.states import Cancelled
 
 from tasks.cluster.ray_cluster import CHECKOUT
-from tasks.cluster.stopping import in_use, stoppable, told
+from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
 from tasks.tracking.tracking_values import redact
 from umim_core.errors import ClusterError, UmimError
 
@@ -121,10 +121,10 @@ def stopping_of_this_run() -> Iterator[None]:
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     with ExitStack() as stack:
-        if in_use() or (run is not None and run.deployment_id is not None):
+        if is_stoppable() or (run is not None and run.deployment_id is not None):
             stack.enter_context(stoppable())
             if run is not None:
-                stack.enter_context(told(partial(_cancelled, run.id)))
+                stack.enter_context(on_stop(partial(_cancelled, run.id)))
         yield
 
 

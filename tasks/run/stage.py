@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.cluster.stopping import told
+from tasks.cluster.stopping import on_stop
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import (
@@ -222,7 +222,7 @@ def _thrown_away(partial: Path, spec: StageSpec) -> AbstractContextManager[None]
     """Have a stop, which unwinds nothing, remove what nobody could go on with."""
     if spec.resumable:
         return nullcontext()
-    return told(functools.partial(shutil.rmtree, partial, ignore_errors=True))
+    return on_stop(functools.partial(shutil.rmtree, partial, ignore_errors=True))
 
 
 def _found(final: Path, spec: StageSpec) -> Artifact:

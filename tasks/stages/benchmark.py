@@ -18,14 +18,13 @@ import torch
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
-from tasks.stages.evaluate import load_pair
 from umim_core.benchmarking.break_even import break_even, break_even_markdown
 from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint.checkpoint import resolve_checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.recipe import BackboneDtype, Device
-from umim_core.rules.matcher import Matcher
+from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 from umim_core.store.machine_lock import measuring
 
@@ -56,18 +55,11 @@ def benchmark_stage(
     )
 
     def build(out: Path) -> Metrics:
-        loaded, backbone = load_pair(directory, device, dtype)
+        compressed = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
         test = tokens(tokenized, "test")
         # Each pair of runs begins one continuation further on, then round again.
         text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
-        rows = measure_throughput(
-            backbone,
-            loaded.module,
-            Matcher(loaded.rules),
-            np.asarray(text, dtype=np.int64),
-            config,
-            unit_positions=loaded.config.unit_positions,
-        )
+        rows = measure_throughput(compressed, np.asarray(text, dtype=np.int64), config)
         _write(out / _FILE, [row.as_dict() for row in rows])
         _write(out / f"{_BREAK_EVEN}.json", [found.as_dict() for found in break_even(rows)])
         (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")

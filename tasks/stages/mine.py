@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,12 @@ from tasks.stages.corpus import tokens
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, MiningConfig
+from umim_core.cost.mining_forecast import predict_search
+from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError
 from umim_core.mining.corpus_mining import MiningOptions, make_rules
-from umim_core.mining.costs import Limits, Prediction
 from umim_core.mining.finding import SearchOptions, find_ngrams
-from umim_core.mining.mining_forecast import predict_search
 from umim_core.mining.preparation import (
     check_documents,
     excluded_ids,
@@ -46,7 +46,6 @@ from umim_core.store.artifacts import (
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
-_GIB = 2.0**30
 _SCHEMA = 1
 _CORPUS = "corpus.json"
 _ARRAYS = ("keys", "support", "documents")
@@ -196,12 +195,13 @@ def _predict(
     )
     if told is None:
         return None
-    Limits.of(config.max_memory_gib, config.max_disk_gib, config.max_hours).check(told)
+    limits = Limits(config.max_memory_gib, config.max_disk_gib, config.max_hours)
+    replace(told, limits=limits).check()
     logger.info(
-        "count: %.1f s, %.2f GiB per worker and %.2f GiB shuffled are predicted",
+        "count: %.1f s, %s per worker and %s shuffled are predicted",
         sum(told.seconds.values()),
-        told.memory_bytes / _GIB,
-        told.shuffle_bytes / _GIB,
+        gib(told.memory_bytes),
+        gib(told.figures["shuffle_bytes"]),
     )
     return told
 
@@ -216,7 +216,7 @@ def _errors(prediction: Prediction, seconds: float) -> Metrics:
     return {
         "predicted_seconds": told,
         "predicted_memory_bytes": prediction.memory_bytes,
-        "predicted_shuffle_bytes": prediction.shuffle_bytes,
+        "predicted_shuffle_bytes": prediction.figures["shuffle_bytes"],
         "prediction_error_seconds": told / max(seconds, 1e-9) - 1,
     }
 

@@ -148,13 +148,7 @@ class _Looks:
     def attention(self) -> AttentionExample:
         """Look at the last layer."""
         umim, ids = self._umim, self._ids[:_ATTENTION_TOKENS]
-        maps = attention_maps(
-            ids,
-            umim.backbone,
-            umim.module,
-            umim.matcher,
-            unit_positions=umim.checkpoint.config.unit_positions,
-        )
+        maps = attention_maps(ids, umim.compressed)
         return AttentionExample(
             label=f"{self._label}, layer {maps.layer + 1}, mean over heads",
             units=unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
@@ -170,7 +164,7 @@ class _Looks:
         spans = {tuple(self._ids[s : s + n].tolist()) for s, n in cut if n > 1}
         if not spans:
             return ()
-        found = surrogate_similarity(sorted(spans), umim.backbone, umim.module)
+        found = surrogate_similarity(sorted(spans), umim.compressed)
         return tuple(SimilarityRow(**vars(row)) for row in found)
 
 

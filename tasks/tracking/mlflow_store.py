@@ -97,13 +97,13 @@ class Store:
                 limit_requests(call_seconds)
                 yield self
         except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
-            told = redact(f"{self.uri}: {error}")
+            message = redact(f"{self.uri}: {error}")
             if _refused(error):
-                raise TrackingError("the store must take what is written", told) from error
+                raise TrackingError("the store must take what is written", message) from error
             self._connected = None
             raise StoreAwayError(
                 "the tracking store must answer",
-                told,
+                message,
                 "Start the server or set MLFLOW_TRACKING_URI.",
             ) from error
 

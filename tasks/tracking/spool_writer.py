@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.cluster.stopping import undisturbed
+from tasks.cluster.stopping import stop_deferred
 from tasks.tracking.mlflow_store import Store, StoreAwayError
 from tasks.tracking.patience import Patience
 from tasks.tracking.replay import replay
@@ -54,7 +54,7 @@ class SpoolWriter:
                 that writes.
         """
         patience = self._patience
-        with undisturbed(), self._busy:
+        with stop_deferred(), self._busy:
             if patience.exhausted or (patience.resting() and not last):
                 return
             wait_seconds = patience.left if last else 0.0
@@ -90,7 +90,7 @@ class SpoolWriter:
 
     def ask(self, question: Callable[[Store], T]) -> T | None:
         """Return what the store answers; None if it does not now."""
-        with undisturbed(), self._busy:
+        with stop_deferred(), self._busy:
             if self._patience.exhausted or self._patience.resting():
                 return None
             since = time.monotonic()

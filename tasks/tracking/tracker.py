@@ -55,7 +55,7 @@ class Pages:
         """Return the addresses by name; nothing where no server shows them."""
         return {} if self.command else {"MLflow": self.run, "Comparison": self.compare}
 
-    def told(self) -> str:
+    def line(self) -> str:
         """Return in one line where a person finds the comparison."""
         return f"{self.command}, then {self.compare}" if self.command else self.compare
 
@@ -85,7 +85,7 @@ class Tracker:
         self._store = Store(self.uri, self.root, experiment)
         self._writer = SpoolWriter(self._store, Spool(self.root))
 
-    def another(self) -> Tracker:
+    def reconnected(self) -> Tracker:
         """Return a tracker of the same store with a connection and a patience of its own."""
         return Tracker(self.uri, self.root, self._store.experiment)
 

@@ -37,7 +37,7 @@ class LanguageModelJob:
 
     Attributes:
         architecture: Dumped architecture.
-        tokenizer: Directory of the tokenizer; it is copied beside the weights.
+        tokenizer: Directory of the tokenizer; it is copied next to the weights.
         train: Directory of the training split's token shards.
         valid: Directory of the validation split's token shards.
         seed: Seed of weights and data order.

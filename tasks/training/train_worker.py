@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.ray_cluster import Cluster
-from tasks.cluster.stopping import going_on_at
+from tasks.cluster.stopping import resuming_at
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import ClusterConfig
@@ -71,7 +71,7 @@ def launch_worker(
         UmimError: What a worker raised on purpose.
     """
     state = out / "state"
-    with going_on_at(partial(last_step, state)), followed(state):
+    with resuming_at(partial(last_step, state)), followed(state):
         if lease.config.workers == 0:
             worker(fields)
         else:
@@ -128,9 +128,9 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
             thread.submit(trainer.fit).result()
         finally:
             thread.shutdown(wait=False)
-        _raise_told(scratch, cluster.workers)
+        _raise_recorded(scratch, cluster.workers)
     except WorkerGroupError as error:
-        _raise_told(scratch, cluster.workers)
+        _raise_recorded(scratch, cluster.workers)
         for cause in error.worker_failures.values():
             if isinstance(cause, UmimError):  # of a worker that does not share the scratch folder
                 raise cause from error
@@ -140,7 +140,7 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
             "Run the same command again; it resumes from the last state.",
         ) from error
     except ControllerError as error:
-        _raise_told(scratch, cluster.workers)
+        _raise_recorded(scratch, cluster.workers)
         raise ClusterError(
             f"{cluster.workers} training workers must start",
             str(error.controller_failure),
@@ -153,13 +153,13 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
 def _run_rank(worker: Worker, scratch: str, mark: int, fields: Fields) -> None:
     """Call a worker function on a Ray worker, once: Ray starts a group again after any error.
 
-    A lost worker is worth another try, but a typed error would only come back. It is told in a
+    A lost worker is worth another try, but a typed error would only come back. It goes to a
     file, and a group that finds one ends at once, all ranks together.
     """
     folder = Path(scratch)
     rank, world = rank_and_world()
     shared = sees_mark(folder, mark)
-    if ranks_where(shared and bool(_told(folder, world))):
+    if ranks_where(shared and bool(_error_files(folder, world))):
         return
     try:
         require_mark(folder, mark)  # before rules and rows are looked for on a disk without them
@@ -174,13 +174,13 @@ def _error_path(scratch: Path, rank: int) -> Path:
     return scratch / f"error-{rank}.json"
 
 
-def _told(scratch: Path, world: int) -> list[Path]:
-    """Return the errors told; by name, for a listing may be older than the files."""
+def _error_files(scratch: Path, world: int) -> list[Path]:
+    """Return the files of errors; by name, for a listing may be older than the files."""
     return [path for rank in range(world) if (path := _error_path(scratch, rank)).is_file()]
 
 
-def _raise_told(scratch: Path, world: int) -> None:
-    for path in _told(scratch, world):
+def _raise_recorded(scratch: Path, world: int) -> None:
+    for path in _error_files(scratch, world):
         raise from_data(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -19,6 +19,7 @@ from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import ConfigError, EvaluationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -120,8 +121,8 @@ def packed_loss(
     backbone: Backbone, policy: MergeModule, reference: MergeModule, beta: float
 ) -> torch.Tensor:
     with torch.no_grad():
-        fixed = ending_scores(QUESTIONS, backbone, reference, MATCHER)
-    scores = ending_scores(QUESTIONS, backbone, policy, MATCHER)
+        fixed = ending_scores(QUESTIONS, Compressed(backbone, reference, MATCHER, "compact"))
+    scores = ending_scores(QUESTIONS, Compressed(backbone, policy, MATCHER, "compact"))
     return preference_loss(scores, fixed, [q.gold for q in QUESTIONS], beta=beta)
 
 
@@ -150,7 +151,7 @@ def test_answers_follow_the_raw_length_of_a_context_with_preserved_positions(kin
         for weight in backbone.model.parameters():  # small ones make positions matter little
             weight.mul_(6.0)
         compact, preserved = (
-            ending_scores([question], backbone, module, MATCHER, unit_positions=policy)[0]
+            ending_scores([question], Compressed(backbone, module, MATCHER, policy))[0]
             for policy in ("compact", "preserved")
         )
         merged = module(table(torch.tensor([[1, 2]])), torch.tensor([2]))
@@ -176,7 +177,7 @@ def test_gradient_reaches_the_policy_and_nothing_else() -> None:
 
 def test_reference_scores_carry_no_gradient_even_if_computed_with_it() -> None:
     backbone, module = tiny("llama"), fresh_module(1)
-    reference = ending_scores(QUESTIONS, backbone, module, MATCHER)
+    reference = ending_scores(QUESTIONS, Compressed(backbone, module, MATCHER, "compact"))
     policy = [score.detach().clone().requires_grad_() for score in reference]
     preference_loss(policy, reference, [2, 0, 1]).backward()
     assert all(parameter.grad is None for parameter in module.parameters())

@@ -13,6 +13,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
 
@@ -38,7 +39,7 @@ def windowed(family: str) -> Backbone:
 def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     backbone = windowed(family)
     module, matcher = module_for(backbone), random_rules(3, infix_free=False)
-    engine = Engine(backbone, module, matcher)
+    engine = Engine(Compressed(backbone, module, matcher, "compact"))
     parts = [PROMPT.tolist()]
     errors, lengths = [], []
 
@@ -68,17 +69,22 @@ def test_rows_together_and_stretched_positions_are_refused(family: str) -> None:
     backbone = windowed(family)
     two = [PROMPT, PROMPT[:5]]
     with pytest.raises(GenerationError, match=r"attention window \(6\); got .* one prompt at a"):
-        Engine(backbone, None, None).generate(two, settings(4))
+        Engine(Compressed.without_merging(backbone)).generate(two, settings(4))
     with pytest.raises(GenerationError, match="attention window"):
-        Engine(backbone, None, None).generate(
+        Engine(Compressed.without_merging(backbone)).generate(
             [PROMPT], settings(4, num_return_sequences=2, do_sample=True)
         )
     with pytest.raises(GenerationError, match="attention window"):
-        Engine(backbone, None, None, unit_positions="preserved").generate([PROMPT], settings(4))
+        Engine(Compressed(backbone, None, None, "preserved")).generate([PROMPT], settings(4))
     with pytest.raises(GenerationError, match="attention window"):
-        token_log_probs(two, backbone, module_for(backbone), random_rules(3, infix_free=True))
+        token_log_probs(
+            two,
+            Compressed(backbone, module_for(backbone), random_rules(3, infix_free=True), "compact"),
+        )
     with pytest.raises(GenerationError, match="attention window"):
-        score_continuations([PROMPT], [[PROMPT[:2], PROMPT[:3]]], backbone, None, None)
+        score_continuations(
+            [PROMPT], [[PROMPT[:2], PROMPT[:3]]], Compressed.without_merging(backbone)
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,12 +92,16 @@ def test_rows_together_and_stretched_positions_are_refused(family: str) -> None:
 def test_plain_texts_and_single_continuations_are_the_models_own(family: str) -> None:
     backbone = windowed(family)
     rows = [PROMPT, PROMPT[:13]]
-    for row, ours in zip(rows, token_log_probs(rows, backbone, None, None), strict=True):
+    for row, ours in zip(
+        rows, token_log_probs(rows, Compressed.without_merging(backbone)), strict=True
+    ):
         logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, :-1]
         expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row[1:])[:, None])[:, 0]
         assert torch.allclose(ours, expected, rtol=0, atol=1e-5)
     scored = score_continuations(
-        [row[:-3] for row in rows], [[row[-3:]] for row in rows], backbone, None, None
+        [row[:-3] for row in rows],
+        [[row[-3:]] for row in rows],
+        Compressed.without_merging(backbone),
     )
     for row, [score] in zip(rows, scored, strict=True):
         logits = backbone.model(input_ids=torch.from_numpy(row)[None]).logits[0, -4:-1]

@@ -30,7 +30,7 @@ from transformers import (
 from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.errors import BackboneError, ConfigError
-from umim_core.evaluation.model_choice import choose_backbone
+from umim_core.evaluation.harness import UmimLM
 
 SMALL = {
     "vocab_size": 32,
@@ -237,7 +237,7 @@ def test_code_from_a_repository_is_refused_even_if_the_user_would_agree(
     with pytest.raises(BackboneError, match="without code of its own"):
         load_backbone(str(saved))
     with pytest.raises(BackboneError, match="without code of its own"):  # as lm-eval loads it
-        choose_backbone(str(saved), None, None, "auto", "cpu")
+        UmimLM(backbone=str(saved), merge="none")
     assert not trace.exists()
 
 

@@ -1,4 +1,4 @@
-"""Loading a backbone by name: safetensors only, the pinned revision, no code (RELIABILITY 42).
+"""Loading a backbone by name: safetensors only, the pinned revision, no code (reliability 42).
 
 Refusals of pickled weights and of ``auto_map`` are in ``backbone/test_backbone.py``.
 """
@@ -18,7 +18,9 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone, load_tokenizer
 from umim_core.checkpoint.checkpoint import CHECKPOINT_SCHEMA, Checkpoint
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import write_manifest
 
@@ -109,7 +111,7 @@ def checkpoint_of(revision: str | None, folder: Path) -> Path:
     rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    made = Checkpoint.of(module, rules, backbone)
+    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
     config = made.config.model_copy(update={"backbone_revision": revision})
     Checkpoint(config, module, rules).save(folder / "merge")
     return folder / "merge"

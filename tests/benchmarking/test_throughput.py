@@ -19,6 +19,7 @@ from umim_core.benchmarking.throughput import measure_throughput
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -55,7 +56,9 @@ def tiny(kind: str = "llama") -> Backbone:
 
 def measure(roofline: Roofline | None = UNBOUNDED, **protocol: object) -> list[ThroughputRow]:
     config = BenchmarkConfig(**{"warmup": 0, "pairs": 1, "new_tokens": 3, **protocol})
-    return measure_throughput(tiny(), MergeModule(16), NATURAL, IDS, config, roofline=roofline)
+    return measure_throughput(
+        Compressed(tiny(), MergeModule(16), NATURAL, "compact"), IDS, config, roofline=roofline
+    )
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,7 @@ def test_decode_bound_counts_weights_and_cache() -> None:
 
 
 def test_fixed_pairs_close_on_every_second_generated_token() -> None:
-    engine = Engine(tiny(), MergeModule(16), FixedPairs())
+    engine = Engine(Compressed(tiny(), MergeModule(16), FixedPairs(), "compact"))
     run = time_run(engine, Prompts(IDS[None, :8]), 6)
     assert run.cache_lengths.tolist() == [[4, 5, 5, 6, 6, 7]]
     assert run.prefill > 0 and run.decode > 0
@@ -212,7 +215,7 @@ def test_each_run_has_prompts_of_its_own() -> None:
 def test_a_given_text_is_generated_by_every_row() -> None:
     backbone = tiny()
     prompts = cut_prompts(IDS, (2, 9, 8), 0, "text")
-    run = time_run(Engine(backbone, MergeModule(16), NATURAL), prompts, 8)
+    run = time_run(Engine(Compressed(backbone, MergeModule(16), NATURAL, "compact")), prompts, 8)
     for row, text in enumerate(prompts.text[:, :-1]):  # the last token is not fed
         starts = [len(NATURAL.segment(text[: n + 1])[0]) for n in range(7)]
         assert (run.cache_lengths[row, 1:] - run.cache_lengths[row, 0]).tolist() == starts

@@ -17,7 +17,9 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.cli.app import main
 from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
@@ -63,7 +65,7 @@ def checkpoint(
     rules = RuleSet.from_spans(SPANS, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    Checkpoint.of(module, rules, backbone).save(folder / "merge")
+    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "merge")
     return folder / "merge"
 
 

@@ -150,7 +150,7 @@ def test_a_dry_run_prints_a_table_and_writes_nothing(
     assert result.code == 0, result.err
     assert result.out.startswith("Predicted from a sample; nothing was written.\n")
     rows = [line.split() for line in result.out.splitlines()]
-    assert ["tokens", "3,000"] in rows
+    assert ["for", "3,000", "tokens"] in rows
     assert [row for row in rows if row[:2] == ["time,", "tokenize"]]
     assert [row for row in rows if row[:2] == ["frequent", "4-grams"]]
     assert listing(corpus) == before

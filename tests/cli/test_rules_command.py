@@ -16,8 +16,10 @@ from support.command_line import Result, Umim, console
 from umim_core.backbone.backbone import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.collisions import collision_rate
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 # span -> count; (1, 2) and (2, 1) share a surrogate
@@ -164,7 +166,7 @@ def test_a_checkpoint_shows_the_rules_inside(
     rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
     module = MergeModule(tiny_llama.hidden_size)
     module.initialise(1.0, torch.Generator().manual_seed(0))
-    Checkpoint.of(module, rules, tiny_llama).save("checkpoint")
+    Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact")).save("checkpoint")
     assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
 
 
@@ -173,7 +175,9 @@ def test_collisions_are_shown_only_where_the_module_does_not_see_the_order(
 ) -> None:
     for positions, rate in (("none", 0.5), ("learned", None)):
         module = MergeModule(tiny_llama.hidden_size, positions=positions)
-        Checkpoint.of(module, RuleSet.load("rules"), tiny_llama).save(positions)
+        Checkpoint.of(
+            Compressed(tiny_llama, module, Matcher(RuleSet.load("rules")), "compact")
+        ).save(positions)
         assert document(umim("rules", positions, "--json"))["collision_rate"] == rate
     assert "no two rules share a surrogate" in umim("rules", "learned").out
 

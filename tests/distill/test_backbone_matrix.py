@@ -28,6 +28,7 @@ from transformers import (
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
@@ -124,7 +125,7 @@ def test_loss_and_gradient_of_a_step_equal_the_naive_step(family: str, tied: boo
     backbone = build(family, tied=tied)
     module = MergeModule(HIDDEN).double()
     module.initialise(0.2, torch.Generator().manual_seed(1))
-    model = DistillModel(backbone, module)
+    model = DistillModel(Compressed(backbone, module, None, "compact"))
     rows, cuts = batch()
     loss = model(rows, cuts)
     parts = [naive_loss(model, row, cut) for row, cut in zip(rows, cuts, strict=True)]

@@ -25,6 +25,7 @@ from transformers import (
 from support.merge_modules import FORMS
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
@@ -71,7 +72,11 @@ def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
 def model_for(backbone: Backbone, form: str = "paper") -> DistillModel:
     module = MergeModule(HIDDEN, **FORMS[form]).to(backbone.dtype)
     module.initialise(0.2, torch.Generator().manual_seed(1))
-    return DistillModel(backbone, module)
+    return wrapped(backbone, module)
+
+
+def wrapped(backbone: Backbone, module: MergeModule, **options: object) -> DistillModel:
+    return DistillModel(Compressed(backbone, module, None, "compact"), **options)
 
 
 def batch(units: list[list[int]] = UNITS) -> tuple[Rows, list[Segmentation]]:
@@ -146,12 +151,8 @@ def test_learned_positions_get_their_plain_gradient() -> None:
 # Llama's RMSNorm is single precision in any model: its noise asks for a longer step.
 @pytest.mark.parametrize(
     ("name", "step", "tolerance"),
-    [
-        ("gpt2", 1e-5, 1e-6),
-        ("gpt-neox", 1e-5, 1e-6),
-        ("llama", 1e-3, 1e-3),
-        ("qwen2-tied", 1e-3, 1e-3),
-    ],
+    [(n, 1e-5, 1e-6) for n in ("gpt2", "gpt-neox")]
+    + [(n, 1e-3, 1e-3) for n in ("llama", "qwen2-tied")],
 )
 def test_gradient_equals_a_finite_difference(name: str, step: float, tolerance: float) -> None:
     model = model_for(build(name))
@@ -189,7 +190,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(
 ) -> None:
     model = model_for(backbone)
     rows, cuts = batch()
-    parts = DistillModel(backbone, model.module, micro_batch=rows_at_once)
+    parts = wrapped(backbone, model.module, micro_batch=rows_at_once)
     found, (expected, count) = parts(rows, cuts), plain_loss(model, rows, cuts)
     assert found.rows == count
     torch.testing.assert_close(found.cross_entropy, expected, atol=1e-9, rtol=1e-9)
@@ -200,7 +201,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(
 
 def test_a_micro_batch_holds_only_its_own_rows() -> None:
     backbone, shapes = build("gpt2"), []
-    model = DistillModel(backbone, model_for(backbone).module, micro_batch=2)
+    model = wrapped(backbone, model_for(backbone).module, micro_batch=2)
     backbone.model.transformer.register_forward_pre_hook(
         lambda trunk, args, inputs: shapes.append(tuple(inputs["inputs_embeds"].shape[:2])),
         with_kwargs=True,
@@ -272,7 +273,7 @@ def test_steps_on_one_batch_reduce_its_divergence(backbone: Backbone) -> None:
 def test_gradients_of_a_frequent_span_add_up_in_single_precision() -> None:
     """A thousand equal gradients: in bfloat16 their sum would stop at 256 of them."""
     single = wrap_backbone(build("gpt2").model.float(), None)
-    model = DistillModel(single, model_for(single).module, autocast=True)
+    model = wrapped(single, model_for(single).module, autocast=True)
     row, cut = batch([[2, 1]])
     once, often = (
         gradients(model, model(row * times, cut * times).cross_entropy) for times in (1, 1000)
@@ -287,7 +288,7 @@ def test_bfloat16_products_leave_the_loss_in_single_precision(backbone: Backbone
     model = model_for(single)
     rows, cuts = batch()
     exact = model(rows, cuts)
-    rounded = DistillModel(single, model.module, autocast=True)(rows, cuts)
+    rounded = wrapped(single, model.module, autocast=True)(rows, cuts)
     assert rounded.cross_entropy.dtype is torch.float32
     assert float(rounded.cross_entropy.detach()) != float(exact.cross_entropy.detach())
     torch.testing.assert_close(rounded.cross_entropy, exact.cross_entropy, atol=0.0, rtol=2e-2)

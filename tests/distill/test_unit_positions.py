@@ -15,6 +15,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.distill.step import DistillModel
 from umim_core.errors import CorpusError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
@@ -40,7 +41,7 @@ def model_for(kind: str, unit_positions: UnitPositions) -> DistillModel:
     backbone: Backbone = wrap_backbone(AutoModelForCausalLM.from_config(config).double(), None)
     module = MergeModule(HIDDEN).double()
     module.initialise(0.2, torch.Generator().manual_seed(1))
-    return DistillModel(backbone, module, unit_positions=unit_positions)
+    return DistillModel(Compressed(backbone, module, None, unit_positions))
 
 
 def batch() -> tuple[list[NDArray[np.int64]], list[Segmentation]]:

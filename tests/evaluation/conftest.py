@@ -12,7 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
@@ -74,7 +76,7 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    Checkpoint.of(module, rules, backbone).save(path)
+    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(path)
     return path
 
 

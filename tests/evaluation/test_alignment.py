@@ -15,6 +15,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.distill.alignment_metrics import METRICS, row_metrics
 from umim_core.errors import NumericalError
 from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -62,7 +63,7 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             states.append(values)
             aligned += [values] if t in unit_ends else []
     found = evaluate_alignment(
-        rows, backbone, module, matcher, batch_size=2, unit_positions=unit_positions
+        rows, Compressed(backbone, module, matcher, unit_positions), batch_size=2
     )
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
@@ -82,7 +83,9 @@ def test_top1_of_a_bfloat16_backbone_is_that_of_its_weights() -> None:
             head[:] = 8.0 * torch.randn(head.shape[1], generator=torch.Generator().manual_seed(0))
             head[::2, 0], head[1::2, 0] = 0.0, 2**-9
         module, matcher = module_for(build()).float(), Matcher(RuleSet.from_spans(NESTED))
-        found[dtype] = evaluate_alignment(random_rows(), backbone, module, matcher).means["top1"]
+        found[dtype] = evaluate_alignment(
+            random_rows(), Compressed(backbone, module, matcher, "compact")
+        ).means["top1"]
     assert 0.2 < found[torch.float32] < 0.8
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], abs=0.08)
 
@@ -92,4 +95,4 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     module = module_for(backbone)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="alignment metric must be finite"):
-        evaluate_alignment(random_rows(), backbone, module, matcher)
+        evaluate_alignment(random_rows(), Compressed(backbone, module, matcher, "compact"))

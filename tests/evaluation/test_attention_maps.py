@@ -14,6 +14,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
+from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -36,19 +37,23 @@ def reference(backbone: Backbone, layer: int) -> np.ndarray:
 
 @pytest.mark.parametrize("layer", [0, -1])
 def test_before_is_raw_attention_added_up_by_unit(tiny_backbone: Backbone, layer: int) -> None:
-    maps = attention_maps(IDS, tiny_backbone, module_of("paper"), RULES, layer=layer)
+    maps = attention_maps(
+        IDS, Compressed(tiny_backbone, module_of("paper"), RULES, "compact"), layer=layer
+    )
     assert maps.before == pytest.approx(reference(tiny_backbone, layer), abs=1e-6)
     assert (maps.lengths, maps.starts) == ((1, 2, 1, 2, 1), (0, 1, 3, 4, 6))
 
 
 def test_without_merges_both_are_the_same(tiny_backbone: Backbone) -> None:
-    maps = attention_maps(IDS, tiny_backbone, module_of("paper"), NOTHING, head=1)
+    maps = attention_maps(
+        IDS, Compressed(tiny_backbone, module_of("paper"), NOTHING, "compact"), head=1
+    )
     assert maps.after == pytest.approx(maps.before, abs=1e-7)
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
 def test_rows_add_up_to_one_and_never_look_ahead(tiny_llama: Backbone, positions) -> None:
-    maps = attention_maps(IDS, tiny_llama, module_of("paper"), RULES, unit_positions=positions)
+    maps = attention_maps(IDS, Compressed(tiny_llama, module_of("paper"), RULES, positions))
     for grid in (maps.before, maps.after):
         assert grid.sum(axis=1) == pytest.approx(np.ones(5))
         assert np.triu(grid, 1) == pytest.approx(np.zeros((5, 5)))
@@ -58,17 +63,19 @@ def test_a_backbone_without_a_cache_sees_the_whole_text(
     tiny_backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions that jump would mark the rows of a batch that transformers takes for packed."""
-    arguments = (IDS, tiny_backbone, module_of("paper"), RULES)
-    cached = attention_maps(*arguments, unit_positions="preserved")
+    model = Compressed(tiny_backbone, module_of("paper"), RULES, "preserved")
+    cached = attention_maps(IDS, model)
     monkeypatch.setattr(tiny_backbone.model.config, "use_cache", False)
-    uncached = attention_maps(*arguments, unit_positions="preserved")
+    uncached = attention_maps(IDS, model)
     assert uncached.after == pytest.approx(cached.after, abs=1e-6)
     assert uncached.after[-1].min() > 0
 
 
 def test_a_text_beyond_the_positions_is_refused(tiny_backbone: Backbone) -> None:
     with pytest.raises(EvaluationError, match="64 positions unmerged; got 65 tokens"):
-        attention_maps([1, 2] * 32 + [1], tiny_backbone, module_of("paper"), RULES)
+        attention_maps(
+            [1, 2] * 32 + [1], Compressed(tiny_backbone, module_of("paper"), RULES, "compact")
+        )
 
 
 def test_a_text_beyond_the_attention_window_is_refused() -> None:
@@ -83,12 +90,12 @@ def test_a_text_beyond_the_attention_window_is_refused() -> None:
     )
     backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
     with pytest.raises(GenerationError, match=r"attention window \(6\); got 7 units"):
-        attention_maps(IDS, backbone, module_of("paper"), RULES)
+        attention_maps(IDS, Compressed(backbone, module_of("paper"), RULES, "compact"))
 
 
 def test_the_backbone_keeps_its_attention(tiny_llama: Backbone) -> None:
     before = tiny_llama.model.config._attn_implementation
-    attention_maps(IDS, tiny_llama, module_of("paper"), RULES)
+    attention_maps(IDS, Compressed(tiny_llama, module_of("paper"), RULES, "compact"))
     assert tiny_llama.model.config._attn_implementation == before != "eager"
 
 
@@ -97,7 +104,12 @@ def test_what_is_not_there_is_refused(
     tiny_llama: Backbone, ids: list[int], layer: int, head: int
 ) -> None:
     with pytest.raises(EvaluationError, match="one of 2 layers and one of 4 heads"):
-        attention_maps(ids, tiny_llama, module_of("paper"), RULES, layer=layer, head=head)
+        attention_maps(
+            ids,
+            Compressed(tiny_llama, module_of("paper"), RULES, "compact"),
+            layer=layer,
+            head=head,
+        )
 
 
 def first(spans: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -106,7 +118,7 @@ def first(spans: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 def test_a_copy_of_the_first_token_is_equal_to_it_alone(tiny_llama: Backbone) -> None:
     spans = [(1, 2), (3, 4, 5), (6, 7)]
-    two, three = surrogate_similarity(spans, tiny_llama, first)
+    two, three = surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"))
     assert (two.order, two.spans, three.order, three.spans) == (2, 2, 3, 1)
     table = tiny_llama.embedding_weight.detach().double().numpy()
 
@@ -122,11 +134,14 @@ def test_a_copy_of_the_first_token_is_equal_to_it_alone(tiny_llama: Backbone) ->
 
 def test_random_tokens_follow_the_seed(tiny_llama: Backbone) -> None:
     spans = [(number, 3) for number in range(1, 9)]
-    found = [surrogate_similarity(spans, tiny_llama, first, seed)[0].random for seed in (0, 0, 1)]
+    found = [
+        surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"), seed)[0].random
+        for seed in (0, 0, 1)
+    ]
     assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize("spans", [[], [(1, 2), (3,)]])
 def test_spans_of_one_token_are_refused(tiny_llama: Backbone, spans: list) -> None:
     with pytest.raises(EvaluationError, match="at least two tokens"):
-        surrogate_similarity(spans, tiny_llama, first)
+        surrogate_similarity(spans, Compressed(tiny_llama, first, None, "compact"))

@@ -17,6 +17,8 @@ from lm_eval.api.instance import Instance
 from tests.evaluation.conftest import TEXT
 from tests.support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.merging.compressed import Compressed
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 CASES = {
@@ -75,14 +77,16 @@ def test_without_rules_texts_are_those_of_hf(
     assert len(set(theirs)) > 1
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 @pytest.mark.parametrize("batch_size", BATCHES)
 def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int) -> None:
     models = Models(Case())
     rows = [free_ids(models, prompt) for prompt in models.case.prompts]
     spans = [tuple(ids[k : k + 2]) for row in rows for ids in row for k in range(len(ids) - 1)]
     rules = RuleSet.from_spans([span for span in spans if 0 not in span])
-    models.checkpoint = Checkpoint.of(models.checkpoint.module, rules, models.backbone)
+    models.checkpoint = Checkpoint.of(
+        Compressed(models.backbone, models.checkpoint.module, Matcher(rules), "compact")
+    )
     free = models.ours(merge, 1).generate_until(models.requests())
     model = models.ours(merge, batch_size)
     for whole in free:

@@ -18,13 +18,15 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.perplexity import token_log_probs
 from umim_core.inference.engine import Engine
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house by the sea "
@@ -64,9 +66,14 @@ def generation(prompts: list[str], **options: object) -> list[Instance]:
     return [Instance("generate_until", {}, (p, settings), i) for i, p in enumerate(prompts)]
 
 
+def checkpoint_of(backbone: Backbone, spans: list[tuple[int, ...]]) -> Checkpoint:
+    rules = Matcher(RuleSet.from_spans(spans))
+    return Checkpoint.of(Compressed(backbone, MergeModule(16), rules, "compact"))
+
+
 def without_rules(backbone_path: Path, tmp_path: Path) -> str:
     backbone = load_backbone(str(backbone_path))
-    Checkpoint.of(MergeModule(16), RuleSet.from_spans([]), backbone).save(tmp_path / "empty")
+    checkpoint_of(backbone, []).save(tmp_path / "empty")
     return str(tmp_path / "empty")
 
 
@@ -90,10 +97,10 @@ def test_the_word_none_in_model_args_is_the_base_model(checkpoint_path: Path) ->
 def test_stock_extra_arguments_are_accepted(checkpoint_path: Path) -> None:
     extra = {"batch_size": "4", "max_batch_size": 8, "device": "cuda:0"}  # the stock default
     model = UmimLM.create_from_arg_string(f"checkpoint={checkpoint_path}", extra)
-    assert (model.merge, model.batch_size) == ("context", 4)
+    assert (model.merge, model.batch_size) == ("prompt", 4)
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_empty_rules_give_the_base_models_likelihoods(
     merge: str, backbone_path: Path, tmp_path: Path
 ) -> None:
@@ -110,7 +117,7 @@ def test_empty_rules_give_the_base_models_likelihoods(
     assert ours.token_reduction == 0.0
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_likelihoods_do_not_depend_on_the_batch(build: Build, merge: str) -> None:
     one, eight = (build(merge, size).loglikelihood(requests()) for size in (1, 8))
     assert [x for x, _ in one] == pytest.approx([x for x, _ in eight], abs=1e-4)
@@ -119,8 +126,8 @@ def test_likelihoods_do_not_depend_on_the_batch(build: Build, merge: str) -> Non
 
 def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
     """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.module
-    starts, lengths = model.scorer.matcher.segment(np.array(context))
+    backbone, module = model.backbone, model.scorer.compressed.module
+    starts, lengths = model.scorer.compressed.matcher.segment(np.array(context))
     pieces = []
     for start, length in zip(starts, lengths, strict=True):
         span = backbone.embed(torch.tensor(context[start : start + length]))
@@ -133,7 +140,7 @@ def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> floa
 
 
 def test_context_mode_matches_the_context_alone(build: Build) -> None:
-    model = build("context", 4)
+    model = build("prompt", 4)
     pairs = PAIRS[:3] + PAIRS[4:6]
     expected = [oracle_context(model, *model._encode_pair(*pair)) for pair in pairs]
     found = [value for value, _ in model.loglikelihood(requests(pairs))]
@@ -147,12 +154,7 @@ def test_all_mode_scores_the_continuation_by_two_stage_accounting(build: Build) 
     expected = []
     for pair in pairs:
         context, ending = model._encode_pair(*pair)
-        [scores] = token_log_probs(
-            [np.array(context + ending)],
-            model.backbone,
-            model.scorer.module,
-            model.scorer.matcher,
-        )
+        [scores] = token_log_probs([np.array(context + ending)], model.scorer.compressed)
         expected.append(float(scores[-len(ending) :].sum()))
     found = [value for value, _ in model.loglikelihood(requests(pairs))]
     assert found == pytest.approx(expected, abs=1e-4)
@@ -167,10 +169,7 @@ def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> No
     preserved, compact = (
         token_log_probs(
             [np.array(context + ending)],
-            scorer.backbone,
-            scorer.module,
-            scorer.matcher,
-            unit_positions=policy,
+            replace(scorer.compressed, unit_positions=policy),
         )[0][-len(ending) :].sum()
         for policy in ("preserved", "compact")
     )
@@ -179,11 +178,11 @@ def test_unit_positions_are_those_of_the_checkpoint(checkpoint_path: Path) -> No
 
 
 def test_modes_differ_where_a_rule_applies(build: Build) -> None:
-    values = {m: build(m).loglikelihood(requests(PAIRS[4:5]))[0][0] for m in ("context", "all")}
-    assert values["context"] != pytest.approx(values["all"], abs=1e-3)
+    values = {m: build(m).loglikelihood(requests(PAIRS[4:5]))[0][0] for m in ("prompt", "all")}
+    assert values["prompt"] != pytest.approx(values["all"], abs=1e-3)
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge: str) -> None:
     model = build(merge, 16)
 
@@ -202,20 +201,20 @@ def test_only_the_greedy_continuation_is_reported_as_greedy(build: Build, merge:
 
 
 def test_long_contexts_lose_leading_units_not_tokens(build: Build) -> None:
-    model = build("context")
+    model = build("prompt")
     context, ending = model._encode_pair(*PAIRS[-1])
     kept, units = model.scorer.fit(np.array(context), 20)
     assert len(context) > MAX_LENGTH and units == 20 and len(kept) > 20
-    starts, _ = model.scorer.matcher.segment(np.array(context))
+    starts, _ = model.scorer.compressed.matcher.segment(np.array(context))
     assert len(context) - len(kept) in starts.tolist()
-    assert len(model.scorer.matcher.segment(kept)[0]) == 20
+    assert len(model.scorer.compressed.matcher.segment(kept)[0]) == 20
     room = MAX_LENGTH - len(ending) + 1
     fitted, _ = model.scorer.fit(np.array(context), room)
     expected = oracle_context(model, fitted.tolist(), ending)
     assert model.loglikelihood(requests(PAIRS[-1:]))[0][0] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_a_continuation_without_room_is_refused(build: Build, merge: str) -> None:
     with pytest.raises(EvaluationError, match=f"fit {MAX_LENGTH} units"):
         build(merge)._loglikelihood_tokens([(None, [5], list(range(1, 120)))], True)
@@ -227,13 +226,13 @@ def test_rolling_in_context_mode_is_the_base_model_and_says_so(
     hf = HFLM(pretrained=str(backbone_path), device="cpu", batch_size=1)
     logging.getLogger("lm_eval").propagate = True
     with caplog.at_level(logging.WARNING, "lm_eval"):
-        found = build("context").loglikelihood_rolling(rolling(["the cat sat on the mat"]))
+        found = build("prompt").loglikelihood_rolling(rolling(["the cat sat on the mat"]))
     expected = hf.loglikelihood_rolling(rolling(["the cat sat on the mat"]))
     assert found == pytest.approx(expected, abs=1e-4)
     assert "merge=all compresses them" in caplog.text
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_generation_decodes_raw_ids_whatever_the_batch(build: Build, merge: str) -> None:
     prompts = generation(["the cat sat on the", "near the old", "", TEXT * 4])
     one, four = build(merge, 1), build(merge, 4)
@@ -253,14 +252,15 @@ def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     backbone = load_backbone(str(backbone_path))
     prompt = generation(["the cat sat on the"])
     config = GenerationConfig(max_new_tokens=2, do_sample=False)
-    [row] = Engine(backbone, None, None).generate([backbone.encode(prompt[0].args[0])], config).rows
-    checkpoint = Checkpoint.of(MergeModule(16), RuleSet.from_spans([row.ids]), backbone)
+    ids = backbone.encode(prompt[0].args[0])
+    [row] = Engine(Compressed.without_merging(backbone)).generate([ids], config).rows
+    checkpoint = checkpoint_of(backbone, [row.ids])
     units = {}
-    for merge in ("context", "all"):
+    for merge in ("prompt", "all"):
         model = UmimLM(checkpoint, merge, backbone)
         model.generate_until(prompt)
         units[merge] = model.scorer.inputs.units
-    assert units["all"] < units["context"]
+    assert units["all"] < units["prompt"]
 
 
 def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> None:
@@ -271,7 +271,7 @@ def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> No
 
 
 def test_result_files_carry_the_realised_reduction(build: Build) -> None:
-    model = build("context")
+    model = build("prompt")
     model.loglikelihood(requests())
     info = model.get_model_info()["umim"]
     assert info["token_reduction"] == model.token_reduction > 0
@@ -291,8 +291,8 @@ def test_the_checkpoint_may_come_from_the_environment(
 def test_bad_arguments_are_typed_errors(
     checkpoint_path: Path, tmp_path: Path, other_backbone: Callable[[Path], Path]
 ) -> None:
-    with pytest.raises(ConfigError, match="merge must be one of"):
-        UmimLM(str(checkpoint_path), "prompt")
+    with pytest.raises(ConfigError, match=r"one of .*'context' is called 'prompt'"):
+        UmimLM(str(checkpoint_path), "context")
     with pytest.raises(CheckpointError):
         UmimLM(str(tmp_path / "nothing"))
     with pytest.raises(BackboneMismatchError):

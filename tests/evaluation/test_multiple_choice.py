@@ -19,8 +19,8 @@ from umim_core.evaluation.multiple_choice import evaluate_task
 
 def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
     """Merge the context by hand and run the model's own causal forward on the embeddings."""
-    backbone, module = model.backbone, model.scorer.module
-    starts, lengths = model.scorer.matcher.segment(np.array(context))
+    backbone, module = model.backbone, model.scorer.compressed.module
+    starts, lengths = model.scorer.compressed.matcher.segment(np.array(context))
     pieces = []
     for start, length in zip(starts, lengths, strict=True):
         span = backbone.embed(torch.tensor(context[start : start + length]))
@@ -42,7 +42,7 @@ def write_task(folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text(text, "utf-8")
 
 
-@pytest.mark.parametrize("merge", ["context", "all", "none"])
+@pytest.mark.parametrize("merge", ["prompt", "all", "none"])
 def test_the_embedded_task_runs_through_lm_eval(
     checkpoint_path: Path, tmp_path: Path, merge: str
 ) -> None:

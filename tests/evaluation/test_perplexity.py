@@ -17,8 +17,8 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity, token_log_probs, windows
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -109,7 +109,7 @@ def test_every_target_equals_a_forward_over_its_prefix(
 ) -> None:
     backbone = build(name, dtype, attention)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()
-    scored = token_log_probs(rows, backbone, module, matcher)
+    scored = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
     assert any(matcher.segment(row)[1].max() == 4 for row in rows)
     for row, ours in zip(rows, scored, strict=True):
         theirs = expected(row, matcher, module, backbone)
@@ -124,11 +124,11 @@ def test_without_nested_rules_every_target_equals_the_papers_listing() -> None:
     assert flat.rules.infix_free and not random_rules().rules.infix_free
     for row in rows:
         theirs = papers_listing(row, flat, module, backbone)
-        (ours,) = token_log_probs([row], backbone, module, flat)
+        (ours,) = token_log_probs([row], Compressed(backbone, module, flat, "compact"))
         assert ours.tolist() == pytest.approx([theirs[t] for t in range(1, len(row))], abs=1e-10)
     # With nested rules the paper's state before a token depends on that token.
     nested = papers_listing(rows[0], random_rules(), module, backbone)
-    (ours,) = token_log_probs(rows[:1], backbone, module, random_rules())
+    (ours,) = token_log_probs(rows[:1], Compressed(backbone, module, random_rules(), "compact"))
     assert max(abs(ours[t - 1].item() - score) for t, score in nested.items()) > 1e-4
 
 
@@ -172,16 +172,15 @@ def test_a_wrong_layout_misses_the_listing(
 ) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()[:1]
-    inputs = [row[:-1] for row in rows]
-    packed = pack_rows(inputs, [matcher.segment(row) for row in inputs])
+    model = Compressed(backbone, module, matcher, "compact")
     theirs = expected(rows[0], matcher, module, backbone)
 
     def error(layout: BranchLayout) -> float:
         with torch.no_grad():
-            (ours,) = likelihood._score_layout(rows, [1], layout, backbone, module)
+            (ours,) = likelihood._score_layout(rows, [1], layout, model)
         return float((ours.log_probs - theirs).abs().max())
 
-    right = branch_layout(packed, matcher)
+    right = branch_layout(model.pack([rows[0][:-1]]), matcher, "compact")
     assert error(right) < 1e-10
     assert error(fault(right)) > 1e-4
 
@@ -190,7 +189,9 @@ def test_a_wrong_layout_misses_the_listing(
 def test_the_base_model_scores_plain_text(name: str) -> None:
     backbone = build(name, attention="eager")
     rows = random_rows()
-    for row, ours in zip(rows, token_log_probs(rows, backbone, None, None), strict=True):
+    for row, ours in zip(
+        rows, token_log_probs(rows, Compressed.without_merging(backbone)), strict=True
+    ):
         logits = backbone.model(input_ids=torch.tensor(row)[None]).logits[0, :-1].double()
         theirs = logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -198,17 +199,19 @@ def test_the_base_model_scores_plain_text(name: str) -> None:
 
 def test_empty_rules_equal_the_base_model_bit_for_bit() -> None:
     backbone, rows = build("llama", torch.float32), random_rows()
-    base = token_log_probs(rows, backbone, None, None)
-    empty = token_log_probs(rows, backbone, None, Matcher(RuleSet.from_spans([])))
+    base = token_log_probs(rows, Compressed.without_merging(backbone))
+    empty = token_log_probs(
+        rows, Compressed(backbone, None, Matcher(RuleSet.from_spans([])), "compact")
+    )
     assert all(torch.equal(a, b) for a, b in zip(base, empty, strict=True))
 
 
 def test_the_head_in_chunks_gives_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
     module = module_for(backbone)
-    whole = token_log_probs(rows, backbone, module, matcher)
+    whole = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
     monkeypatch.setattr(likelihood, "_HEAD_BYTES", 4 * VOCAB * 3)  # three rows at a time
-    parts = token_log_probs(rows, backbone, module, matcher)
+    parts = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(whole, parts, strict=True))
 
 
@@ -217,7 +220,7 @@ def test_perplexity_sums_over_all_raw_targets(batch_size: int) -> None:
     backbone, matcher, rows = build("gpt2"), random_rules(), random_rows()
     module = module_for(backbone)
     theirs = torch.cat([expected(row, matcher, module, backbone) for row in rows])
-    result = perplexity(rows, backbone, module, matcher, batch_size)
+    result = perplexity(rows, Compressed(backbone, module, matcher, "compact"), batch_size)
     raw, units = sum(map(len, rows)), sum(len(matcher.segment(row)[0]) for row in rows)
     assert result.targets == raw - len(rows)
     assert result.ppl == pytest.approx(math.exp(-theirs.mean()), rel=1e-10)
@@ -233,22 +236,22 @@ def test_windows_drop_the_remainder() -> None:
 
 def test_a_row_of_one_token_has_no_target() -> None:
     backbone = build("gpt2")
-    (scores,) = token_log_probs([np.array([1])], backbone, None, None)
+    (scores,) = token_log_probs([np.array([1])], Compressed.without_merging(backbone))
     assert scores.shape == (0,)
     with pytest.raises(EvaluationError, match="at least one target"):
-        perplexity([np.array([1])], backbone, None, None)
+        perplexity([np.array([1])], Compressed.without_merging(backbone))
 
 
 def test_bad_rows_are_refused() -> None:
     backbone = build("gpt2")
     with pytest.raises(EvaluationError, match="at least one token"):
-        token_log_probs([np.array([1, 2]), np.array([], dtype=np.int64)], backbone, None, None)
+        token_log_probs(
+            [np.array([1, 2]), np.array([], dtype=np.int64)], Compressed.without_merging(backbone)
+        )
     with pytest.raises(EvaluationError, match="64 positions; got 65"):
-        token_log_probs([np.ones(66, dtype=np.int64)], backbone, None, None)
-    with pytest.raises(EvaluationError, match="merge module"):
-        token_log_probs([np.array([1, 2])], backbone, None, random_rules())
+        token_log_probs([np.ones(66, dtype=np.int64)], Compressed.without_merging(backbone))
     with pytest.raises(EvaluationError, match="batch_size"):
-        perplexity([np.array([1, 2])], backbone, None, None, batch_size=0)
+        perplexity([np.array([1, 2])], Compressed.without_merging(backbone), batch_size=0)
 
 
 def test_weights_that_are_not_finite_are_reported() -> None:
@@ -256,4 +259,4 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     module = module_for(backbone)
     module.norm_o.weight.fill_(math.nan)
     with pytest.raises(NumericalError, match="finite"):
-        perplexity([np.array([0, 1, 2, 3, 5])], backbone, module, matcher)
+        perplexity([np.array([0, 1, 2, 3, 5])], Compressed(backbone, module, matcher, "compact"))

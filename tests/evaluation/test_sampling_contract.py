@@ -70,7 +70,7 @@ def distributions_of_ours(
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-@pytest.mark.parametrize(("merge", "batch_size"), [("context", 4), ("all", 1)])
+@pytest.mark.parametrize(("merge", "batch_size"), [("prompt", 4), ("all", 1)])
 def test_without_rules_tokens_are_drawn_from_the_distribution_of_hf(
     name: str, merge: str, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ def test_repeats_of_a_request_are_texts_of_their_own(merge: str, batch_size: int
     assert len(set(texts)) == 8
 
 
-@pytest.mark.parametrize("merge", ["context", "all"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
 def test_a_request_draws_the_same_whatever_stands_beside_it(merge: str) -> None:
     models = Models(Case(options={"do_sample": True, "temperature": 1.0}))
     hot = {"until": ["x"], "max_gen_toks": 5, "do_sample": True, "temperature": 2.0}
@@ -164,7 +164,7 @@ def test_draws_follow_the_distribution() -> None:
     options = {"max_gen_toks": 1, "top_k": 5}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        texts = models.ours("context", 500).generate_until(repeats(models, draws, **options))
+        texts = models.ours("prompt", 500).generate_until(repeats(models, draws, **options))
     ids = models.tokenizer(PROMPTS[0])["input_ids"]
     with torch.no_grad():
         best = models.backbone.model(torch.tensor([ids])).logits[0, -1].topk(5)

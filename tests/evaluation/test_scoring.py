@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scoring import Request, Scorer, Tally
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -25,7 +26,11 @@ def scorer(scope: str) -> Scorer:
     )  # fmt: skip
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
     return Scorer(
-        wrap_backbone(GPT2LMHeadModel(config), None), MergeModule(8), matcher, scope, LIMIT
+        Compressed(
+            wrap_backbone(GPT2LMHeadModel(config), None), MergeModule(8), matcher, "compact"
+        ),
+        scope,
+        LIMIT,
     )
 
 
@@ -34,24 +39,24 @@ def request(context: list[int], continuation: list[int]) -> Request:
 
 
 def test_answers_to_one_context_share_a_forward_and_keep_their_order() -> None:
-    model, forwards = scorer("context"), []
+    model, forwards = scorer("prompt"), []
     shared = [1, 2, 11, 12, 13, 14, 15]
     requests = [request([1, 3], [4]), *(request(shared, [a, a + 1]) for a in (5, 6, 7))]
     together = model.score(requests, 8, forwards.append)
     assert forwards == [4]
-    alone = [scorer("context").score([r], 1)[0].log_prob for r in requests]
+    alone = [scorer("prompt").score([r], 1)[0].log_prob for r in requests]
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_batch_never_holds_more_requests_than_asked() -> None:
     forwards: list[int] = []
     requests = [request([1, 2, 11, 12], [a]) for a in range(5)]
-    scorer("context").score(requests, 2, forwards.append)
+    scorer("prompt").score(requests, 2, forwards.append)
     assert forwards == [2, 2, 1]
 
 
 def test_tallies_count_raw_tokens_and_units() -> None:
-    model = scorer("context")
+    model = scorer("prompt")
     model.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
     assert (model.contexts.raw, model.contexts.units) == (6, 3)
     assert (model.inputs.raw, model.inputs.units) == (8, 5)  # the continuation stays raw
@@ -67,20 +72,20 @@ def test_an_empty_tally_has_no_reduction() -> None:
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1, LIMIT + 9])
 def test_inputs_at_the_limit_are_scored_with_the_last_units(length: int) -> None:
     context = [10 + i % 9 for i in range(length)]  # no rule applies
-    for scope in ("context", "all"):
+    for scope in ("prompt", "all"):
         [found] = scorer(scope).score([request(context, [3, 11])], 1)
         [cut] = scorer(scope).score([request(context[-(LIMIT - 1) :], [3, 11])], 1)
         assert found.log_prob == pytest.approx(cut.log_prob, abs=1e-6)
 
 
-@pytest.mark.parametrize("scope", ["context", "all"])
+@pytest.mark.parametrize("scope", ["prompt", "all"])
 def test_spans_at_the_end_of_a_full_input_stay_within_the_positions(scope: str) -> None:
     for tail in ([6, 7, 8, 9], [9, 6, 7, 8], [5, 1, 2]):
         [found] = scorer(scope).score([request([10] * 30, tail)], 1)
         assert np.isfinite(found.log_prob)
 
 
-@pytest.mark.parametrize("scope", ["context", "all"])
+@pytest.mark.parametrize("scope", ["prompt", "all"])
 def test_an_empty_continuation_is_refused(scope: str) -> None:
     with pytest.raises(EvaluationError, match="token"):
         scorer(scope).score([request([1], [])], 1)

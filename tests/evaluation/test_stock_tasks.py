@@ -72,7 +72,7 @@ def test_the_literal_command(tmp_path: Path) -> None:
     done = lm_eval(tmp_path, "--model", "umim", "--tasks", "arc_easy,piqa", "--limit", "50", *out)
     result = only_result(tmp_path / "out")
     assert {"arc_easy", "piqa"} <= set(result["results"])
-    assert result["config"]["umim"]["merge"] == "context"
+    assert result["config"]["umim"]["merge"] == "prompt"
     assert result["config"]["umim"]["token_reduction"] > 0
     assert f"checkpoint {NAME} (from the embedded default)" in done.stderr
     assert "|arc_easy|" in done.stdout and "|piqa " in done.stdout

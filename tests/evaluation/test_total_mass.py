@@ -14,10 +14,11 @@ from transformers import GenerationConfig
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
-from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
 from umim_core.merging import likelihood
 from umim_core.merging.branches import branch_layout
+from umim_core.merging.compressed import Compressed, Merge
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
@@ -54,7 +55,7 @@ def test_the_mass_of_all_texts_is_1(
     assert matcher.rules.infix_free is (containment == "drop")
     assert len(matcher.rules) >= 3
     scored = token_log_probs(
-        TEXTS, backbone, module_for(backbone), matcher, unit_positions=unit_positions
+        TEXTS, Compressed(backbone, module_for(backbone), matcher, unit_positions)
     )
     assert mass(scored) == pytest.approx(1.0, abs=1e-9)
 
@@ -72,7 +73,7 @@ def test_states_that_know_what_follows_miss_a_mass_of_1() -> None:
             np.concatenate([starts[whole], tail]),
             np.concatenate([lengths[whole], np.ones_like(tail)]),
         ))  # fmt: skip
-    layout = branch_layout(pack_rows(inputs, shown), matcher)
+    layout = branch_layout(pack_rows(inputs, shown), matcher, "compact")
     inside = ~layout.trunk
     raw = replace(
         layout,
@@ -80,17 +81,21 @@ def test_states_that_know_what_follows_miss_a_mass_of_1() -> None:
         surrogate=layout.surrogate.masked_fill(inside, -1),
     )
     given = [1] * len(TEXTS)
-    scored = likelihood._score_layout(TEXTS, given, raw, backbone, module_for(backbone))
+    scored = likelihood._score_layout(
+        TEXTS, given, raw, Compressed(backbone, module_for(backbone), None, "compact")
+    )
     assert abs(mass([scores.log_probs for scores in scored]) - 1) > 1e-3
 
 
-@pytest.mark.parametrize("scope", get_args(Scope))
+@pytest.mark.parametrize("scope", ["prompt", "all"])
 @pytest.mark.parametrize(("overlap", "containment", "unit_positions"), POLICIES)
 def test_the_mass_of_all_continuations_is_1_even_where_contexts_are_cut(
-    overlap: Overlap, containment: Containment, unit_positions: UnitPositions, scope: Scope
+    overlap: Overlap, containment: Containment, unit_positions: UnitPositions, scope: Merge
 ) -> None:
     backbone, matcher = build("gpt2"), mined(overlap, containment)
-    scorer = Scorer(backbone, module_for(backbone), matcher, scope, LIMIT, unit_positions)
+    scorer = Scorer(
+        Compressed(backbone, module_for(backbone), matcher, unit_positions), scope, LIMIT
+    )
     context = np.random.default_rng(2).choice(VOCAB, 60, p=[0.6, 0.3, 0.1])
     continuations = [np.array(ids) for ids in product(range(VOCAB), repeat=3)]
     for length in (4, 19, 60):
@@ -105,12 +110,12 @@ def test_a_text_is_scored_as_the_engine_that_wrote_it_reports(
 ) -> None:
     backbone, matcher = build(), mined("none", "keep")
     module = module_for(backbone)
-    engine = Engine(backbone, module, matcher, unit_positions=unit_positions)
+    engine = Engine(Compressed(backbone, module, matcher, unit_positions))
     config = GenerationConfig(max_new_tokens=LIMIT - 1, do_sample=True, temperature=1.5)
     prompts = [np.array([ids]) for ids in (0, 1, 2, 0)]
     output = engine.generate(prompts, config, match_border=True, seed=3, logprobs=1)
     rows = [np.array([*row.prompt_ids, *row.ids]) for row in output.rows]
     assert any(row.generated_spans for row in output.rows)
-    scored = token_log_probs(rows, backbone, module, matcher, unit_positions=unit_positions)
+    scored = token_log_probs(rows, Compressed(backbone, module, matcher, unit_positions))
     for row, ours in zip(output.rows, scored, strict=True):
         assert row.logprobs == pytest.approx(ours.tolist(), abs=1e-9)

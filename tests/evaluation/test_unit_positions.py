@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity, token_log_probs
-from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.branches import branch_layout
+from umim_core.merging.compressed import Compressed, Merge
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import pack_rows
 from umim_core.rules.matcher import Matcher
@@ -98,8 +100,8 @@ def test_every_target_equals_the_listing(name: str) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()
     assert any(matcher.segment(row)[1].max() == 4 for row in rows)
-    found = token_log_probs(rows, backbone, module, matcher, unit_positions="preserved")
-    wrong = token_log_probs(rows, backbone, module, matcher, unit_positions="compact")
+    found = token_log_probs(rows, Compressed(backbone, module, matcher, "preserved"))
+    wrong = token_log_probs(rows, Compressed(backbone, module, matcher, "compact"))
     for row, ours, other in zip(rows, found, wrong, strict=True):
         theirs = listing(row, matcher, module, backbone)
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)
@@ -117,18 +119,18 @@ def test_without_merges_everything_equals_the_base_model() -> None:
     backbone = build("gpt2")
     rows = random_rows()[:1]
     module = module_for(backbone)
-    ours = perplexity(rows, backbone, module, NO_RULES, unit_positions="preserved")
-    assert ours == perplexity(rows, backbone, None, None)
+    ours = perplexity(rows, Compressed(backbone, module, NO_RULES, "preserved"))
+    assert ours == perplexity(rows, Compressed.without_merging(backbone))
 
 
 def test_perplexity_and_alignment_are_those_of_the_policy() -> None:
     backbone = build("llama")
     rows, module, matcher = random_rows()[:1], module_for(backbone), random_rules()
     total = float(listing(rows[0], matcher, module, backbone).sum())
-    found = perplexity(rows, backbone, module, matcher, unit_positions="preserved")
+    found = perplexity(rows, Compressed(backbone, module, matcher, "preserved"))
     assert found.nll_sum == pytest.approx(-total, abs=1e-9)
     compact, preserved = (
-        evaluate_alignment(rows, backbone, module, matcher, unit_positions=policy).means["kl"]
+        evaluate_alignment(rows, Compressed(backbone, module, matcher, policy)).means["kl"]
         for policy in ("compact", "preserved")
     )
     assert abs(compact - preserved) > 1e-5
@@ -138,9 +140,11 @@ def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
     backbone = build("gpt2")
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
     row = [np.ones(LIMIT + 2, dtype=np.int64)]
-    assert len(token_log_probs(row, backbone, module, matcher)[0]) == LIMIT + 1
+    assert (
+        len(token_log_probs(row, Compressed(backbone, module, matcher, "compact"))[0]) == LIMIT + 1
+    )
     with pytest.raises(EvaluationError, match=f"{LIMIT} positions; got {LIMIT + 1} positions"):
-        token_log_probs(row, backbone, module, matcher, unit_positions="preserved")
+        token_log_probs(row, Compressed(backbone, module, matcher, "preserved"))
 
 
 def test_the_window_of_a_backbone_still_counts_columns() -> None:
@@ -150,36 +154,37 @@ def test_the_window_of_a_backbone_still_counts_columns() -> None:
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
     row = [np.ones(LIMIT + 2, dtype=np.int64)]
     with pytest.raises(GenerationError, match="window"):
-        token_log_probs(row, backbone, module, matcher, unit_positions="preserved")
+        token_log_probs(row, Compressed(backbone, module, matcher, "preserved"))
 
 
-def scorer(scope: Scope, name: str = "gpt2") -> Scorer:
+def scorer(scope: Merge, name: str = "gpt2") -> Scorer:
     backbone = build(name)
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
-    return Scorer(backbone, module_for(backbone), matcher, scope, LIMIT, "preserved")
+    return Scorer(Compressed(backbone, module_for(backbone), matcher, "preserved"), scope, LIMIT)
 
 
 def test_a_continuation_is_scored_from_the_raw_length_of_its_context() -> None:
-    model = scorer("context")
+    model = scorer("prompt")
     context, continuation = [6, 7, 8, 9, 0, 1, 2, 10], [3, 10, 0]
     whole = np.array(context + continuation)
     cut = Matcher(RuleSet.from_spans([(6, 7, 8, 9), (0, 1, 2)]))
-    model.matcher = cut
-    wanted = listing(whole, cut, model.module, model.backbone)[-len(continuation) :].sum()  # type: ignore[arg-type]
+    model.compressed = replace(model.compressed, matcher=cut)
+    module, backbone = model.compressed.module, model.compressed.backbone
+    wanted = listing(whole, cut, module, backbone)[-len(continuation) :].sum()  # type: ignore[arg-type]
     request = Request(np.array(context), np.array(continuation))
     [found] = model.score([request], 1)
     assert found.log_prob == pytest.approx(float(wanted), abs=1e-9)
-    model.unit_positions = "compact"
+    model.compressed = replace(model.compressed, unit_positions="compact")
     [other] = model.score([request], 1)
     assert abs(other.log_prob - found.log_prob) > 1e-4
 
 
-@pytest.mark.parametrize("scope", ["context", "all"])
+@pytest.mark.parametrize("scope", ["prompt", "all"])
 @pytest.mark.parametrize("length", [LIMIT - 3, LIMIT - 2, LIMIT - 1, LIMIT, 3 * LIMIT])
-def test_inputs_beyond_the_positions_lose_leading_units(scope: Scope, length: int) -> None:
+def test_inputs_beyond_the_positions_lose_leading_units(scope: Merge, length: int) -> None:
     ids = np.array([6, 7, 8, 9, 10, 3, 4, 5] * 13)[:length]
     model = scorer(scope)
-    starts, _ = model.matcher.segment(ids)
+    starts, _ = model.compressed.segment(ids)
     room = LIMIT - 1  # a continuation of two tokens feeds one
     first = next(start for start in starts.tolist() if length - start <= room)
     [found] = model.score([Request(ids, np.array([10, 10]))], 1)
@@ -189,6 +194,6 @@ def test_inputs_beyond_the_positions_lose_leading_units(scope: Scope, length: in
 
 
 def test_a_context_whose_last_unit_does_not_fit_is_refused() -> None:
-    model = scorer("context")
+    model = scorer("prompt")
     with pytest.raises(EvaluationError, match="must fit"):
         model.fit(np.array([6, 7, 8, 9]), 3)

@@ -1,4 +1,4 @@
-"""An evaluation killed half-way goes on with the measurement it was at (RELIABILITY 22).
+"""An evaluation killed half-way goes on with the measurement it was at (reliability 22).
 
 A setting's alignment and perplexity are one stage, its score on a task is another. What a killed
 run had measured is found, untouched; the rest is measured, and equals an undisturbed run.

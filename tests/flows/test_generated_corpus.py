@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.mine import mine
-from flows.planning import plan, predict
+from flows.parts import plan
+from tasks.plan.recipe_cost import predict_recipe
 from tasks.run.checks import check_positions
 from umim_core import RuleSet
 from umim_core.config.recipe import Recipe
@@ -50,7 +51,7 @@ def test_the_corpus_is_generated_first_and_its_mining_not_predicted(tmp_path: Pa
     steps = plan(recipe)
     assert steps[0] == {"stage": "generate", "of": BACKBONE}
     assert [step["stage"] for step in steps[1:4]] == ["corpus", "tokenize", "count"]
-    assert predict(recipe) == {}
+    assert predict_recipe(recipe).mining == {}
 
 
 def test_trajectories_longer_than_the_positions_are_refused_before_anything_runs(

@@ -10,8 +10,8 @@ from transformers import FalconConfig
 from typer.testing import CliRunner, Result
 
 from flows.cli import app
-from flows.forecasting import predict_training, training_lines, unpredictable
-from flows.planning import plan, predict
+from flows.parts import plan
+from tasks.plan.recipe_cost import RecipeCost, predict_on_gpus, predict_recipe
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, ResourceLimitError
@@ -50,7 +50,6 @@ def test_a_recipe_has_the_name_of_its_file_and_a_plan(name: str) -> None:
     assert recipe.description
     stages = [step["stage"] for step in plan(recipe)]
     assert {"corpus", "tokenize"} <= set(stages)
-    assert predict(recipe) == {}  # nothing is downloaded for a plan
     if isinstance(recipe, Recipe):
         assert stages.count("distill") == len(recipe.cells)
 
@@ -66,17 +65,19 @@ def test_a_recipe_beside_its_results_is_valid_and_has_a_plan(path: Path) -> None
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_for_gpus_states_what_it_takes_of_them(name: str) -> None:
     recipe = find_recipe(name)
-    told = predict_training(recipe, {})
+    cost = predict_recipe(recipe)
+    assert cost.mining == {}  # nothing is downloaded for a plan
     if not recipe.cluster.use_gpu:
-        assert told == []
+        assert cost.distillation == {}
         return
     assert isinstance(recipe, Recipe)
-    assert len(told) == len(recipe.cells)
-    assert unpredictable(recipe) is not None
-    for _, prediction in told:
-        assert prediction.fits
-        assert 0 < prediction.steps <= recipe.distill.max_steps
-        assert prediction.seconds > 0
+    assert len(cost.distillation) == len(recipe.cells)
+    assert cost.mining_unpredicted is not None
+    cost.check()
+    for told in cost.distillation.values():
+        assert told.figures["fits"]
+        assert 0 < told.figures["steps"] <= recipe.distill.max_steps
+        assert told.figures["seconds"] > 0
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -146,7 +147,7 @@ def test_a_training_that_does_not_fit_is_told_and_refused(tmp_path: Path) -> Non
 
 def test_cells_that_take_the_same_are_told_together() -> None:
     recipe = load("ablations-llama-3.2-1b")
-    lines = training_lines(predict_training(recipe, {}))
+    lines = RecipeCost({}, None, predict_on_gpus(recipe, {}), {}).lines()
     assert sum("memory of a GPU" in line for line in lines) == 3  # depth 3 and linear differ
     assert sum(line.startswith("  - ") for line in lines) == len(recipe.cells)
 
@@ -166,8 +167,7 @@ def test_every_cell_is_predicted_under_a_label_of_its_own() -> None:
         sure | {"confidence_tokens": 5000},
     ]
     raw["hardware"]["shapes"][other] = shape
-    told = predict_training(Recipe.model_validate(raw), {})
-    assert len({label for label, _ in told}) == len(told) == 6
+    assert len(predict_on_gpus(Recipe.model_validate(raw), {})) == 6
 
 
 def embedded_on_gpus(shapes: dict[str, object], backbone: str = "umim-docs-llama") -> Recipe:
@@ -181,16 +181,16 @@ def embedded_on_gpus(shapes: dict[str, object], backbone: str = "umim-docs-llama
 
 def test_a_shape_on_this_machine_need_not_be_stated() -> None:
     recipe = embedded_on_gpus({})
-    ((_, told),) = predict_training(recipe, {})
-    assert told.steps == min(24, 15 * (1_000_000 // 512) // 8)
-    assert told.memory.weights == pytest.approx(2 * 6.5e6, rel=0.05)
+    (told,) = predict_on_gpus(recipe, {}).values()
+    assert told.figures["steps"] == min(24, 15 * (1_000_000 // 512) // 8)
+    assert told.figures["memory"]["weights"] == pytest.approx(2 * 6.5e6, rel=0.05)
 
 
 def test_a_stated_shape_that_is_not_the_backbones_is_refused() -> None:
     shape = load("llama-3.2-1b-wikitext").model_dump(mode="json")["hardware"]["shapes"]
     (other,) = shape.values()
     with pytest.raises(ConfigError, match="must agree with the configuration of umim-docs-llama"):
-        predict_training(embedded_on_gpus({"umim-docs-llama": other}), {})
+        predict_on_gpus(embedded_on_gpus({"umim-docs-llama": other}), {})
 
 
 def test_a_stated_shape_stands_for_a_family_that_is_not_known(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_a_stated_shape_stands_for_a_family_that_is_not_known(tmp_path: Path) ->
     shapes = load("llama-3.2-1b-wikitext").model_dump(mode="json")["hardware"]["shapes"]
     (shape,) = shapes.values()
     name = str(tmp_path)
-    ((_, told),) = predict_training(embedded_on_gpus({name: shape}, name), {})
-    assert told.memory.weights == pytest.approx(2 * 1_235_814_400, rel=2e-3)
+    (told,) = predict_on_gpus(embedded_on_gpus({name: shape}, name), {}).values()
+    assert told.figures["memory"]["weights"] == pytest.approx(2 * 1_235_814_400, rel=2e-3)
     with pytest.raises(ConfigError, match=r"got falcon\. State it in hardware\.shapes"):
-        predict_training(embedded_on_gpus({}, name), {})
+        predict_on_gpus(embedded_on_gpus({}, name), {})
 
 
 def test_a_backbone_of_unknown_shape_is_refused() -> None:
@@ -209,4 +209,4 @@ def test_a_backbone_of_unknown_shape_is_refused() -> None:
     assert recipe.hardware is not None
     bare = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"shapes": {}})})
     with pytest.raises(ConfigError, match="must tell the shape of a backbone that is not on this"):
-        predict_training(bare, {})
+        predict_on_gpus(bare, {})

@@ -1,4 +1,4 @@
-"""Every stage on disks that refuse (RELIABILITY 24, 25), and many runs in one process (27).
+"""Every stage on disks that refuse (reliability 24, 25), and many runs in one process (27).
 
 The stages of mining are tried with every size of disk in ``tasks/data/test_mining_disk.py``.
 """

@@ -1,4 +1,4 @@
-"""Secrets of the environment stay there: not in artifacts, pages, logs or MLflow (RELIABILITY 45).
+"""Secrets of the environment stay there: not in artifacts, pages, logs or MLflow (reliability 45).
 
 That the search finds a secret where there is one is in ``test_traces.py``; that credentials of
 addresses and configurations are hidden, in ``tasks/tracking/test_tracking.py``.

@@ -1,4 +1,4 @@
-"""A soak: random faults at random stages; never a wrong result, never a hang (RELIABILITY 50)."""
+"""A soak: random faults at random stages; never a wrong result, never a hang (reliability 50)."""
 
 from __future__ import annotations
 

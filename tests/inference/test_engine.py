@@ -18,9 +18,10 @@ from transformers import (
 )
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
-from umim_core.errors import GenerationError
+from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
+from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -61,7 +62,7 @@ def chain() -> Backbone:
 def follow(
     chain: Backbone, rules: list[tuple[int, ...]], prompt: list[int], new: int, **options: object
 ) -> RowOutput:
-    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans(rules)))
+    engine = Engine(Compressed(chain, LastToken(), Matcher(RuleSet.from_spans(rules)), "compact"))
     return engine.generate([prompt], settings(new, **options)).rows[0]
 
 
@@ -125,7 +126,9 @@ def test_an_eos_that_would_complete_a_rule_ends_the_row_unmerged(chain: Backbone
 def test_prompt_and_decode_merging_switch_separately(
     chain: Backbone, merge_prompt: bool, merge_decode: bool, lengths: tuple[int, ...]
 ) -> None:
-    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])))
+    engine = Engine(
+        Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
+    )
     output = engine.generate(
         [[0, 1]], settings(3), merge_prompt=merge_prompt, merge_decode=merge_decode
     )
@@ -134,7 +137,9 @@ def test_prompt_and_decode_merging_switch_separately(
 
 
 def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
-    engine = Engine(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])))
+    engine = Engine(
+        Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (3, 4)])), "compact")
+    )
     output = engine.generate([[0, 1], [9, 0, 1, 2]], settings(4))
     assert [row.token_reduction for row in output.rows] == [1 / 2, 1 / 4]
     # row 0 feeds 2 3 4 and keeps 2 (3 4); row 1 feeds 3 4 5 and keeps (3 4) 5
@@ -143,7 +148,7 @@ def test_reductions_are_the_realised_ones(chain: Backbone) -> None:
 
 def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
     lengths: list[list[int]] = []
-    Engine(chain, None, None).generate(
+    Engine(Compressed.without_merging(chain)).generate(
         [[0], [5]],
         settings(5, eos_token_id=2),
         observer=lambda forward: lengths.append(forward.lengths.tolist()),
@@ -172,7 +177,7 @@ def test_prompts_up_to_the_last_position_are_served(chain: Backbone) -> None:
 )
 def test_bad_prompts_are_refused(chain: Backbone, prompts: list[object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
-        Engine(chain, None, None).generate(prompts, settings(2))
+        Engine(Compressed.without_merging(chain)).generate(prompts, settings(2))
 
 
 @pytest.mark.parametrize("new_tokens", [0, -3])
@@ -180,9 +185,9 @@ def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> 
     config = settings(1)
     config.max_new_tokens = new_tokens
     with pytest.raises(GenerationError, match="max_new_tokens must be an integer of at least 1"):
-        Engine(chain, None, None).generate([[1]], config)
+        Engine(Compressed.without_merging(chain)).generate([[1]], config)
 
 
 def test_rules_without_a_module_are_refused(chain: Backbone) -> None:
-    with pytest.raises(GenerationError, match="merge module"):
-        Engine(chain, None, Matcher(RuleSet.from_spans([(1, 2)])))
+    with pytest.raises(ConfigError, match="merge module"):
+        Engine(Compressed(chain, None, Matcher(RuleSet.from_spans([(1, 2)])), "compact"))

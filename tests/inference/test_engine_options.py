@@ -18,9 +18,10 @@ from support.engine_matrix import (
     settings,
 )
 from support.pairwise import pairwise
-from umim_core.errors import GenerationError
+from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.merging.compressed import Compressed
 
 
 @pairwise(name=list(CONFIGS), rows=[1, 4], infix_free=[True, False])
@@ -42,7 +43,7 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
             other, _ = from_scratch(backbone, module, matcher, parts, "compact")
             compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
 
-    Engine(backbone, module, matcher, unit_positions="preserved").generate(
+    Engine(Compressed(backbone, module, matcher, "preserved")).generate(
         prompts, settings(**SAMPLED), seed=0, observer=compare
     )
     assert compact_differs
@@ -63,7 +64,7 @@ def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_fr
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
 
-    output = Engine(backbone, module, matcher).generate(
+    output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
         prompts, settings(**SAMPLED), seed=0, match_border=True, observer=compare
     )
     assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
@@ -79,7 +80,9 @@ def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_fr
 
 def test_border_matching_needs_both_kinds_of_merging() -> None:
     backbone = build("gpt2")
-    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=True))
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
+    )
     with pytest.raises(GenerationError, match="match_border needs merging"):
         engine.generate([[1, 2]], settings(2), merge_decode=False, match_border=True)
 
@@ -87,7 +90,9 @@ def test_border_matching_needs_both_kinds_of_merging() -> None:
 @pytest.mark.parametrize("top", [0, 3])
 def test_log_probabilities_are_the_models_own(top: int) -> None:
     backbone = build("llama")
-    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
+    )
     seen: list[torch.Tensor] = []
     output = engine.generate(
         random_prompts(4, 3),
@@ -108,19 +113,23 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
 
 
 def test_without_asking_there_are_no_log_probabilities() -> None:
-    row = Engine(build("gpt2"), None, None).generate([[1]], settings(2)).rows[0]
+    row = Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2)).rows[0]
     assert (row.logprobs, row.top_logprobs) == (None, None)
 
 
 @pytest.mark.parametrize("asked", [-1, VOCAB + 1])
 def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
     with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):
-        Engine(build("gpt2"), None, None).generate([[1]], settings(2), logprobs=asked)
+        Engine(Compressed.without_merging(build("gpt2"))).generate(
+            [[1]], settings(2), logprobs=asked
+        )
 
 
 def test_cumulative_reduction_counts_every_step() -> None:
     backbone = build("gpt2")
-    engine = Engine(backbone, module_for(backbone), random_rules(2, infix_free=False))
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
+    )
     for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), seed=0).rows:
         held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
         expected = 1 - sum(held) / sum(range(1, len(row.ids)))
@@ -129,5 +138,5 @@ def test_cumulative_reduction_counts_every_step() -> None:
 
 
 def test_an_unknown_position_policy_is_refused() -> None:
-    with pytest.raises(GenerationError, match="unit_positions must be one of"):
-        Engine(build("gpt2"), None, None, unit_positions="preserve")
+    with pytest.raises(ConfigError, match="unit_positions must be one of"):
+        Engine(Compressed(build("gpt2"), None, None, "preserve"))

@@ -19,6 +19,7 @@ from umim_core.errors import GenerationError, NumericalError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
+from umim_core.merging.compressed import Compressed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ from umim_core.inference.request import Request
 )
 def test_processors_give_what_transformers_gives(options: dict[str, object]) -> None:
     backbone = build("llama")
-    engine = Engine(backbone, None, None)
+    engine = Engine(Compressed.without_merging(backbone))
     prompts = random_prompts(11, 6)
     ours = engine.generate(prompts, settings(24, **options)).rows
     plain = engine.generate(prompts, settings(24)).rows
@@ -57,7 +58,7 @@ def test_processors_give_what_transformers_gives(options: dict[str, object]) -> 
     [({"min_p": 0.9}, 2), ({"typical_p": 0.2}, 2), ({"epsilon_cutoff": 0.3}, 3)],
 )
 def test_warpers_leave_few_tokens_to_draw(options: dict[str, float], possible: int) -> None:
-    engine = Engine(build("llama"), None, None)
+    engine = Engine(Compressed.without_merging(build("llama")))
     config = settings(1, do_sample=True, num_return_sequences=200, **options)
     assert len({row.ids for row in engine.generate([[1, 2]], config, seed=0).rows}) <= possible
     free = settings(1, do_sample=True, num_return_sequences=200)
@@ -79,7 +80,9 @@ class _Only(LogitsProcessor):
 
 def test_a_processor_sees_each_rows_raw_ids() -> None:
     backbone, processor = build("gpt2"), _Only()
-    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
+    )
     rows = engine.generate(
         [[3], [7, 8, 9]], settings(4), logits_processor=LogitsProcessorList([processor])
     ).rows
@@ -99,7 +102,9 @@ class _LongerThan(StoppingCriteria):
 
 def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
     backbone = build("gpt2")
-    engine = Engine(backbone, module_for(backbone), random_rules(1, infix_free=False))
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
+    )
     rows = engine.generate(
         [[1], [1, 2, 3, 4]], settings(20), stopping_criteria=StoppingCriteriaList([_LongerThan()])
     ).rows
@@ -107,7 +112,11 @@ def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
 
 
 def test_a_request_that_takes_too_long_ends() -> None:
-    [row] = Engine(build("gpt2"), None, None).generate([[1]], settings(80, max_time=1e-9)).rows
+    [row] = (
+        Engine(Compressed.without_merging(build("gpt2")))
+        .generate([[1]], settings(80, max_time=1e-9))
+        .rows
+    )
     assert (len(row.ids), row.stop_reason) == (1, "criteria")
 
 
@@ -127,7 +136,7 @@ class _Record(BaseStreamer):
 
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
     backbone, ours, theirs = build("gpt2"), _Record(), _Record()
-    Engine(backbone, None, None).generate([[1, 2, 3]], settings(5), streamer=ours)
+    Engine(Compressed.without_merging(backbone)).generate([[1, 2, 3]], settings(5), streamer=ours)
     backbone.model.generate(
         torch.tensor([[1, 2, 3]]),
         attention_mask=torch.ones(1, 3, dtype=torch.int64),
@@ -141,11 +150,13 @@ def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None
 
 def test_a_streamer_takes_one_row() -> None:
     with pytest.raises(GenerationError, match="a streamer takes one row; got 2 rows"):
-        Engine(build("gpt2"), None, None).generate([[1], [2]], settings(5), streamer=_Record())
+        Engine(Compressed.without_merging(build("gpt2"))).generate(
+            [[1], [2]], settings(5), streamer=_Record()
+        )
 
 
 def test_timings_add_up_to_the_call_less_the_consumers_pauses() -> None:
-    engine = Engine(build("gpt2"), None, None)
+    engine = Engine(Compressed.without_merging(build("gpt2")))
     start, paused = time.perf_counter(), 0.0
     steps = engine.steps([[1, 2, 3]], settings(6), Request())
     while True:
@@ -163,7 +174,7 @@ def test_timings_add_up_to_the_call_less_the_consumers_pauses() -> None:
 
 
 def test_a_streamer_is_ended_when_the_request_fails() -> None:
-    engine, streamer = Engine(build("gpt2"), None, None), _Record()
+    engine, streamer = Engine(Compressed.without_merging(build("gpt2"))), _Record()
 
     def fail(_: Forward) -> None:
         raise RuntimeError("an observer's own")
@@ -183,12 +194,12 @@ def test_scores_that_are_no_numbers_are_refused() -> None:
         backbone.head_weight.fill_(float("nan"))
     for options in ({}, {"do_sample": True}):
         with pytest.raises(NumericalError, match="finite score"):
-            Engine(backbone, None, None).generate([[1]], settings(2, **options))
+            Engine(Compressed.without_merging(backbone)).generate([[1]], settings(2, **options))
 
 
 def test_ruling_out_every_token_is_refused() -> None:
     with pytest.raises(NumericalError, match="highest score -inf"):
-        Engine(build("gpt2"), None, None).generate(
+        Engine(Compressed.without_merging(build("gpt2"))).generate(
             [[1]], settings(2, suppress_tokens=list(range(VOCAB)))
         )
 
@@ -204,14 +215,16 @@ def test_ruling_out_every_token_is_refused() -> None:
 )
 def test_options_of_a_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
-        Engine(build("gpt2"), None, None).generate([[1]], settings(2), **options)
+        Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2), **options)
 
 
 def test_ids_that_a_processor_refuses_are_reported() -> None:
     with pytest.raises(GenerationError, match=r"refused its input|out of range"):
-        Engine(build("gpt2"), None, None).generate([[1]], settings(2, bad_words_ids=[[99]]))
+        Engine(Compressed.without_merging(build("gpt2"))).generate(
+            [[1]], settings(2, bad_words_ids=[[99]])
+        )
 
 
 def test_nested_prompts_are_refused() -> None:
     with pytest.raises(GenerationError, match="1-D array"):
-        Engine(build("gpt2"), None, None).generate([[[1, 2], [3]]], settings(2))
+        Engine(Compressed.without_merging(build("gpt2"))).generate([[[1, 2], [3]]], settings(2))

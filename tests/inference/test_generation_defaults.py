@@ -13,8 +13,10 @@ from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.inference.generation_settings import DEFAULT_TOP_K
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.options import GenerateOptions, check_options, generation_config
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 PROMPT = "w1 w2 w3 w4 w5"
@@ -27,7 +29,11 @@ def umim(
 ) -> Iterator[UMIM]:
     """Without rules; its generation_config may be changed; torch's generator is kept."""
     backbone = wrap_backbone(tiny_model("llama", 0), tiny_tokenizer)
-    checkpoint = Checkpoint.of(MergeModule(backbone.hidden_size), RuleSet.from_spans([]), backbone)
+    checkpoint = Checkpoint.of(
+        Compressed(
+            backbone, MergeModule(backbone.hidden_size), Matcher(RuleSet.from_spans([])), "compact"
+        )
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield UMIM(backbone, checkpoint)

@@ -1,4 +1,4 @@
-"""Each kind of rollback by name, against a forward from scratch after every step (RELIABILITY 10).
+"""Each kind of rollback by name, against a forward from scratch after every step (reliability 10).
 
 The model is made to choose given tokens, so that what merges, and when, can be written down::
 
@@ -25,6 +25,7 @@ from support.engine_matrix import build, from_scratch, module_for, settings
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
@@ -126,7 +127,7 @@ def compared(
             assert float((forward.logits[b] - expected).abs().max()) <= tolerance, made
             seen += 1
 
-    output = Engine(backbone, module, matcher, unit_positions=unit_positions).generate(
+    output = Engine(Compressed(backbone, module, matcher, unit_positions)).generate(
         [case.prompt for case in cases],
         settings(max(len(case.chosen) for case in cases), eos_token_id=end),
         match_border=border,
@@ -177,13 +178,13 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     backbone = build("llama")
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans(case.rules))
     first = compared([case], "llama", torch.float64, 1e-10)
-    engine = Engine(first.state._backbone, module, matcher)
+    engine = Engine(Compressed(first.state._compressed.backbone, module, matcher, "compact"))
     seen: list[Tensor] = []
     engine.generate(
         [(5, 1, 2)], settings(1), past=first.state, observer=lambda f: seen.append(f.logits[0])
     )
     parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]
-    expected, units = from_scratch(first.state._backbone, module, matcher, parts)
+    expected, units = from_scratch(first.state._compressed.backbone, module, matcher, parts)
     assert units == 6  # 9, 7 1, the end, 5 and (1 2)
     assert float((seen[0] - expected).abs().max()) <= 1e-10
 

@@ -13,7 +13,7 @@ from umim_core.rules.ruleset import RuleSet
 
 def layout_of(ids: list[int], *spans: tuple[int, ...]) -> BranchLayout:
     matcher, row = Matcher(RuleSet.from_spans(spans)), np.array(ids)
-    return branch_layout(pack_rows([row], [matcher.segment(row)]), matcher)
+    return branch_layout(pack_rows([row], [matcher.segment(row)]), matcher, "compact")
 
 
 def test_layout_of_the_worked_example() -> None:
@@ -61,7 +61,9 @@ def test_no_column_depends_on_a_later_token() -> None:
 def test_rows_are_padded_on_the_right_and_padding_sees_the_trunk_only() -> None:
     matcher = Matcher(RuleSet.from_spans([(1, 2), (1, 2, 3)]))
     rows = [np.array([1, 2, 3, 0]), np.array([1, 2]), np.array([], dtype=np.int64)]
-    layout = branch_layout(pack_rows(rows, [matcher.segment(row) for row in rows]), matcher)
+    layout = branch_layout(
+        pack_rows(rows, [matcher.segment(row) for row in rows]), matcher, "compact"
+    )
     assert layout.lengths.tolist() == [[1, 2, 3, 1], [1, 2, 0, 0], [0, 0, 0, 0]]
     assert layout.positions.tolist() == [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert (layout.mask(torch.float32)[1, 0, 2:] == 0).tolist() == [

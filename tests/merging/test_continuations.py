@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import block_mask, score_continuations
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -49,7 +50,7 @@ def test_mask_of_the_worked_layout() -> None:
 
 def test_base_scores_equal_the_models_own_forward(backbone: Backbone) -> None:
     context, endings = ids(1, 2, 3), [ids(4, 5, 6), ids(7)]
-    [scores] = score_continuations([context], [endings], backbone, None, None)
+    [scores] = score_continuations([context], [endings], Compressed.without_merging(backbone))
     for ending, score in zip(endings, scores, strict=True):
         whole = torch.tensor([*context.tolist(), *ending.tolist()])
         logits = backbone.model(input_ids=whole[None]).logits[0, len(context) - 1 : -1]
@@ -62,7 +63,7 @@ def test_the_most_probable_continuation_is_marked_greedy(backbone: Backbone) -> 
     context = ids(1, 2, 3)
     best = int(backbone.model(input_ids=torch.tensor(context)[None]).logits[0, -1].argmax())
     [[hit, miss]] = score_continuations(
-        [context], [[ids(best), ids((best + 1) % 23)]], backbone, None, None
+        [context], [[ids(best), ids((best + 1) % 23)]], Compressed.without_merging(backbone)
     )
     assert (bool(hit.greedy.all()), bool(miss.greedy.all())) == (True, False)
 
@@ -70,10 +71,12 @@ def test_the_most_probable_continuation_is_marked_greedy(backbone: Backbone) -> 
 def test_rows_and_neighbours_do_not_change_a_score(backbone: Backbone) -> None:
     contexts = [ids(1, 2, 3, 9, 9, 9), ids(5)]
     endings = [[ids(4, 5), ids(7, 8, 9)], [ids(2), ids(3, 3, 3, 3)]]
-    together = score_continuations(contexts, endings, backbone, None, None)
+    together = score_continuations(contexts, endings, Compressed.without_merging(backbone))
     for b in range(2):
         for k in range(2):
-            [[alone]] = score_continuations([contexts[b]], [[endings[b][k]]], backbone, None, None)
+            [[alone]] = score_continuations(
+                [contexts[b]], [[endings[b][k]]], Compressed.without_merging(backbone)
+            )
             assert torch.allclose(together[b][k].log_probs, alone.log_probs, atol=1e-12)
 
 
@@ -90,7 +93,7 @@ def test_continuations_go_on_from_the_last_position_of_their_context(
     matcher = Matcher(RuleSet.from_spans([(2, 3, 4)]))
     with torch.no_grad():
         [scores, _] = score_continuations(
-            contexts, endings, backbone, module, matcher, unit_positions=policy
+            contexts, endings, Compressed(backbone, module, matcher, policy)
         )
         surrogate = module(backbone.embed(torch.tensor([[2, 3, 4]])), torch.tensor([3]))
         for ending, score in zip(endings[0], scores, strict=True):
@@ -112,11 +115,9 @@ def test_preserved_positions_fill_the_backbone_sooner() -> None:
     small = wrap_backbone(LlamaForCausalLM(config), None)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))
     context, endings = ids(1, 2, 3, 4, 5), [ids(6, 7, 8)]
-    assert score_continuations([context], [endings], small, module, matcher)
+    assert score_continuations([context], [endings], Compressed(small, module, matcher, "compact"))
     with pytest.raises(EvaluationError, match="6 positions; got 7 positions for 5 units"):
-        score_continuations(
-            [context], [endings], small, module, matcher, unit_positions="preserved"
-        )
+        score_continuations([context], [endings], Compressed(small, module, matcher, "preserved"))
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,7 @@ def test_empty_parts_are_refused(
     backbone: Backbone, context: np.ndarray, endings: list[np.ndarray]
 ) -> None:
     with pytest.raises(EvaluationError, match="at least one token"):
-        score_continuations([context], [endings], backbone, None, None)
-
-
-def test_rules_without_a_module_are_refused(backbone: Backbone) -> None:
-    matcher = Matcher(RuleSet.from_spans([(1, 2)]))
-    with pytest.raises(EvaluationError, match="merge module"):
-        score_continuations([ids(1, 2)], [[ids(3)]], backbone, None, matcher)
+        score_continuations([context], [endings], Compressed.without_merging(backbone))
 
 
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
@@ -145,15 +140,11 @@ def test_one_continuation_per_row_makes_no_mask_of_columns(
         [ids(1, 2, 3, 4, 5, 6, 7), ids(8), ids(9, 1, 2)],
         [ids(3, 1), ids(2), ids(5, 6, 7, 8)],
     )
-    arguments = (backbone, module, rules)
+    model = Compressed(backbone, module, rules, positions)
     with torch.no_grad():
-        masked = score_continuations(
-            contexts, [[e, ids(1)] for e in endings], *arguments, unit_positions=positions
-        )
+        masked = score_continuations(contexts, [[e, ids(1)] for e in endings], model)
         monkeypatch.delattr("umim_core.merging.continuations.block_mask")
-        alone = score_continuations(
-            contexts, [[e] for e in endings], *arguments, unit_positions=positions
-        )
+        alone = score_continuations(contexts, [[e] for e in endings], model)
     for [score], [expected, _] in zip(alone, masked, strict=True):
         assert torch.allclose(score.log_probs, expected.log_probs, rtol=0, atol=1e-6)
         assert torch.equal(score.greedy, expected.greedy)
@@ -165,7 +156,9 @@ def test_the_widest_row_of_single_continuations_holds_no_gap(backbone: Backbone)
         lambda module, args: widths.append(args[0].shape[1])
     )
     score_continuations(
-        [ids(*range(9)), ids(1)], [[ids(1, 2)], [ids(*range(8))]], backbone, None, None
+        [ids(*range(9)), ids(1)],
+        [[ids(1, 2)], [ids(*range(8))]],
+        Compressed.without_merging(backbone),
     )
     hook.remove()
     assert widths == [10]

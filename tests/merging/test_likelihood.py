@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.scoring import Request, Scope, Scorer
+from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.merging.compressed import Compressed, Merge
 from umim_core.merging.likelihood import score_rows
 
 FINE = np.array([1, 2, 3])
@@ -36,11 +36,13 @@ def test_a_row_that_is_not_ids_is_refused(
     tiny_backbone: Backbone, row: NDArray[np.integer], message: str
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
-        score_rows([FINE, row], tiny_backbone, None, None)
+        score_rows([FINE, row], Compressed.without_merging(tiny_backbone))
 
 
 def test_the_first_and_the_last_id_are_ids(tiny_backbone: Backbone) -> None:
-    (scores,) = score_rows([np.array([0, 31], dtype=np.uint16)], tiny_backbone, None, None)
+    (scores,) = score_rows(
+        [np.array([0, 31], dtype=np.uint16)], Compressed.without_merging(tiny_backbone)
+    )
     assert scores.log_probs.shape == (1,)
 
 
@@ -66,8 +68,10 @@ def test_scores_that_are_no_numbers_are_refused(
         measure(broken)
 
 
-@pytest.mark.parametrize("scope", get_args(Scope))
-def test_requests_of_a_harness_that_have_no_numbers_are_refused(broken: UMIM, scope: Scope) -> None:
-    scorer = Scorer(broken.backbone, broken.module, broken.matcher, scope, 32)
+@pytest.mark.parametrize("scope", ["prompt", "all"])
+def test_requests_of_a_harness_that_have_no_numbers_are_refused(broken: UMIM, scope: Merge) -> None:
+    scorer = Scorer(
+        Compressed(broken.backbone, broken.module, broken.matcher, "compact"), scope, 32
+    )
     with pytest.raises(NumericalError, match="log-probability must be finite; got nan"):
         scorer.score([Request(np.array([1, 2]), np.array([3]))], 1)

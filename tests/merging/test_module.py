@@ -1,4 +1,4 @@
-"""Every form of the merge module: what must not change its output, and what may (RELIABILITY 8)."""
+"""Every form of the merge module: what must not change its output, and what may (reliability 8)."""
 
 from __future__ import annotations
 

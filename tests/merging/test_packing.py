@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import CorpusError
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
     Segmentation,
     pack_rows,
-    surrogates,
-    unit_embeddings,
 )
 
 VOCAB = 32
@@ -154,7 +153,7 @@ def test_embeddings_equal_the_naive_construction(
 ) -> None:
     rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
     module = module_for(tiny_backbone)
-    got = unit_embeddings(pack(rows, units), tiny_backbone, module)
+    got = Compressed(tiny_backbone, module, None, "compact").embed(pack(rows, units))
     for b, (ids, sizes) in enumerate(zip(rows, units, strict=True)):
         position = 0
         for s, size in enumerate(sizes):
@@ -171,27 +170,29 @@ def test_what_stands_in_padding_has_no_influence(tiny_backbone: Backbone) -> Non
     pad = torch.arange(packed.span_ids.shape[1]) >= packed.span_lengths[:, None]
     other = dataclasses.replace(packed, span_ids=packed.span_ids.masked_fill(pad, VOCAB - 1))
     assert not torch.equal(other.span_ids, packed.span_ids)
-    want = unit_embeddings(packed, tiny_backbone, module)
-    assert torch.equal(unit_embeddings(other, tiny_backbone, module), want)
+    want = Compressed(tiny_backbone, module, None, "compact").embed(packed)
+    assert torch.equal(Compressed(tiny_backbone, module, None, "compact").embed(other), want)
 
 
 def test_without_spans_no_module_is_needed(tiny_backbone: Backbone) -> None:
     packed = pack([[1, 2], [3]], [[1, 1], [1]])
-    got = unit_embeddings(packed, tiny_backbone, None)
+    got = Compressed.without_merging(tiny_backbone).embed(packed)
     assert torch.equal(got, tiny_backbone.embed(packed.token_ids))
     assert packed.span_ids.shape[0] == 0
 
 
 def test_spans_without_a_module_are_refused(tiny_llama: Backbone) -> None:
-    with pytest.raises(CorpusError, match="merged units need a merge module"):
-        unit_embeddings(pack([[1, 2]], [[2]]), tiny_llama, None)
+    with pytest.raises(ConfigError, match="merged units need a merge module"):
+        Compressed.without_merging(tiny_llama).embed(pack([[1, 2]], [[2]]))
 
 
 def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
     tiny_llama: Backbone,
 ) -> None:
     module = module_for(tiny_llama).double().requires_grad_(True)
-    out = surrogates(torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2]), tiny_llama, module)
+    out = Compressed(tiny_llama, module, None, "compact").surrogates(
+        torch.tensor([[1, 2], [3, 4]]), torch.tensor([2, 2])
+    )
     assert out.dtype is tiny_llama.dtype
     out.square().sum().backward()
     assert module.query.grad is not None
@@ -200,7 +201,7 @@ def test_surrogates_have_the_type_of_the_backbone_and_reach_the_module(
 
 def test_gradients_flow_to_merged_units_only(tiny_llama: Backbone) -> None:
     module = module_for(tiny_llama).requires_grad_(True)
-    embeddings = unit_embeddings(pack([[1, 2, 3]], [[2, 1]]), tiny_llama, module)
+    embeddings = Compressed(tiny_llama, module, None, "compact").embed(pack([[1, 2, 3]], [[2, 1]]))
     raw = torch.autograd.grad(embeddings[0, 1].sum(), module.linear_o.weight, retain_graph=True)[0]
     # of a LayerNorm's output any sum over all components is constant
     merged = torch.autograd.grad(embeddings[0, 0, 0], module.linear_o.weight)[0]

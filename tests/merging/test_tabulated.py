@@ -1,4 +1,4 @@
-"""The tabulated merge path against the module itself (RELIABILITY 8)."""
+"""The tabulated merge path against the module itself (reliability 8)."""
 
 from __future__ import annotations
 

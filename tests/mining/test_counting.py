@@ -1,4 +1,4 @@
-"""The in-process counter against collections.Counter (RELIABILITY 2)."""
+"""The in-process counter against collections.Counter (reliability 2)."""
 
 from __future__ import annotations
 

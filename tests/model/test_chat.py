@@ -17,8 +17,10 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.generation_output import GenerationOutput
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 # As published models write chats; the special tokens are plain text here, but for the end.
@@ -196,7 +198,10 @@ def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(repl
     )
     backbone = wrap_backbone(LlamaForCausalLM(config), tokenizer)
     module = MergeModule(backbone.hidden_size)
-    umim = UMIM(backbone, Checkpoint.of(module, RuleSet.from_spans([]), backbone))
+    umim = UMIM(
+        backbone,
+        Checkpoint.of(Compressed(backbone, module, Matcher(RuleSet.from_spans([])), "compact")),
+    )
     chat, last = [{"role": "user", "content": "Return  the sum."}], None
     for turn in range(3):
         last = say(umim, chat, reply, last)

@@ -18,13 +18,16 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
+    ConfigError,
     EvaluationError,
     GenerationError,
     TokenizerMismatchError,
 )
 from umim_core.evaluation.perplexity import perplexity
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz <>&"
@@ -73,7 +76,12 @@ def umim(backbone: Backbone) -> UMIM:
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
     checkpoint = Checkpoint.of(
-        module, RuleSet.from_spans(rules, backbone.tokenizer_fingerprint), backbone
+        Compressed(
+            backbone,
+            module,
+            Matcher(RuleSet.from_spans(rules, backbone.tokenizer_fingerprint)),
+            "compact",
+        )
     )
     return UMIM(backbone, checkpoint)
 
@@ -225,7 +233,7 @@ def test_a_stop_string_ends_the_text(umim: UMIM) -> None:
 def test_bad_requests_are_refused(
     umim: UMIM, prompt: str | list[str], options: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(GenerationError, match=message):
+    with pytest.raises((ConfigError, GenerationError), match=message):
         umim.generate(prompt, **options)
 
 
@@ -261,7 +269,7 @@ def test_perplexity_is_that_of_the_evaluation(umim: UMIM, merge: str) -> None:
     texts = [TEXT, "hello world"]
     rows = [np.array(umim.backbone.encode(text)) for text in texts]
     matcher = umim.matcher if merge == "all" else None
-    theirs = perplexity(rows, umim.backbone, umim.module, matcher)
+    theirs = perplexity(rows, Compressed(umim.backbone, umim.module, matcher, "compact"))
     assert umim.perplexity(texts, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
     assert umim.perplexity(rows, merge=merge) == pytest.approx(theirs.ppl, rel=1e-5)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import GenerationConfig, TextStreamer
 
 from umim_core import UMIM
-from umim_core.errors import BackboneError, EvaluationError, GenerationError
+from umim_core.errors import BackboneError, ConfigError, EvaluationError, GenerationError
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (
@@ -228,7 +228,7 @@ def test_scores_of_a_text_in_place_of_a_list_are_refused(umim: UMIM) -> None:
 
 @pytest.mark.parametrize("merge", ["None", "prompt"])
 def test_perplexity_takes_all_or_none(umim: UMIM, merge: str) -> None:
-    with pytest.raises(GenerationError, match="merge must be one of"):
+    with pytest.raises(ConfigError, match="merge must be one of"):
         umim.perplexity(PROMPT, merge=merge)
 
 

@@ -1,4 +1,4 @@
-"""RELIABILITY 46: one version and the hashes of every dependency, and no index address."""
+"""The lock file: a version and hashes of every dependency,, no index address (reliability 46)."""
 
 from __future__ import annotations
 

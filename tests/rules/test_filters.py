@@ -1,4 +1,4 @@
-"""Both filters against a quadratic reference, for every policy (RELIABILITY 3)."""
+"""Both filters against a quadratic reference, for every policy (reliability 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that published rules must not spell out; ordinary rules pass (RELIABILITY 48)."""
+"""Secrets that published rules must not spell out; ordinary rules pass (reliability 48)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from umim_core.backbone.backbone import load_tokenizer, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.mining.corpus_mining import MiningOptions, mine_rules
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 
@@ -182,7 +184,12 @@ def test_the_hub_gets_leaking_rules_only_when_told_so(
     backbone = wrap_backbone(tiny_model("llama", 0), pieces, name=here)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    umim = UMIM(backbone, Checkpoint.of(module, RuleSet.from_spans(LEAKING), backbone))
+    umim = UMIM(
+        backbone,
+        Checkpoint.of(
+            Compressed(backbone, module, Matcher(RuleSet.from_spans(LEAKING)), "compact")
+        ),
+    )
     with pytest.raises(error, match=message):
         umim.push_to_hub("owner/name", leaks=policy)
 

@@ -1,4 +1,4 @@
-"""The matcher against a ten-line oracle (RELIABILITY 1)."""
+"""The matcher against a ten-line oracle (reliability 1)."""
 
 from __future__ import annotations
 

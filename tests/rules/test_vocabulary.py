@@ -7,7 +7,9 @@ import pytest
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import RuleSetError, TokenizerMismatchError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
 
@@ -31,7 +33,9 @@ def test_a_checkpoint_with_such_rules_is_refused(
     tiny_llama: Backbone, span: tuple[int, ...]
 ) -> None:
     rules = RuleSet.from_spans([span])  # of an unknown tokenizer
-    checkpoint = Checkpoint.of(MergeModule(tiny_llama.hidden_size), rules, tiny_llama)
+    checkpoint = Checkpoint.of(
+        Compressed(tiny_llama, MergeModule(tiny_llama.hidden_size), Matcher(rules), "compact")
+    )
     with pytest.raises(
         (RuleSetError, TokenizerMismatchError), match=r"of the tokenizer|vocabulary"
     ):

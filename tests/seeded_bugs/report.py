@@ -60,8 +60,8 @@ def write(findings: Sequence[Finding], page: Path) -> None:
 def _totals(findings: Sequence[Finding]) -> str:
     lines = ["| class | bugs | caught by quick tests | caught |", "|---|---|---|---|"]
     for kind, name in (*_NAMES.items(), ("", "all")):
-        told = counts([finding for finding in findings if finding.kind == kind or not kind])
-        lines.append(f"| {name} | {' | '.join(str(number) for number in told.values())} |")
+        found = counts([finding for finding in findings if finding.kind == kind or not kind])
+        lines.append(f"| {name} | {' | '.join(str(number) for number in found.values())} |")
     seeded = {finding.name for finding in findings}
     waiting = [bug.name for bug in BUGS if bug.name not in seeded]
     lines += ["", f"Not seeded yet: {'; '.join(waiting)}."] if waiting else []

@@ -1,4 +1,4 @@
-"""RELIABILITY 29: a flipped byte of an artifact is an error with a name, or changes nothing.
+"""Flipped bytes of artifacts: an error with a name, or no change (reliability 29).
 
 Twice: as disks do it, and with a manifest that was written again and so vouches for the damage.
 """
@@ -19,6 +19,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import UmimError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
@@ -57,7 +58,9 @@ def rules_content(directory: Path) -> str:
 def make_checkpoint(directory: Path, backbone: Backbone) -> None:
     module = MergeModule(backbone.hidden_size, 4)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(5))
-    Checkpoint.of(module, mined(), backbone, {"steps": 3}).save(directory)
+    Checkpoint.of(Compressed(backbone, module, Matcher(mined()), "compact"), {"steps": 3}).save(
+        directory
+    )
 
 
 def checkpoint_content(directory: Path) -> str:

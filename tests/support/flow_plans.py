@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flows import parts
-from flows.planning import Planner
+from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe

@@ -21,12 +21,14 @@ from tests.evaluation.conftest import byte_tokenizer
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 PROMPTS = ["the cat sat on the", "by the sea", "near the old cat house by the", "the dog\n"]
 NEW = 12
-MERGES = ("context", "all", "none")
+MERGES = ("prompt", "all", "none")
 BATCHES = (1, 4)
 ALPHABET = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # ASCII: any tokens are a text
 
@@ -90,7 +92,9 @@ class Models:
         self.backbone = wrap_backbone(model, tokenizer)
         module = MergeModule(self.backbone.hidden_size)
         module.initialise(0.3, torch.Generator().manual_seed(0))
-        self.checkpoint = Checkpoint.of(module, RuleSet.from_spans([]), self.backbone)
+        self.checkpoint = Checkpoint.of(
+            Compressed(self.backbone, module, Matcher(RuleSet.from_spans([])), "compact")
+        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:

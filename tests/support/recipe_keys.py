@@ -30,7 +30,7 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from flows import parts
-from flows.planning import Planner
+from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe, recipe_names
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageSpec, run_stage
 from tasks.stages.ablation import ablation_stage

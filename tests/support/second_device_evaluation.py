@@ -22,6 +22,7 @@ from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.generation_quality import continuation_perplexity
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.matcher import Matcher
@@ -34,11 +35,11 @@ ROWS = [np.array([9, 1, 2, 7, 3, 4, 5, 8]), np.array([6, 7, 10]), np.array([1, 2
 
 def evaluated(what: str, backbone: Backbone, module: MergeModule) -> dict[str, Any]:
     if what == "alignment":
-        return evaluate_alignment(ROWS, backbone, module, RULES, 2).metrics()
+        return evaluate_alignment(ROWS, Compressed(backbone, module, RULES, "compact"), 2).metrics()
     if what == "perplexity":
-        return vars(perplexity(ROWS, backbone, module, RULES, 2))
+        return vars(perplexity(ROWS, Compressed(backbone, module, RULES, "compact"), 2))
     if what == "attention maps":
-        maps = attention_maps(ROWS[0], backbone, module, RULES, unit_positions="preserved")
+        maps = attention_maps(ROWS[0], Compressed(backbone, module, RULES, "preserved"))
         return {"before": maps.before.tolist(), "after": maps.after.tolist(), "at": maps.starts}
     if what == "continuations":
         return {"ppl": continuation_perplexity([[1, 2], [3]], [[4, 5, 6], []], backbone)}
@@ -49,9 +50,13 @@ def evaluated(what: str, backbone: Backbone, module: MergeModule) -> dict[str, A
     if what == "throughput":
         protocol = BenchmarkConfig(warmup=0, pairs=1, new_tokens=3, prompt_lengths=(16,))
         ids, ceiling = np.arange(64) % 7 + 1, Roofline(1e30)
-        rows = measure_throughput(backbone, module, RULES, ids, protocol, roofline=ceiling)
+        rows = measure_throughput(
+            Compressed(backbone, module, RULES, "compact"), ids, protocol, roofline=ceiling
+        )
         return {f"{r.rules} {r.phase}": [r.token_reduction, r.umim_kv_bytes] for r in rows}
-    found = surrogate_similarity([(1, 2), (3, 4, 5), (6, 7)], backbone, module)
+    found = surrogate_similarity(
+        [(1, 2), (3, 4, 5), (6, 7)], Compressed(backbone, module, None, "compact")
+    )
     return {str(order.order): [*order.by_offset, order.mean, order.random] for order in found}
 
 

@@ -26,6 +26,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput
+from umim_core.merging.compressed import Compressed
 
 SAMPLED = {"do_sample": True, "temperature": 1.2, "top_p": 0.9, "top_k": 8}
 PROCESSED = {
@@ -45,7 +46,7 @@ def on(device: str, family: str, unit_positions: UnitPositions, *, rules: bool) 
         moved(backbone.model)
         moved(module)
     matcher = random_rules(3, infix_free=False) if rules else None
-    return Engine(backbone, module, matcher, unit_positions=unit_positions)
+    return Engine(Compressed(backbone, module, matcher, unit_positions))
 
 
 def answers(
@@ -107,7 +108,7 @@ def test_every_form_of_the_module_merges_alike(form: str) -> None:
         if device != "cpu":
             moved(backbone.model)
             moved(module)
-        engine = Engine(backbone, module, random_rules(3, infix_free=False))
+        engine = Engine(Compressed(backbone, module, random_rules(3, infix_free=False), "compact"))
         return [row.ids for row in engine.generate(random_prompts(5, 3), settings(8)).rows]
 
     expected = ids("cpu")

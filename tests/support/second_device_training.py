@@ -23,6 +23,7 @@ from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.step import DistillModel
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import train
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
@@ -53,7 +54,7 @@ def step(
     backbone: Backbone, module: MergeModule, unit_positions: UnitPositions
 ) -> tuple[Tensor, Tensor]:
     """Loss and KL, and the gradient of the loss by every parameter in one vector, on the CPU."""
-    loss = DistillModel(backbone, module, unit_positions=unit_positions)(*batch())
+    loss = DistillModel(Compressed(backbone, module, None, unit_positions))(*batch())
     loss.cross_entropy.backward()
     gradients = [parameter.grad for parameter in module.parameters()]
     assert {gradient.device for gradient in gradients} == {backbone.device}
@@ -112,7 +113,9 @@ def test_a_batch_without_merges_has_a_gradient_of_zero() -> None:
         backbone, module = backbone_of("llama", torch.float32), module_of("paper", SIZE)
         moved(backbone.model)
         moved(module.requires_grad_())
-        DistillModel(backbone, module)([ids], [cut]).cross_entropy.backward()
+        DistillModel(Compressed(backbone, module, None, "compact"))(
+            [ids], [cut]
+        ).cross_entropy.backward()
         assert not any(bool(parameter.grad.any()) for parameter in module.parameters())
 
 
@@ -168,11 +171,19 @@ def trained(
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     objective = (
         PreferenceObjective(
-            backbone, module, matcher, questions(5), questions(3), beta=0.1, batch_size=2
+            Compressed(backbone, module, matcher, "compact"),
+            questions(5),
+            questions(3),
+            beta=0.1,
+            batch_size=2,
         )
         if isinstance(config, PreferenceConfig)
         else DistillObjective(
-            backbone, module, matcher, rows(5, 0), rows(3, 1), bf16=False, batch_size=2
+            Compressed(backbone, module, matcher, "compact"),
+            rows(5, 0),
+            rows(3, 1),
+            bf16=False,
+            batch_size=2,
         )
     )
 

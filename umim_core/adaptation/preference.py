@@ -22,24 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import ConfigError, EvaluationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
-from umim_core.merging.packing import SpanMerger
-from umim_core.rules.matcher import Matcher
 
 DEFAULT_BETA: Final = 0.1  # paper, task-adaptation training configurations
 
 
-def ending_scores(
-    questions: Sequence[EncodedQuestion],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    *,
-    unit_positions: UnitPositions = "compact",
-) -> list[Tensor]:
+def ending_scores(questions: Sequence[EncodedQuestion], compressed: Compressed) -> list[Tensor]:
     """Score every answer given its question's compressed context.
 
     Call it under ``torch.no_grad()`` with the reference module once per question; the scores then
@@ -47,10 +37,7 @@ def ending_scores(
 
     Args:
         questions: Encoded questions.
-        backbone: The frozen model.
-        module: Makes the surrogates; None for the base model.
-        matcher: Segments the contexts; None keeps every token.
-        unit_positions: Positions of units, as the module was trained.
+        compressed: The model.
 
     Returns:
         Per question, the mean token log-probability of each answer [C] (nats per token).
@@ -61,10 +48,7 @@ def ending_scores(
     scored = score_continuations(
         [question.context for question in questions],
         [question.endings for question in questions],
-        backbone,
-        module,
-        matcher,
-        unit_positions=unit_positions,
+        compressed,
     )
     return [torch.stack([score.log_probs.mean() for score in row]) for row in scored]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,10 +23,9 @@ from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
 from umim_core.benchmarking.runs import Continuation, Ints, Measured, Timing, alternate
 from umim_core.config.benchmark import BenchmarkConfig, RuleKind
-from umim_core.config.form import UnitPositions
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
-from umim_core.merging.packing import SpanMerger
+from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 
 Sizes = tuple[int, int, int]
@@ -38,7 +37,7 @@ class _Rules:
 
     kind: RuleKind
     asked: float | None
-    matcher: Matcher
+    matcher: Matcher | None
 
 
 @dataclass(frozen=True)
@@ -65,25 +64,19 @@ class _Phase:
 
 
 def measure_throughput(
-    backbone: Backbone,
-    module: SpanMerger,
-    matcher: Matcher,
+    compressed: Compressed,
     ids: Ints,
     config: BenchmarkConfig,
     *,
-    unit_positions: UnitPositions = "compact",
     continuation: Continuation = "greedy",
     roofline: Roofline | None = None,
 ) -> list[ThroughputRow]:
     """Measure every batch size, prompt length and kind of rules.
 
     Args:
-        backbone: The frozen model.
-        module: Makes the surrogates.
-        matcher: The natural rules.
+        compressed: The model with its natural rules.
         ids: Text to cut prompts from [T], at least the tokens of the largest batch of prompts.
         config: The protocol.
-        unit_positions: As the module was trained.
         continuation: What the rows generate: what the model chooses, or the text that follows each
             prompt. The latter makes natural rules merge as in text where a model would loop.
         roofline: The device's ceiling; measured before and after if None.
@@ -95,12 +88,13 @@ def measure_throughput(
         ConfigError: If the text is too short, or the backbone has too few positions.
         EvaluationError: If a figure lies above the device's ceiling.
     """
+    backbone = compressed.backbone
     _check(backbone, ids, config)
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
-    base = Engine(backbone, None, None)
+    base = Engine(compressed.base())
     rules = [
-        (kind, Engine(backbone, module, kind.matcher, unit_positions=unit_positions))
-        for kind in _kinds(config, matcher)
+        (kind, Engine(replace(compressed, matcher=kind.matcher)))
+        for kind in _kinds(config, compressed.matcher)
     ]
     measured = [
         (sizes, kind, alternate(base, umim, ids, sizes, config, continuation))
@@ -140,7 +134,7 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
         )
 
 
-def _kinds(config: BenchmarkConfig, natural: Matcher) -> Iterator[_Rules]:
+def _kinds(config: BenchmarkConfig, natural: Matcher | None) -> Iterator[_Rules]:
     for kind in config.rules:
         if kind == "natural":
             yield _Rules(kind, None, natural)

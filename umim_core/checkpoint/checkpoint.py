@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.record import BackboneRecord
-from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig as CheckpointConfig
+from umim_core.checkpoint.checkpoint_files import read_config as read_config
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint as resolve_checkpoint
-from umim_core.config.form import UnitPositions
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.vocabulary import check_vocabulary
@@ -57,17 +58,22 @@ class Checkpoint:
     @classmethod
     def of(
         cls,
-        module: MergeModule,
-        rules: RuleSet,
-        backbone: Backbone,
+        compressed: Compressed,
         training: dict[str, str | int | float | None] | None = None,
-        *,
-        unit_positions: UnitPositions = "compact",
     ) -> Checkpoint:
-        """Bind a module and rules to the backbone and the unit positions they were trained with."""
+        """Bind module and rules to the backbone and the unit positions they were trained with.
+
+        Args:
+            compressed: The model with its rules.
+            training: How the module was trained.
+
+        Raises:
+            ConfigError: If there is no merge module or there are no rules.
+        """
+        backbone, module = compressed.backbone, compressed.require_module()
         config = CheckpointConfig(
             **_shape(module),
-            unit_positions=unit_positions,
+            unit_positions=compressed.unit_positions,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,
@@ -75,7 +81,7 @@ class Checkpoint:
             training=training or {},
             backbone_model=BackboneRecord.of(backbone),
         )
-        return cls(config, module, rules)
+        return cls(config, module, compressed.require_matcher().rules)
 
     def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
         """Return a checkpoint of the same origin with another module and other rules."""

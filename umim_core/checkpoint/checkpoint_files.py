@@ -17,6 +17,7 @@ from umim_core.errors import CheckpointError, did_you_mean
 from umim_core.store.artifacts import read_json
 
 CHECKPOINT_SCHEMA: Final = 1
+DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 _MAX_HIDDEN: Final = 1 << 16
 
 

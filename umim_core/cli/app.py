@@ -133,14 +133,8 @@ def ppl(
     lead = leading_ids(umim.backbone.require_tokenizer(), special_tokens)
     cut = windows(ids, min(segment_length - len(lead), len(ids)))
     rows = [np.array([*lead, *row], dtype=row.dtype) for row in islice(cut, max_segments)]
-    base = perplexity(rows, umim.backbone, None, None)
-    ours = perplexity(
-        rows,
-        umim.backbone,
-        umim.module,
-        umim.matcher,
-        unit_positions=umim.checkpoint.config.unit_positions,
-    )
+    base = perplexity(rows, umim.compressed.base())
+    ours = perplexity(rows, umim.compressed)
     document: dict[str, object] = {
         "ppl_base": finite_or_none(base.ppl),
         "ppl_umim": finite_or_none(ours.ppl),

@@ -78,14 +78,7 @@ def bench(
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
     ids = _ids(umim, text, config)
     with measuring():
-        rows = measure_throughput(
-            umim.backbone,
-            umim.module,
-            umim.matcher,
-            ids,
-            config,
-            unit_positions=umim.checkpoint.config.unit_positions,
-        )
+        rows = measure_throughput(umim.compressed, ids, config)
     said = verdict(rows)
     if as_json:
         document: dict[str, object] = {

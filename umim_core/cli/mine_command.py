@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +14,8 @@ from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from umim_core.cost.prediction import Prediction
     from umim_core.mining.corpus_mining import MiningReport
-    from umim_core.mining.costs import Prediction
     from umim_core.mining.mining_options import MiningOptions
     from umim_core.text.sources import Source
 
@@ -104,7 +104,7 @@ def mine(
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
-    from umim_core.mining.costs import Limits
+    from umim_core.cost.prediction import Limits
     from umim_core.mining.mining_options import MiningOptions
 
     if out is None and not dry_run:
@@ -123,7 +123,7 @@ def mine(
         threads=threads,
         kernel=kernel,
     ).check()
-    limits = Limits.of(max_memory_gib, max_disk_gib, max_hours)
+    limits = Limits(max_memory_gib, max_disk_gib, max_hours)
     predicts = dry_run or limits != Limits()
     _refuse(
         {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
@@ -152,7 +152,9 @@ def mine(
         return
     prediction = None
     if predicts:
-        prediction = _predict(source, tokenizer, options, tokens)
+        from umim_core.cost.mining_forecast import predict_mining
+
+        prediction = predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
         if prediction is None:
             small = "The corpus is too small for a prediction: mining it takes seconds."
             if dry_run:
@@ -161,7 +163,7 @@ def mine(
             told = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
             emit({"prediction": prediction.as_dict()}, told, as_json)
         if prediction is not None:
-            limits.check(prediction)
+            replace(prediction, limits=limits).check()
     if dry_run or out is None:
         return
     from umim_core.mining.corpus_mining import mine_rules
@@ -194,16 +196,8 @@ def _confident(
     return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
 
 
-def _predict(
-    source: Source, tokenizer: str | None, options: MiningOptions, tokens: int | None
-) -> Prediction | None:
-    from umim_core.mining.mining_forecast import predict_mining
-
-    return predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
-
-
 def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:
-    from umim_core.mining.mining_forecast import peak_memory_bytes
+    from umim_core.cost.mining_forecast import peak_memory_bytes
 
     pairs = {
         "memory_bytes": (prediction.memory_bytes, peak_memory_bytes()),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT as DEFAULT_CHECKPOINT
 from umim_core.errors import ConfigError, CorpusError
 
-DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 CheckpointOption = Annotated[
     str,
     typer.Option(

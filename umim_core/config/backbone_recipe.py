@@ -155,7 +155,7 @@ class BackboneRecipe(RunRecipe):
 
 
 def load_any_recipe(path: Path) -> Recipe | BackboneRecipe:
-    """Read and validate a recipe of either kind, told by its field ``kind``.
+    """Read and validate a recipe of either kind, named by its field ``kind``.
 
     Raises:
         ConfigError: If the file is missing, not YAML, or breaks a rule.

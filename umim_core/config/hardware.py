@@ -1,4 +1,4 @@
-"""The hardware that a recipe is meant for, so that its memory and time can be told beforehand."""
+"""The hardware that a recipe is meant for, so that its memory and time can be predicted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Alignment metrics over aligned prediction rows.
 
 Shapes: R rows, V vocabulary. All metrics are means over rows. Tokens are ranked by probability,
-ties by id, in teacher and student alike, so that top1 = 1 exactly where the reciprocal rank is 1.
+ties by id, in teacher and student, so that top1 = 1 exactly where the reciprocal rank is 1.
 
 Source: paper, "Alignment Metrics"; Top-p divides by the smaller set.
 """

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.step import DistillModel, anchor
 from umim_core.distill.token_rows import TokenRows
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.rules.matcher import Matcher
 
 Split = Literal["train", "valid"]
 
@@ -89,9 +87,7 @@ class DistillObjective(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
-        module: MergeModule,
-        matcher: Matcher,
+        compressed: Compressed,
         train: TokenRows,
         valid: TokenRows,
         *,
@@ -99,18 +95,13 @@ class DistillObjective(nn.Module):
         batch_size: int,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
-        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
         self._model = DistillModel(
-            backbone,
-            module,
-            autocast=bf16,
-            micro_batch=micro_batch,
-            loss_kernel=loss_kernel,
-            unit_positions=unit_positions,
+            compressed, autocast=bf16, micro_batch=micro_batch, loss_kernel=loss_kernel
         )
-        self._matcher, self._train, self._valid = matcher, train, valid
+        self._matcher = compressed.require_matcher()
+        self._train, self._valid = train, valid
         self._batch_size = batch_size
         self.num_items = len(train)
 
@@ -154,22 +145,18 @@ class PreferenceObjective(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
-        module: MergeModule,
-        matcher: Matcher,
+        compressed: Compressed,
         train: list[EncodedQuestion],
         valid: list[EncodedQuestion],
         *,
         beta: float,
         batch_size: int,
-        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
-        self.module = module
-        self._unit_positions: UnitPositions = unit_positions
-        self._frozen = (backbone,)
+        self.module = compressed.require_module()
+        self._compressed = compressed
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
-        self._matcher, self._beta, self._batch_size = matcher, beta, batch_size
+        self._beta, self._batch_size = beta, batch_size
         self.num_items = len(train)
         with torch.no_grad():
             self._reference = {
@@ -182,13 +169,7 @@ class PreferenceObjective(nn.Module):
             }
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
-        return ending_scores(
-            questions,
-            self._frozen[0],
-            self.module,
-            self._matcher,
-            unit_positions=self._unit_positions,
-        )
+        return ending_scores(questions, self._compressed)
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""

@@ -1,6 +1,6 @@
 """A checkpoint from a model, rules and text, in one process: ``umim train``.
 
-The directory is built beside its final name and renamed when it is whole::
+The directory is built next to its final name and renamed when it is whole::
 
     out/checkpoint/     the merge checkpoint
     out/tokens/         the ids of the splits: train, valid, test (.npy)

@@ -7,7 +7,7 @@ The products of all blocks see one long row of real units; attention takes the r
 Attention of a row is the backbone's own sdpa attention, causal and without a mask, so that a row
 gets what it would get alone. transformers looks attention functions up in a table, to which ours
 is added; backbones that do not use the table, or whose windows are shorter than a row, are padded.
-Where no rows are told, as in another thread that uses the same backbone, ours is sdpa attention.
+Where no rows are given, as in another thread that uses the same backbone, ours is sdpa attention.
 
 Shapes: N units of all rows, B rows, S units of the longest row, d embedding size.
 """

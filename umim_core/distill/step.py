@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
@@ -47,35 +47,32 @@ class DistillModel(nn.Module):
     """The merge module with its loss as one module, so that DDP and DeepSpeed can wrap it.
 
     Only the merge module's parameters are registered; the backbone is held outside of them, is
-    never broadcast, reduced or saved, and serves as teacher and student alike.
+    never broadcast, reduced or saved, and serves as teacher and student.
 
     Args:
-        backbone: The frozen backbone.
-        module: The merge module to train.
+        compressed: The frozen backbone, the merge module to train, and the positions of the
+            student's units; the teacher's are those of raw tokens.
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
         loss_kernel: ``eager``, or ``compiled``: fused, after ten seconds in the first step.
-        unit_positions: Positions of the student's units; the teacher's are those of raw tokens.
 
     Raises:
-        ConfigError: If ``micro_batch`` is below 1.
+        ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
     """
 
     def __init__(
         self,
-        backbone: Backbone,
-        module: MergeModule,
+        compressed: Compressed,
         *,
         autocast: bool = False,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
-        unit_positions: UnitPositions = "compact",
     ) -> None:
         super().__init__()
-        self.module = module
+        self.module, backbone = compressed.require_module(), compressed.backbone
         self._frozen = (backbone,)
         self._trunk = PackedTrunk(backbone)
-        self._unit_positions: UnitPositions = unit_positions
+        self._unit_positions = compressed.unit_positions
         self._autocast = autocast
         self._loss_kernel: LossKernel = loss_kernel
         if micro_batch is not None and micro_batch < 1:

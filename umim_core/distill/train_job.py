@@ -16,10 +16,11 @@ import torch.distributed as dist
 from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import ModuleForm, UnitPositions
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 
@@ -67,8 +68,8 @@ def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
     return DistillConfig.model_validate(job.config)
 
 
-def start_module(job: TrainJob, backbone: Backbone) -> tuple[MergeModule, UnitPositions]:
-    """Return the module that a job trains, and which positions units have meanwhile.
+def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compressed:
+    """Return the model with the module that a job trains.
 
     Raises:
         CheckpointError: If the checkpoint to start from cannot be loaded.
@@ -80,20 +81,14 @@ def start_module(job: TrainJob, backbone: Backbone) -> tuple[MergeModule, UnitPo
             backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
         )
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
-        return module.to(backbone.device), form.unit_positions
+        return Compressed(backbone, module.to(backbone.device), matcher, form.unit_positions)
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
-    module = start.module.requires_grad_(True)
-    return module.to(backbone.device), start.config.unit_positions
+    module = start.module.requires_grad_(True).to(backbone.device)
+    return Compressed(backbone, module, matcher, start.config.unit_positions)
 
 
-def make_objective(
-    job: TrainJob,
-    backbone: Backbone,
-    module: MergeModule,
-    matcher: Matcher,
-    unit_positions: UnitPositions,
-) -> DistillObjective | PreferenceObjective:
+def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | PreferenceObjective:
     """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
     config = job_config(job)
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -102,30 +97,24 @@ def make_objective(
         train_split, valid_split = (
             encode_questions(
                 read_questions(path),
-                backbone.encode,
+                compressed.backbone.encode,
                 prompt=DOCSTRING_PROMPT,
                 max_length=job.max_tokens,
             )
             for path in (job.train, job.valid)
         )
         return PreferenceObjective(
-            backbone,
-            module,
-            matcher,
+            compressed,
             train_split,
             valid_split,
             beta=config.beta,
             batch_size=per_rank,
-            unit_positions=unit_positions,
         )
     return DistillObjective(
-        backbone,
-        module,
-        matcher,
+        compressed,
         *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
         bf16=config.bf16,
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
         batch_size=per_rank,
-        unit_positions=unit_positions,
     )

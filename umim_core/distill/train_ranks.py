@@ -80,7 +80,7 @@ def _mark_path(folder: Path, mark: int) -> Path:
 
 
 def require_mark(folder: Path, mark: int) -> None:
-    """Refuse, on every rank alike, a folder that is not the same one for all of them.
+    """Refuse, on every rank, a folder that is not the same one for all of them.
 
     Raises:
         ClusterError: If some rank does not see the mark.

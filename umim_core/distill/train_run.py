@@ -17,7 +17,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_module
+from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_model
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
 from umim_core.distill.train_state import Progress
@@ -56,8 +56,8 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         )
     rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
-    module, unit_positions = start_module(job, backbone)
-    objective = make_objective(job, backbone, module, Matcher(rules), unit_positions)
+    compressed = start_model(job, backbone, Matcher(rules))
+    objective = make_objective(job, compressed)
     _say(state, "measuring before the first step")
     result = train(
         objective,
@@ -69,9 +69,9 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     )
     if rank_and_world()[0] != 0:
         return
-    module.load_state_dict(result.weights)
+    compressed.require_module().load_state_dict(result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
-    checkpoint = Checkpoint.of(module, rules, backbone, origin, unit_positions=unit_positions)
+    checkpoint = Checkpoint.of(compressed, origin)
     write_results(out, "checkpoint", checkpoint.write, result.progress)
 
 

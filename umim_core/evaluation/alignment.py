@@ -29,14 +29,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.distill.alignment_metrics import AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.branches import branch_layout
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
-from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import PackedUnits, pack_rows
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.packing import PackedUnits
 
 _HEAD_ROWS: Final = 512  # rows whose logits are held at once
 _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
@@ -77,23 +75,14 @@ class AlignmentResult:
 
 @torch.no_grad()
 def evaluate_alignment(
-    rows: Sequence[NDArray[np.integer]],
-    backbone: Backbone,
-    module: MergeModule,
-    matcher: Matcher,
-    batch_size: int = 8,
-    *,
-    unit_positions: UnitPositions = "compact",
+    rows: Sequence[NDArray[np.integer]], compressed: Compressed, batch_size: int = 8
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input.
 
     Args:
         rows: Raw ids per row [T_b].
-        backbone: The frozen model.
-        module: The merge module.
-        matcher: The rules.
+        compressed: The model.
         batch_size: Rows per forward.
-        unit_positions: Positions of units, as the module was trained.
 
     Raises:
         EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
@@ -107,14 +96,13 @@ def evaluate_alignment(
             f"{len(rows)} rows, batch size {batch_size}",
             "Give held-out text of at least one segment.",
         )
+    backbone = compressed.backbone
     aligned, states = AlignmentSums(), AlignmentSums()
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
-        cuts = [matcher.segment(row) for row in part]
-        packed = pack_rows(part, cuts, device=backbone.device)
-        pairs = _state_pairs(part, packed, matcher, backbone, module, unit_positions)
-        for teacher, student, unit_end in pairs:
+        packed = compressed.pack(part)
+        for teacher, student, unit_end in _state_pairs(part, packed, compressed):
             values = row_metrics(_wide_logits(teacher, backbone), _wide_logits(student, backbone))
             states.add(values)
             aligned.add({name: value[unit_end] for name, value in values.items()})
@@ -139,15 +127,11 @@ def evaluate_alignment(
 
 
 def _state_pairs(
-    rows: Sequence[NDArray[np.integer]],
-    packed: PackedUnits,
-    matcher: Matcher,
-    backbone: Backbone,
-    module: MergeModule,
-    unit_positions: UnitPositions,
+    rows: Sequence[NDArray[np.integer]], packed: PackedUnits, compressed: Compressed
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield states from the first merge on: on raw and merged input [R, d], and unit ends [R]."""
-    layout = branch_layout(packed, matcher, unit_positions)
+    backbone = compressed.backbone
+    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):
@@ -156,7 +140,7 @@ def _state_pairs(
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
-    student = state_hidden(tokens, layout, backbone, module)[wanted]
+    student = state_hidden(tokens, layout, compressed)[wanted]
     teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
     parts = (torch.split(part, _HEAD_ROWS) for part in (teacher, student, layout.trunk[wanted]))
     yield from zip(*parts, strict=True)

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import check_attention_window, eager_attention
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.packing import SpanMerger, pack_rows, unit_embeddings
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Compressed
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,18 @@ class AttentionMaps:
 @torch.no_grad()
 def attention_maps(
     ids: Sequence[int] | NDArray[np.integer],
-    backbone: Backbone,
-    module: SpanMerger,
-    matcher: Matcher,
+    compressed: Compressed,
     *,
-    unit_positions: UnitPositions = "compact",
     layer: int = -1,
     head: int | None = None,
 ) -> AttentionMaps:
     """Read a text raw and merged and return where one layer looks.
 
-    The backbone's attention is eager meanwhile: not for use beside a running generation.
+    The backbone's attention is eager meanwhile: not for use during a generation.
 
     Args:
         ids: Raw ids [T] of a short text, at least one; they must fit the backbone unmerged.
-        backbone: The frozen model; its attention is computed eagerly for the two forwards.
-        module: Makes surrogates.
-        matcher: The rules.
-        unit_positions: How units are numbered.
+        compressed: The model; its attention is computed eagerly for the two forwards.
         layer: Index of the layer; negative ones count from the last.
         head: One head; the mean over heads if None.
 
@@ -72,7 +64,7 @@ def attention_maps(
             backbone's positions.
         GenerationError: If it exceeds the window of a sliding-window backbone.
     """
-    config = backbone.model.config
+    backbone, config = compressed.backbone, compressed.backbone.model.config
     layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
     if len(ids) == 0 or not -layers <= layer < layers or not (head is None or 0 <= head < heads):
         raise EvaluationError(
@@ -89,13 +81,13 @@ def attention_maps(
         )
     check_attention_window(config, len(ids))
     row = np.asarray(ids, dtype=np.int64)
-    packed = pack_rows([row], [matcher.segment(row)], device=backbone.device)
+    packed = compressed.pack([row])
     lengths, starts = packed.lengths[0], packed.starts[0]
     units = torch.arange(len(starts), device=backbone.device)
-    positions = packed.position_ids(unit_positions)[0]
+    positions = packed.position_ids(compressed.unit_positions)[0]
     raw = backbone.embed(torch.from_numpy(row)[None].to(backbone.device))
     with eager_attention(backbone.model):
-        after = _attention(backbone, unit_embeddings(packed, backbone, module), positions, layer)
+        after = _attention(backbone, compressed.embed(packed), positions, layer)
         before = _attention(backbone, raw, torch.arange(len(row)).to(positions), layer)
     before = before[:, starts + lengths - 1]  # the last token of each unit asks
     member = torch.repeat_interleave(units, lengths)

@@ -17,6 +17,7 @@ import numpy as np
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.inference.outputs import RowOutput
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import score_rows
 
 REPETITION_ORDERS: Final = (2, 3, 4)
@@ -125,7 +126,7 @@ def continuation_perplexity(
     total, targets = 0.0, 0
     for first in range(0, len(rows), batch_size):
         part = slice(first, first + batch_size)
-        for scores in score_rows(rows[part], backbone, None, None, given[part]):
+        for scores in score_rows(rows[part], Compressed.without_merging(backbone), given[part]):
             total += float(scores.log_probs.cpu().double().sum())
             targets += len(scores.log_probs)
     if not math.isfinite(total):

@@ -3,7 +3,7 @@
     lm_eval --model umim --tasks arc_easy,piqa
     lm_eval --model umim --model_args checkpoint=DIR_OR_NAME,merge=all --tasks wikitext
 
-``merge=context`` (default) compresses the context and leaves the continuation raw; ``merge=all``
+``merge=prompt`` (default) compresses the context and leaves the continuation raw; ``merge=all``
 matches the whole sequence, scored by two-stage accounting, and merges while generating;
 ``merge=none`` is the backbone through lm-eval's own ``hf`` model, number for number. Raw token ids
 are what lm-eval sees in every mode.
@@ -14,13 +14,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import numpy as np
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
@@ -36,18 +34,17 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError
 from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.model_choice import choose_backbone, choose_checkpoint
+from umim_core.evaluation.model_args import open_model_args
 from umim_core.evaluation.scoring import Request as ScoreRequest
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Merge, check_merge
 
-Merge = Literal["context", "all", "none"]
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
@@ -59,7 +56,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
             what ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
-        merge: ``context``, ``all`` or ``none``; None means ``none``, as lm-eval turns the word in
+        merge: ``prompt``, ``all`` or ``none``; None means ``none``, as lm-eval turns the word in
             ``--model_args merge=none`` into None.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
         revision: Hub revision of ``backbone``.
@@ -84,7 +81,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,
-        merge: Merge | None = "context",
+        merge: Merge | None = "prompt",
         backbone: str | Backbone | None = None,
         revision: str | None = None,
         dtype: str = "auto",
@@ -96,12 +93,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         prefix_token_id: int | None = None,
     ) -> None:
         self.merge: Merge = "none" if merge is None else merge
-        if self.merge not in get_args(Merge):
-            raise ConfigError(f"merge must be one of {get_args(Merge)}", merge, "Choose one.")
-        loaded = None
-        if self.merge != "none" or backbone is None or checkpoint is not None:
-            loaded = choose_checkpoint(checkpoint)
-        self.backbone = choose_backbone(backbone, revision, loaded, dtype, device)
+        check_merge(self.merge)
+        compressed = open_model_args(checkpoint, self.merge, backbone, revision, dtype, device)
+        self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
         super().__init__(
@@ -114,20 +108,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             prefix_token_id=prefix_token_id,
         )
         self.scorer: Scorer | None = None
-        if loaded is not None and self.merge != "none":
-            loaded.check_backbone(self.backbone)
-            wide = self.backbone.dtype is torch.float64
-            module = deepcopy(loaded.module).to(
-                self.device, torch.float64 if wide else torch.float32
-            )
-            self.scorer = Scorer(
-                self.backbone,
-                module,
-                Matcher(loaded.rules),
-                self.merge,
-                self.max_length,
-                loaded.config.unit_positions,
-            )
+        if self.merge != "none":
+            self.scorer = Scorer(compressed, self.merge, self.max_length)
         _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
 
     @property
@@ -148,7 +130,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         info["umim"] = {
             "backbone": self.backbone.name,
             "backbone_fingerprint": self.backbone.fingerprint,
-            "rules_digest": self.scorer.matcher.rules.digest if self.scorer else None,
+            "rules_digest": self.scorer.compressed.require_matcher().rules.digest
+            if self.scorer
+            else None,
             "merge": self.merge,
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
@@ -185,8 +169,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Score whole texts; with ``merge=context`` there is no context to compress."""
-        if self.merge == "context":
+        """Score whole texts; with ``merge=prompt`` there is no context to compress."""
+        if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
         return cast("list[float]", super().loglikelihood_rolling(requests, disable_tqdm))
 
@@ -194,12 +178,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
-        engine = Engine(
-            self.backbone,
-            self.scorer.module,
-            self.scorer.matcher,
-            unit_positions=self.scorer.unit_positions,
-        )
+        engine = Engine(self.scorer.compressed)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
             [(*request.args, number) for number, request in enumerate(requests)],

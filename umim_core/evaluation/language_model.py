@@ -14,6 +14,7 @@ import numpy as np
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import CorpusError, EvaluationError
 from umim_core.evaluation.perplexity import perplexity
+from umim_core.merging.compressed import Compressed
 from umim_core.text.tokens import tokenize_documents
 
 
@@ -87,5 +88,5 @@ def score_language_model(
         parts += [ids, separator]
     stream = np.concatenate(parts)
     windows = [stream[s : s + length] for s in range(0, len(stream) - 1, length - 1)]
-    result = perplexity(windows, backbone, None, None, batch_size)
+    result = perplexity(windows, Compressed.without_merging(backbone), batch_size)
     return LanguageModelScore(result.nll_sum, result.targets, size, len(texts))

@@ -19,7 +19,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import EvaluationError, MissingExtraError
 
 if TYPE_CHECKING:
-    from umim_core.evaluation.harness import Merge
+    from umim_core.merging.compressed import Merge
 
 EMBEDDED_TASK: Final = "umim_docstrings"
 TASK_FOLDER: Final = Path(__file__).parent / "tasks"
@@ -31,7 +31,7 @@ class TaskResult:
 
     Attributes:
         task: lm-eval task name.
-        merge: ``context``, ``all`` or ``none``.
+        merge: ``prompt``, ``all`` or ``none``.
         backbone: Name of the backbone.
         questions: Questions scored.
         acc: Accuracy by summed log-probability.
@@ -67,7 +67,7 @@ class TaskResult:
 def evaluate_task(
     checkpoint: str | Path | Checkpoint | None = None,
     *,
-    merge: Merge = "context",
+    merge: Merge = "prompt",
     backbone: str | Backbone | None = None,
     task: str = EMBEDDED_TASK,
     data: Path | None = None,
@@ -80,7 +80,7 @@ def evaluate_task(
 
     Args:
         checkpoint: As in ``UmimLM``.
-        merge: ``context``, ``all`` or ``none`` (the base model).
+        merge: ``prompt``, ``all`` or ``none`` (the base model).
         backbone: As in ``UmimLM``.
         task: The embedded task, or any multiple-choice task that lm-eval ships.
         data: Folder of the embedded task's files; see ``tasks.docstrings``.

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
-from umim_core.merging.likelihood import finite_sum
-from umim_core.merging.likelihood import token_log_probs as token_log_probs
-from umim_core.merging.packing import SpanMerger
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.text.token_ids import cut_segments
 
 Ints = NDArray[np.integer]
@@ -55,23 +51,14 @@ def windows(ids: Ints, length: int = 512) -> list[NDArray[np.int32]]:
 
 
 def perplexity(
-    segments: Sequence[Ints],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    batch_size: int = 8,
-    *,
-    unit_positions: UnitPositions = "compact",
+    segments: Sequence[Ints], compressed: Compressed, batch_size: int = 8
 ) -> PerplexityResult:
     """Compute token-level perplexity.
 
     Args:
         segments: Raw ids per window [T_b]; each is scored on its own.
-        backbone: The frozen model.
-        module: Makes surrogates; None only without rules.
-        matcher: The rules; None for the base model.
+        compressed: The model.
         batch_size: Windows per forward.
-        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Perplexity, sum, number of targets and realised token reduction.
@@ -86,14 +73,12 @@ def perplexity(
     nll_sum, targets, raw, units = 0.0, 0, 0, 0
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
-        for scores in token_log_probs(
-            rows, backbone, module, matcher, unit_positions=unit_positions
-        ):
+        for scores in token_log_probs(rows, compressed):
             nll_sum -= finite_sum(scores)
             targets += len(scores)
         for row in rows:
             raw += len(row)
-            units += len(row) if matcher is None else len(matcher.segment(row)[0])
+            units += len(compressed.segment(row)[0])
     if targets == 0:
         raise EvaluationError(
             "there must be at least one target token",

@@ -1,8 +1,8 @@
 """Log-likelihoods of (context, continuation) requests over a compressed model, in batches.
 
-    merge     what is matched        continuation tokens
-    context   the context alone      raw; requests with one context share its row of a forward
-    all       context + continuation each scored in the state that decoding passes through
+    merge    what is matched        continuation tokens
+    prompt   the context alone      raw; requests with one context share its row of a forward
+    all      context + continuation each scored in the state that decoding passes through
 
 Inputs that are too long lose leading units of the context, never part of one: matching from a unit
 border on gives the same units as matching the whole. How many depends on the context and on the
@@ -14,22 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
+from umim_core.merging.compressed import Compressed, Merge, check_merge
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
-from umim_core.merging.packing import SpanMerger
-from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
-Scope = Literal["context", "all"]
 
 
 @dataclass(frozen=True)
@@ -80,27 +75,27 @@ class Scorer:
     """Score requests with a merge module and its rules.
 
     Args:
-        backbone: The frozen model.
-        module: Makes the surrogates.
-        matcher: The rules.
-        scope: What is matched.
+        compressed: The model.
+        merge: What is matched: ``prompt`` or ``all``.
         max_units: Longest sequence the model takes: units after merging, and with preserved unit
             positions the raw tokens that they stand for.
-        unit_positions: Positions of units, as the module was trained.
 
     Attributes:
-        contexts: Tokens and units of the contexts alone (filled by scope ``context``).
+        contexts: Tokens and units of the contexts alone (filled where ``merge`` is ``prompt``).
         inputs: Tokens and units of contexts and continuations together.
+
+    Raises:
+        ConfigError: If ``merge`` is neither.
     """
 
-    backbone: Backbone
-    module: SpanMerger
-    matcher: Matcher
-    scope: Scope
+    compressed: Compressed
+    merge: Merge
     max_units: int
-    unit_positions: UnitPositions = "compact"
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        check_merge(self.merge, ("prompt", "all"))
 
     @torch.no_grad()
     def score(
@@ -127,11 +122,12 @@ class Scorer:
         if batch_size < 1:
             raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
         results: dict[int, Likelihood] = {}
-        rows = self._context_rows if self.scope == "context" else self._whole_rows
+        alone = self.merge == "prompt"
+        rows = self._context_rows if alone else self._whole_rows
         ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
         for batch in _batches(ordered, batch_size):
             members = [row.members for row in batch]
-            scores = (self._score_contexts if self.scope == "context" else self._score_whole)(
+            scores = (self._score_contexts if alone else self._score_whole)(
                 [row.context for row in batch],
                 [[requests[i].continuation for i in row] for row in members],
             )
@@ -151,7 +147,7 @@ class Scorer:
         Raises:
             EvaluationError: If there is no room for a single unit.
         """
-        starts, _ = self.matcher.segment(ids)
+        starts, _ = self.compressed.segment(ids)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
         if dropped and dropped == len(starts):
@@ -170,7 +166,7 @@ class Scorer:
             raw: Positions of the whole if preserved.
             units: Positions of the whole if compact.
         """
-        compact = self.unit_positions == "compact"
+        compact = self.compressed.unit_positions == "compact"
         return units - np.arange(len(starts)) if compact else raw - starts
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
@@ -196,21 +192,14 @@ class Scorer:
     def _score_contexts(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
-        scored = score_continuations(
-            contexts,
-            endings,
-            self.backbone,
-            self.module,
-            self.matcher,
-            unit_positions=self.unit_positions,
-        )
+        scored = score_continuations(contexts, endings, self.compressed)
         return [score for row in scored for score in row]
 
     def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Cut contexts as if continuations stayed raw: by their lengths, never by their tokens."""
         for i, request in enumerate(requests):
             context, inputs = request.context, len(request.continuation) - 1
-            starts, lengths = self.matcher.segment(context)
+            starts, lengths = self.compressed.segment(context)
             # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
@@ -223,7 +212,7 @@ class Scorer:
                     "Shorten the continuation, or use a backbone with more positions.",
                 )
             whole = np.concatenate([kept, request.continuation])
-            self.inputs.add(len(whole), len(self.matcher.segment(whole)[0]))
+            self.inputs.add(len(whole), len(self.compressed.segment(whole)[0]))
             yield _Row(kept, [i], len(whole))
 
     def _score_whole(
@@ -231,15 +220,7 @@ class Scorer:
     ) -> list[TokenScores]:
         """Score the continuation's tokens in the states before them, in one forward."""
         rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
-        given = [len(context) for context in contexts]
-        return score_rows(
-            rows,
-            self.backbone,
-            self.module,
-            self.matcher,
-            given,
-            unit_positions=self.unit_positions,
-        )
+        return score_rows(rows, self.compressed, [len(context) for context in contexts])
 
 
 def _parts(sizes: Sequence[int], most: int, room: int) -> Iterator[list[int]]:

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
-from umim_core.merging.packing import SpanMerger, surrogates
+from umim_core.merging.compressed import Compressed
 
 
 @dataclass(frozen=True)
@@ -42,14 +41,13 @@ class OrderSimilarity:
 
 @torch.no_grad()
 def surrogate_similarity(
-    spans: Sequence[Sequence[int]], backbone: Backbone, module: SpanMerger, seed: int = 0
+    spans: Sequence[Sequence[int]], compressed: Compressed, seed: int = 0
 ) -> list[OrderSimilarity]:
     """Compare z(span) with the static embeddings of its tokens.
 
     Args:
         spans: Raw ids of spans, two tokens or more each.
-        backbone: Supplies embeddings.
-        module: Makes surrogates.
+        compressed: Makes surrogates.
         seed: Of the random tokens.
 
     Returns:
@@ -64,12 +62,12 @@ def surrogate_similarity(
             sorted({len(span) for span in spans}),
             "Pass the ids of merged spans.",
         )
-    generator = np.random.default_rng(seed)
+    backbone, generator = compressed.backbone, np.random.default_rng(seed)
     found = []
     for order in sorted({len(span) for span in spans}):
         own = np.array([span for span in spans if len(span) == order], dtype=np.int64)
         ids = torch.from_numpy(own).to(backbone.device)
-        merged = surrogates(ids, torch.full((len(own),), order).to(ids), backbone, module)
+        merged = compressed.surrogates(ids, torch.full((len(own),), order).to(ids))
         tokens = backbone.embed(ids)
         drawn = torch.from_numpy(generator.integers(0, backbone.vocab_size, len(own))).to(ids)
         by_offset = [_cosine(merged, tokens[:, offset]) for offset in range(order)]

@@ -23,7 +23,6 @@ Source: paper, "Inference with UMIM".
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import get_args
 
 import numpy as np
 import torch
@@ -32,10 +31,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.attention_masks import check_attention_window
-from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
-from umim_core.config.form import UnitPositions
-from umim_core.errors import GenerationError
 from umim_core.inference.clock import LapClock
 from umim_core.inference.generated import GeneratedUnits
 from umim_core.inference.generation_settings import check_generation_config, samples_per_prompt
@@ -47,8 +43,7 @@ from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.state import GenerationState
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.trunk import CachedTrunk
-from umim_core.merging.packing import SpanMerger
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Compressed
 
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
 
@@ -67,34 +62,12 @@ class Engine:
     """Generate with prompt merging and decoding-time merging.
 
     Args:
-        backbone: The frozen model.
-        module: Makes surrogates, its weights fixed; None only without rules.
-        matcher: The rules; None for the base model.
-        unit_positions: Positions of units in the backbone, as the module was trained.
-
-    Raises:
-        GenerationError: If there are rules but no module, or the unit positions are unknown.
+        compressed: The model, the weights of its module fixed.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        module: SpanMerger | None,
-        matcher: Matcher | None,
-        *,
-        unit_positions: UnitPositions = "compact",
-    ) -> None:
-        if matcher is not None and len(matcher.rules) and module is None:
-            raise GenerationError("rules need a merge module", None, "Pass one, or no rules.")
-        if unit_positions not in get_args(UnitPositions):
-            raise GenerationError(
-                f"unit_positions must be one of {get_args(UnitPositions)}",
-                unit_positions,
-                "Take the checkpoint's.",
-            )
-        self.backbone, self.module, self.matcher = backbone, module, matcher
-        self.unit_positions: UnitPositions = unit_positions
-        self.trunk = CachedTrunk(backbone, module, unit_positions)
+    def __init__(self, compressed: Compressed) -> None:
+        self.compressed, self.backbone = compressed, compressed.backbone
+        self.trunk = CachedTrunk(compressed)
 
     def generate(
         self,
@@ -167,19 +140,18 @@ class Engine:
         clock = LapClock()
         check_generation_config(config)
         if past is not None:
-            past.check(len(prompts), self.backbone, self.unit_positions)
+            past.check(len(prompts), self.compressed)
         samples = samples_per_prompt(config)
         request.check(self.backbone.vocab_size, len(prompts) * samples)
         given = read_prompts(
             prompts,
             None if past is None else [ids[-1] for ids in past.raw_ids],
-            self.backbone,
-            self.matcher if request.merge_prompt else None,
+            self.compressed if request.merge_prompt else self.compressed.base(),
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
             new = config.max_new_tokens or 0
-            given = cut_left(given, new, self.backbone, self.unit_positions)
+            given = cut_left(given, new, self.compressed)
         rows = new_rows(given, past, samples)
         chooser = TokenChooser(
             config,
@@ -191,7 +163,7 @@ class Engine:
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        units = GeneratedUnits(self.matcher if request.merge_decode else None, len(rows))
+        units = GeneratedUnits(self.compressed.matcher if request.merge_decode else None, len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
         first_cache = self._room(given, past, config, request.overlong)
@@ -227,9 +199,7 @@ class Engine:
         return EngineOutput(
             tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
             Timings(clock.laps[0], sum(clock.laps[1:])),
-            GenerationState(
-                tuple(tuple(row.raw) for row in rows), cache, self.backbone, self.unit_positions
-            ),
+            GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.compressed),
         )
 
     def _room(
@@ -248,10 +218,11 @@ class Engine:
             raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
         # The last token chosen is never fed.
         limit = int(units.max()) + new - 1
-        highest = int(raw.max()) + new - 1 if self.unit_positions == "preserved" else limit
+        preserved = self.compressed.unit_positions == "preserved"
+        highest = int(raw.max()) + new - 1 if preserved else limit
         check_room(self.backbone, highest, new, overlong)
         rows = len(units) * samples_per_prompt(config)
-        if rows > 1 or self.unit_positions == "preserved":  # one row keeps the backbone's windows
+        if rows > 1 or preserved:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
             layers = self.backbone.model.config.num_hidden_layers

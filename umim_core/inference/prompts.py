@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
-from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows, segmentation
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
 
 Overlong = Literal["refuse", "truncate", "extend"]
 _log: Final = logging.getLogger(__name__)
@@ -39,8 +38,7 @@ class Prompts:
 def read_prompts(
     prompts: Sequence[NDArray[np.integer] | Sequence[int]],
     unfed: Sequence[int] | None,
-    backbone: Backbone,
-    matcher: Matcher | None,
+    compressed: Compressed,
     *,
     across_turns: bool = False,
 ) -> Prompts:
@@ -49,8 +47,7 @@ def read_prompts(
     Args:
         prompts: Raw ids per row [T_b].
         unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
-        backbone: Whose ids they are.
-        matcher: The rules; None keeps every token.
+        compressed: Whose ids they are, and the rules.
         across_turns: Whether a rule may begin with the unfed token.
 
     Raises:
@@ -59,16 +56,16 @@ def read_prompts(
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
-    new = [_checked(b, ids, backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
+    new = [_checked(b, ids, compressed.backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
     if unfed is None:
-        rows, cuts = new, [segmentation(ids, matcher) for ids in new]
+        rows, cuts = new, [compressed.segment(ids) for ids in new]
     else:
         rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [
-            segmentation(ids, matcher) if across_turns else _behind_one(segmentation(rest, matcher))
+            compressed.segment(ids) if across_turns else _behind_one(compressed.segment(rest))
             for ids, rest in zip(rows, new, strict=True)
         ]
-    return Prompts(rows, cuts, pack_rows(rows, cuts, device=backbone.device))
+    return Prompts(rows, cuts, pack_rows(rows, cuts, device=compressed.backbone.device))
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:
@@ -107,9 +104,7 @@ def _checked(
     return wide
 
 
-def cut_left(
-    given: Prompts, new_tokens: int, backbone: Backbone, unit_positions: UnitPositions
-) -> Prompts:
+def cut_left(given: Prompts, new_tokens: int, compressed: Compressed) -> Prompts:
     """Drop the leading units that a backbone has no positions for; a BOS in front stays.
 
     Matching from a unit border on gives the same units as matching the whole.
@@ -117,19 +112,19 @@ def cut_left(
     Args:
         given: Prompts of a first turn.
         new_tokens: Tokens to generate.
-        backbone: The frozen model.
-        unit_positions: Whether positions count units or raw tokens.
+        compressed: The model.
 
     Returns:
         Prompts that fit, but for those that have no room for a single unit.
     """
+    backbone = compressed.backbone
     if backbone.max_positions is None:
         return given
     room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
     bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
     rows, cuts = [], []
     for ids, (starts, lengths) in zip(given.ids, given.cuts, strict=True):
-        if unit_positions == "compact":
+        if compressed.unit_positions == "compact":
             needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
         else:
             needed = len(ids) - starts

@@ -124,12 +124,12 @@ class TokenChooser:
                 "a sampling setting is out of range", str(error), "Correct it, or leave it out."
             ) from error
         behind = [*plain, *(processors or ())]
-        alike = not processors and not on_ids and not any(least)
+        uniform = not processors and not on_ids and not any(least)
         # Rows have their own ids and lengths, and padding would be penalised: one call a row.
         self._per_row = (
-            [] if alike else [LogitsProcessorList([*on_ids, *own, *behind]) for own in least]
+            [] if uniform else [LogitsProcessorList([*on_ids, *own, *behind]) for own in least]
         )
-        self._on_all = LogitsProcessorList([*(plain if alike else ()), *warpers])
+        self._on_all = LogitsProcessorList([*(plain if uniform else ()), *warpers])
         self._history = History(device)
         if self._sample:
             rows = len(prompt_lengths)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
-from umim_core.config.form import UnitPositions
 from umim_core.errors import GenerationError
+from umim_core.merging.compressed import Compressed
 
 
 @dataclass
@@ -24,8 +23,7 @@ class GenerationState:
 
     raw_ids: tuple[tuple[int, ...], ...]
     _cache: RowCache | None = field(repr=False)
-    _backbone: Backbone = field(repr=False)
-    _unit_positions: UnitPositions = field(repr=False)
+    _compressed: Compressed = field(repr=False)
     _held: tuple[int, ...] = field(default=(), repr=False)
 
     @property
@@ -33,13 +31,12 @@ class GenerationState:
         """Units held per row; empty once the state was continued or released."""
         return () if self._cache is None else tuple(self._cache.lengths.tolist())
 
-    def check(self, rows: int, backbone: Backbone, unit_positions: UnitPositions) -> None:
+    def check(self, rows: int, compressed: Compressed) -> None:
         """Refuse a turn that cannot continue the state.
 
         Args:
             rows: Prompts of that turn.
-            backbone: The backbone of that turn; its rules may be others.
-            unit_positions: Its policy.
+            compressed: The model of that turn; its rules may be others.
 
         Raises:
             GenerationError: If the state was continued or released, belongs to another backbone or
@@ -51,10 +48,11 @@ class GenerationState:
                 "it was continued or released",
                 "Use the state of the newest output.",
             )
-        if backbone is not self._backbone or unit_positions != self._unit_positions:
+        backbone, own = compressed.backbone, self._compressed
+        if backbone is not own.backbone or compressed.unit_positions != own.unit_positions:
             raise GenerationError(
                 "a state can be continued by the backbone and unit positions that made it",
-                f"{backbone.name or 'another backbone'}, {unit_positions}",
+                f"{backbone.name or 'another backbone'}, {compressed.unit_positions}",
                 "Continue it with the same loaded model.",
             )
         if rows != len(self.raw_ids):

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from umim_core.backbone.attention_masks import step_mask
-from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
-from umim_core.config.form import UnitPositions
-from umim_core.merging.packing import PackedUnits, SpanMerger, fill_units
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.suffix import Advance
 
@@ -25,17 +24,13 @@ class CachedTrunk:
     """A backbone that reads units and keeps their states in a row cache.
 
     Args:
-        backbone: The frozen model.
-        module: Makes surrogates; None if nothing is merged.
-        unit_positions: Positions of units.
+        compressed: The model.
     """
 
-    def __init__(
-        self, backbone: Backbone, module: SpanMerger | None, unit_positions: UnitPositions
-    ) -> None:
-        self._backbone = backbone
-        self._unit_positions: UnitPositions = unit_positions
-        self._spans = None if module is None else SpanCache(backbone, module)
+    def __init__(self, compressed: Compressed) -> None:
+        self._backbone = compressed.backbone
+        self._preserved = compressed.unit_positions == "preserved"
+        self._spans = None if compressed.module is None else SpanCache(compressed)
 
     def _forward(self, embeddings: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:
         """Run W units per row [B, W, d] through the trunk on top of the cache: [B, W, d].
@@ -61,7 +56,7 @@ class CachedTrunk:
             past: Raw tokens that each row holds already.
         """
         cache.begin(packed.token_ids.shape[1])
-        if self._unit_positions == "preserved":
+        if self._preserved:
             before = torch.tensor(past, device=self._backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
@@ -96,7 +91,7 @@ class CachedTrunk:
             cache.rollback(torch.from_numpy(step.rollback))
         cache.begin(1)
         positions = None
-        if self._unit_positions == "preserved":
+        if self._preserved:
             fed = torch.tensor(raw_lengths, device=self._backbone.device) - 1
             positions = fed[:, None]
         hidden = self._forward(self._step_embeddings(step), cache, positions)

@@ -1,1 +1,1 @@
-"""The merge module, packing of merged sequences, and inference with rollback."""
+"""The method: merge module, packing of spans, and every state that decoding passes through."""

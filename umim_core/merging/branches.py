@@ -89,7 +89,7 @@ class BranchLayout:
 
 
 def branch_layout(
-    packed: PackedUnits, matcher: Matcher | None, unit_positions: UnitPositions = "compact"
+    packed: PackedUnits, matcher: Matcher | None, unit_positions: UnitPositions
 ) -> BranchLayout:
     """Lay out rows of units for one forward over all states that decoding passes through.
 

@@ -28,11 +28,9 @@ from torch import Tensor, nn
 
 from umim_core.backbone.attention_masks import additive_mask, check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
-from umim_core.merging.packing import SpanMerger, pack_rows, segmentation, unit_embeddings
-from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.integer]
 _PADDING: Final = -1
@@ -123,38 +121,27 @@ def _alone(endings: Sequence[Sequence[Ints]]) -> bool:
 def score_continuations(
     contexts: Sequence[Ints],
     endings: Sequence[Sequence[Ints]],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    *,
-    unit_positions: UnitPositions = "compact",
+    compressed: Compressed,
 ) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
 
     No rule crosses from a context into a continuation; continuation tokens stay raw. Gradients
-    reach ``module`` when autograd is on.
+    reach the module when autograd is on.
 
     Args:
         contexts: Raw context ids per row [T_b], at least one token each.
         endings: Raw continuation ids per row; at least one token each.
-        backbone: The frozen model.
-        module: Makes the surrogates; None for the base model.
-        matcher: Segments the contexts; None keeps every token.
-        unit_positions: Positions of units, as the module was trained.
+        compressed: The model.
 
     Returns:
         Per row, one score per continuation, in order.
 
     Raises:
-        EvaluationError: If a context or a continuation is empty, a matcher comes without a module,
-            or a row exceeds the backbone's positions.
+        EvaluationError: If a context or a continuation is empty, or a row exceeds the backbone's
+            positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone and has several
             continuations, or preserved positions.
     """
-    if matcher is not None and module is None:
-        raise EvaluationError(
-            "rules need a merge module", None, "Pass both, or neither for the base model."
-        )
     for b, (context, row) in enumerate(zip(contexts, endings, strict=True)):
         if len(context) == 0 or not row or any(len(ending) == 0 for ending in row):
             raise EvaluationError(
@@ -162,13 +149,13 @@ def score_continuations(
                 f"row {b}: {len(context)} context tokens, endings {[len(e) for e in row]}",
                 "Put the BOS token into an empty context and drop empty continuations.",
             )
-    raw = [np.asarray(context, dtype=np.int64) for context in contexts]
-    packed = pack_rows(raw, [segmentation(ids, matcher) for ids in raw], device=backbone.device)
+    backbone, unit_positions = compressed.backbone, compressed.unit_positions
+    packed = compressed.pack([np.asarray(context, dtype=np.int64) for context in contexts])
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)
     _check_length(positions, endings, backbone, windowed=causal and unit_positions == "compact")
-    trunk = unit_embeddings(packed, backbone, module)
+    trunk = compressed.embed(packed)
     layout = _layout(positions, endings, trunk.device)
     tail = backbone.embed(layout.tail_ids).to(trunk.dtype)
     front = nn.functional.pad(trunk, (0, 0, 0, tail.shape[1] - trunk.shape[1]))

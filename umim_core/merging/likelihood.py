@@ -34,11 +34,9 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.branches import BranchLayout, branch_layout
-from umim_core.merging.packing import SpanMerger, pack_rows, segmentation, surrogates
-from umim_core.rules.matcher import Matcher
+from umim_core.merging.compressed import Compressed
 
 Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
@@ -60,69 +58,48 @@ class TokenScores:
 @torch.no_grad()
 def score_rows(
     rows: Sequence[Ints],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
+    compressed: Compressed,
     given: Sequence[int] | None = None,
-    *,
-    unit_positions: UnitPositions = "compact",
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
     Args:
         rows: Raw ids per row [T_b], at least one token each.
-        backbone: The frozen model.
-        module: Makes surrogates; None only without rules.
-        matcher: The rules; None for the base model.
+        compressed: The model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
-        unit_positions: Positions of units, as the module was trained.
 
     Returns:
         Per row its T_b - given scores.
 
     Raises:
         EvaluationError: If a row is empty, not 1-D, not of integers, or holds an id outside the
-            vocabulary, rules come without a module, or a row exceeds the backbone's positions.
+            vocabulary, or a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
-    _check_rows(rows, backbone, module, matcher)
+    _check_rows(rows, compressed.backbone.vocab_size)
     if max(len(row) for row in rows) < 2:
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
-    cuts = [segmentation(row, matcher) for row in inputs]
-    packed = pack_rows(inputs, cuts, device=backbone.device)
-    layout = branch_layout(packed, matcher, unit_positions)
-    return _score_layout(rows, given or [1] * len(rows), layout, backbone, module)
+    layout = branch_layout(compressed.pack(inputs), compressed.matcher, compressed.unit_positions)
+    return _score_layout(rows, given or [1] * len(rows), layout, compressed)
 
 
-def token_log_probs(
-    rows: Sequence[Ints],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    *,
-    unit_positions: UnitPositions = "compact",
-) -> list[Tensor]:
+def token_log_probs(rows: Sequence[Ints], compressed: Compressed) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Returns:
         Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
     """
-    scored = score_rows(rows, backbone, module, matcher, unit_positions=unit_positions)
-    return [scores.log_probs.cpu().double() for scores in scored]
+    return [scores.log_probs.cpu().double() for scores in score_rows(rows, compressed)]
 
 
-def _check_rows(
-    rows: Sequence[Ints], backbone: Backbone, module: SpanMerger | None, matcher: Matcher | None
-) -> None:
-    if matcher is not None and len(matcher.rules) and module is None:
-        raise EvaluationError("rules need a merge module", None, "Pass one, or no rules.")
+def _check_rows(rows: Sequence[Ints], vocab_size: int) -> None:
     sizes = [np.size(row) for row in rows]
     if not sizes or min(sizes) == 0:
         raise EvaluationError("every row must hold at least one token", sizes, "Drop empty rows.")
     for b, row in enumerate(rows):
-        _check_ids(b, np.asarray(row), backbone.vocab_size)
+        _check_ids(b, np.asarray(row), vocab_size)
 
 
 def _check_ids(b: int, ids: Ints, vocab_size: int) -> None:
@@ -158,8 +135,7 @@ def _score_layout(
     rows: Sequence[Ints],
     given: Sequence[int],
     layout: BranchLayout,
-    backbone: Backbone,
-    module: SpanMerger | None,
+    compressed: Compressed,
 ) -> list[TokenScores]:
     """Run the forward of a layout and score its targets."""
     width = layout.trunk.shape[1]
@@ -168,33 +144,31 @@ def _score_layout(
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
         wanted[b, given[b] - 1 : len(row) - 1] = True
-    tokens = torch.from_numpy(ids).to(backbone.device)
-    targets = torch.from_numpy(wanted).to(backbone.device)
-    hidden = state_hidden(tokens[:, :-1], layout, backbone, module)
-    scores = target_scores(hidden[targets], tokens[:, 1:][targets], backbone)
+    tokens = torch.from_numpy(ids).to(compressed.backbone.device)
+    targets = torch.from_numpy(wanted).to(tokens.device)
+    hidden = state_hidden(tokens[:, :-1], layout, compressed)
+    scores = target_scores(hidden[targets], tokens[:, 1:][targets], compressed.backbone)
     return split_scores(scores, wanted.sum(axis=1).tolist())
 
 
-def state_hidden(
-    tokens: Tensor, layout: BranchLayout, backbone: Backbone, module: SpanMerger | None
-) -> Tensor:
+def state_hidden(tokens: Tensor, layout: BranchLayout, compressed: Compressed) -> Tensor:
     """Return the hidden states after every state that decoding passes through [B, L, d].
 
     Args:
         tokens: Raw ids [B, L] (int64), right-padded.
         layout: Their states.
-        backbone: The frozen model.
-        module: Makes surrogates; None only without rules.
+        compressed: The model.
 
     Raises:
         EvaluationError: If a row exceeds the backbone's positions.
         GenerationError: If a row exceeds the window of a sliding-window backbone.
     """
+    backbone = compressed.backbone
     _check_positions(layout, backbone)
     embeddings = backbone.embed(tokens)
     merged = layout.surrogate >= 0
-    if module is not None and len(layout.span_ids):
-        pooled = surrogates(layout.span_ids, layout.span_lengths, backbone, module)
+    if len(layout.span_ids):
+        pooled = compressed.surrogates(layout.span_ids, layout.span_lengths)
         embeddings[merged] = pooled[layout.surrogate[merged]]
     if layout.plain:  # causal attention, right padding included
         return backbone.hidden(embeddings)

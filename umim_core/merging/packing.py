@@ -21,7 +21,6 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import CorpusError
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 
 Segmentation = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -123,13 +122,6 @@ class PackedUnits:
         return (raw - int(self.unit_counts.sum())) / raw if raw else 0.0
 
 
-def segmentation(ids: NDArray[np.integer], matcher: Matcher | None) -> Segmentation:
-    """Return unit starts [S] and lengths [S] of ids [T]; without a matcher all tokens stay raw."""
-    if matcher is None:
-        return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
-    return matcher.segment(ids)
-
-
 def pack_rows(
     rows: Sequence[NDArray[np.integer]],
     segmentations: Sequence[Segmentation],
@@ -189,32 +181,6 @@ def pack_rows(
         starts=tensor(starts),
         lengths=tensor(lengths),
     )
-
-
-def surrogates(
-    span_ids: Tensor, span_lengths: Tensor, backbone: Backbone, module: SpanMerger
-) -> Tensor:
-    """Return the surrogate embeddings [M, d] of spans [M, N] in the backbone's data type."""
-    return module(backbone.embed(span_ids), span_lengths).to(backbone.dtype)
-
-
-def unit_embeddings(packed: PackedUnits, backbone: Backbone, module: SpanMerger | None) -> Tensor:
-    """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0.
-
-    Args:
-        packed: The batch.
-        backbone: Supplies static embeddings.
-        module: The merge module; may be None if nothing is merged.
-
-    Raises:
-        CorpusError: If spans are merged and there is no module.
-    """
-    if not len(packed.span_ids):
-        return backbone.embed(packed.token_ids)
-    if module is None:
-        raise CorpusError("merged units need a merge module", None, "Pass one, or empty rules.")
-    pooled = surrogates(packed.span_ids, packed.span_lengths, backbone, module)
-    return fill_units(packed, backbone, pooled)
 
 
 def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:

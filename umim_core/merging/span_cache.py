@@ -2,7 +2,7 @@
 
 A prompt's different spans are merged in one pass. While decoding a row merges one span at a time,
 often one it has seen before; each is computed alone and kept, so that what a request gets depends
-neither on the rows beside it nor on the requests before it.
+neither on the other rows nor on the requests before it.
 
 Shapes: M spans, N tokens of the longest, d embedding size.
 """
@@ -18,9 +18,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from umim_core.backbone.backbone import Backbone
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.packing import SpanMerger, surrogates
 from umim_core.merging.tabulated import TabulatedMerger
 
 # A table of V x d numbers pays on small backbones; of a large one it would cost gigabytes for a
@@ -33,21 +32,19 @@ class SpanCache:
     """Look surrogates up by the ids of their spans.
 
     Args:
-        backbone: Supplies the embeddings.
-        module: Makes the surrogates; its weights must not change any more.
+        compressed: Makes the surrogates; the weights of its module must not change any more.
         table_bytes: Largest table of projections that is made.
         kept_spans: Surrogates that are kept, at least 1.
     """
 
     def __init__(
         self,
-        backbone: Backbone,
-        module: SpanMerger,
+        compressed: Compressed,
         *,
         table_bytes: int = _TABLE_BYTES,
         kept_spans: int = _KEPT_SPANS,
     ) -> None:
-        self._backbone, self._module = backbone, module
+        self._compressed, self._backbone = compressed, compressed.backbone
         self._table_bytes, self._kept_spans = table_bytes, kept_spans
         self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._lock = Lock()  # a served model answers several requests at once
@@ -55,7 +52,7 @@ class SpanCache:
     @cached_property
     def table(self) -> TabulatedMerger | None:
         """The tabulated module, made when it is first needed; None where there is no table."""
-        module = self._module
+        module = self._compressed.module
         if not isinstance(module, MergeModule) or not module.table_offsets:
             return None
         numbers = self._backbone.vocab_size * module.hidden_size * module.table_offsets
@@ -74,7 +71,7 @@ class SpanCache:
             Surrogates [M, d] in the backbone's data type.
         """
         if self.table is None:
-            return surrogates(span_ids, lengths, self._backbone, self._module)
+            return self._compressed.surrogates(span_ids, lengths)
         return self.table(span_ids, lengths).to(self._backbone.dtype)
 
     def find(self, spans: Sequence[tuple[int, ...]]) -> Tensor:

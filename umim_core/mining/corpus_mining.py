@@ -70,7 +70,7 @@ def mine_rules(
 ) -> MiningReport:
     """Count n-grams, filter them and write a rule directory.
 
-    The token ids go through a temporary folder beside ``out`` (4 bytes per token), so that the
+    The token ids go through a temporary folder next to ``out`` (4 bytes per token), so that the
     corpus need not fit in memory.
 
     Args:
@@ -89,7 +89,7 @@ def mine_rules(
     chosen = (options or MiningOptions()).check()
     check_absent(out)
     known = None if tokenizer is None else load_tokenizer(tokenizer)
-    excluded = excluded_ids(known, chosen.protect)  # a bad pattern is told before hours of work
+    excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
     began = time.perf_counter()
     with tokenized_corpus(source, known, out.parent) as shards:
         tokenized = time.perf_counter()

@@ -48,6 +48,10 @@ class SearchOptions:
     max_candidates: int = MAX_CANDIDATES
     seed: int = 0
 
+    def counted_tokens(self, tokens: int) -> int:
+        """Return how many of a corpus's tokens are counted in full: all, or those of the sample."""
+        return tokens if self.sample_tokens is None else min(self.sample_tokens, tokens)
+
 
 class Counter(Protocol):
     """Interface of what counts a corpus: this process or a cluster."""
@@ -159,13 +163,13 @@ def find_ngrams(
             raise RuleSetError("counting documents needs their borders", "none", "Mine text.")
         ends = document_ends
     total = int(offsets[-1])
-    if options.sample_tokens is None or options.sample_tokens >= total:
+    if (sampled := options.counted_tokens(total)) == total:
         counts = counter.count(options.tau)
         if ends is None:
             return counts, None
         _, documents = counter.recount(counts.keys, ends)
         return NgramCounts(counts.keys, counts.support, counts.tau, documents), None
-    sample, borders = sample_segments(ids, offsets, options.sample_tokens, options.seed)
+    sample, borders = sample_segments(ids, offsets, sampled, options.seed)
     found = counter.count_sample(sample, borders, SAMPLE_TAU)
     chosen = choose_candidates(found, options.max_candidates)
     support, documents = counter.recount(chosen.keys, ends)

@@ -91,20 +91,22 @@ def check_documents(shards: TokenShards, min_documents: int) -> None:
 
 @contextmanager
 def tokenized_corpus(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, beside: Path
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, parent: Path
 ) -> Iterator[TokenShards]:
     """Give the corpus as token shards in a folder that is removed afterwards.
 
-    The folder is made in ``beside``, or in the nearest folder above that exists: parents of an
+    The folder is made in ``parent``, or in the nearest folder above that exists: parents of an
     output that may never come are not made.
     """
-    while not os.path.lexists(beside):
-        beside = beside.parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=beside)
+        folder = tempfile.TemporaryDirectory(prefix=".umim-tokens-", dir=parent)
     except OSError as error:
         raise ArtifactError(
-            f"{beside} must be a folder that can be written", error.strerror, "Choose another one."
+            f"{parent} must be a folder that can be written",
+            error.strerror,
+            "Choose a folder of yours.",
         ) from error
     with folder as name:
         writer = ShardWriter(Path(name))

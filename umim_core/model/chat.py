@@ -79,7 +79,7 @@ def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> st
     """Return what a conversation adds to its past.
 
     Many templates trim the replies that they write; the past holds them as they were generated. So
-    white space at the edges of replies (and beside special tokens) may differ, and nothing else::
+    white space at the edges of replies (and next to special tokens) may differ, and nothing else::
 
         past    user: Hi<end>assistant:  Sure.
         text    user: Hi<end>assistant: Sure.<end>user: And?<end>assistant:

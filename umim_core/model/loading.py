@@ -1,7 +1,8 @@
-"""Backbone of a model: the checkpoint's own by name, another, or one from memory."""
+"""Checkpoint and backbone of a model: the ones that were named, or loaded ones from memory."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, TypedDict
 
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneError
+from umim_core.model.hub import fetch_checkpoint
 
 
 class LoadOptions(TypedDict, total=False):
@@ -19,6 +21,7 @@ class LoadOptions(TypedDict, total=False):
         model: The backbone as a transformers model that is in memory; it is left as it is.
         tokenizer: Its tokenizer; the one of the checkpoint's backbone if not given.
         backbone: The backbone, or where to find it, if not under the checkpoint's own name.
+        backbone_revision: Hub revision of a ``backbone`` that is named.
         revision: Revision of the checkpoint's hub repository to pin.
         dtype: Data type of the backbone to load, as a name or torch's own; ``auto`` takes what its
             weights were published in; float32 if not given.
@@ -33,6 +36,7 @@ class LoadOptions(TypedDict, total=False):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     backbone: str | Backbone | None
+    backbone_revision: str | None
     revision: str | None
     dtype: str | torch.dtype | None
     device: str | None
@@ -70,23 +74,39 @@ def check_load_options(options: LoadOptions) -> None:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
 
 
-def backbone_for(checkpoint: Checkpoint, options: LoadOptions) -> Backbone:
+def find_checkpoint(name: str | Path | Checkpoint, options: LoadOptions) -> Checkpoint:
+    """Load a checkpoint by name, directory or hub repository; a loaded one is returned as it is.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it is malformed.
+        ArtifactError: If its files were altered.
+    """
+    if isinstance(name, Checkpoint):
+        return name
+    local = options.get("local_files_only", False)
+    return Checkpoint.load(fetch_checkpoint(name, options.get("revision"), local_files_only=local))
+
+
+def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbone:
     """Load or wrap the backbone that a checkpoint is to be used with.
 
     Args:
-        checkpoint: Names the backbone if the options do not.
+        checkpoint: Names the backbone if the options do not; None only where they do.
         options: What ``check_load_options`` lets pass.
 
     Raises:
         BackboneError: If it cannot be loaded, or cannot do what the method needs.
         ConfigError: If the data type or the device is unknown.
     """
-    config, local = checkpoint.config, options.get("local_files_only", False)
-    model, backbone = options.get("model"), options.get("backbone")
-    if isinstance(backbone, Backbone):
-        return backbone
-    own = config.backbone_revision if backbone is None else None
-    name = backbone or config.backbone
+    local = options.get("local_files_only", False)
+    model, name = options.get("model"), options.get("backbone")
+    if isinstance(name, Backbone):
+        return name
+    own = options.get("backbone_revision")
+    if name is None:
+        if checkpoint is None:
+            raise BackboneError("a checkpoint or a backbone must be named", None, "Name one.")
+        name, own = checkpoint.config.backbone, checkpoint.config.backbone_revision
     if model is not None:
         tokenizer = options.get("tokenizer")
         if tokenizer is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -16,10 +16,9 @@ from umim_core.inference.prompts import Overlong
 from umim_core.inference.request import Request
 from umim_core.inference.state import GenerationState
 from umim_core.inference.stopping import eos_ids
+from umim_core.merging.compressed import Merge, check_merge
 from umim_core.model.inputs import Mask, PromptInput
 
-Merge = Literal["all", "prompt", "none"]
-_MERGES: Final = ("all", "prompt", "none")
 _INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
 _SAMPLING: Final[dict[str, tuple[object, ...]]] = {  # the values without effect
     "temperature": (1.0,),
@@ -198,16 +197,6 @@ def _stop_strings(options: GenerateOptions) -> list[str]:
     return strings
 
 
-def check_merge(merge: str, known: tuple[str, ...] = _MERGES) -> None:
-    """Refuse a value of ``merge`` that does not exist.
-
-    Raises:
-        GenerationError: If it is none of ``known``.
-    """
-    if merge not in known:
-        raise GenerationError(f"merge must be one of {known}", merge, "Choose one of them.")
-
-
 def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
     """Return what the options ask of the engine.
 
@@ -216,7 +205,8 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
         streamer: What ``UMIM.stream`` reads; no other may be given with it.
 
     Raises:
-        GenerationError: If ``merge`` is none of its values.
+        ConfigError: If ``merge`` is none of its values.
+        GenerationError: If a streamer comes with ``streamer``.
     """
     merge = options.get("merge", "all")
     check_merge(merge)

@@ -9,13 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import finite_sum, token_log_probs
-from umim_core.merging.packing import SpanMerger
-from umim_core.rules.matcher import Matcher
 
 _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 
@@ -24,10 +21,7 @@ _CONTEXTS_AT_ONCE: Final = 16  # their mask grows with the square of the longest
 def score_texts(
     contexts: Sequence[str],
     continuations: Sequence[Sequence[str]],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    unit_positions: UnitPositions,
+    compressed: Compressed,
     add_special_tokens: bool | None = None,
 ) -> list[list[float]]:
     """Return the log-probability (nats) of each continuation after its context.
@@ -35,10 +29,7 @@ def score_texts(
     Args:
         contexts: Texts with at least one token each.
         continuations: Texts per context, encoded on their own; they stay raw.
-        backbone: The frozen model.
-        module: Makes the surrogates; None for the base model.
-        matcher: Segments the contexts; None keeps every token.
-        unit_positions: Positions of units, as the module was trained.
+        compressed: The model.
         add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
             tokenizer does by default. Continuations never do.
 
@@ -62,7 +53,7 @@ def score_texts(
         )
 
     def ids(text: str, add_special_tokens: bool | None = False) -> NDArray[np.int64]:
-        return np.array(backbone.encode(text, add_special_tokens), dtype=np.int64)
+        return np.array(compressed.backbone.encode(text, add_special_tokens), dtype=np.int64)
 
     scored: list[list[float]] = []
     for first in range(0, len(contexts), _CONTEXTS_AT_ONCE):
@@ -70,10 +61,7 @@ def score_texts(
         rows = score_continuations(
             [ids(text, add_special_tokens) for text in contexts[part]],
             [[ids(text) for text in row] for row in continuations[part]],
-            backbone,
-            module,
-            matcher,
-            unit_positions=unit_positions,
+            compressed,
         )
         scored += [[finite_sum(scores.log_probs) for scores in row] for row in rows]
     return scored
@@ -81,20 +69,14 @@ def score_texts(
 
 def text_perplexity(
     texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
-    backbone: Backbone,
-    module: SpanMerger | None,
-    matcher: Matcher | None,
-    unit_positions: UnitPositions,
+    compressed: Compressed,
     add_special_tokens: bool | None = None,
 ) -> float:
     """Return exp(mean negative log-probability) over all raw targets, a text at a time.
 
     Args:
         texts: A text, texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
-        backbone: The frozen model.
-        module: Makes the surrogates.
-        matcher: The rules; None for the base model.
-        unit_positions: Positions of units, as the module was trained.
+        compressed: The model.
         add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
             does by default. Ids are taken as they are.
 
@@ -105,9 +87,10 @@ def text_perplexity(
     """
     total, targets = 0.0, 0
     for item in [texts] if isinstance(texts, str) else texts:
-        given = backbone.encode(item, add_special_tokens) if isinstance(item, str) else item
-        ids = np.array(given)
-        (scores,) = token_log_probs([ids], backbone, module, matcher, unit_positions=unit_positions)
+        given: object = item
+        if isinstance(item, str):
+            given = compressed.backbone.encode(item, add_special_tokens)
+        (scores,) = token_log_probs([np.array(given)], compressed)
         total += finite_sum(scores)
         targets += len(scores)
     if targets == 0:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Unpack
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.inference.engine import Engine, Steps, exhaust
+from umim_core.merging.compressed import Compressed, Merge, check_merge
 from umim_core.merging.module import MergeModule
 from umim_core.model.chat import TextPieces, encode_prompts
 from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput
-from umim_core.model.hub import fetch_checkpoint, upload_checkpoint
+from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import PromptInput, prompt_items
-from umim_core.model.loading import LoadOptions, backbone_for, check_load_options
+from umim_core.model.loading import (
+    LoadOptions,
+    check_load_options,
+    find_backbone,
+    find_checkpoint,
+)
 from umim_core.model.options import (
     GenerateOptions,
-    Merge,
-    check_merge,
     check_options,
     generation_config,
     request,
@@ -49,6 +53,7 @@ class UMIM:
         module: The merge module, on the backbone's device.
         rules: The merge rules.
         matcher: Their matcher.
+        compressed: All of these as one value, which evaluations take.
         engine: The generation engine.
 
     Raises:
@@ -77,27 +82,25 @@ class UMIM:
         self.module = module.eval().requires_grad_(False)
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
-        self.engine = Engine(
-            backbone,
-            self.module,
-            self.matcher,
-            unit_positions=checkpoint.config.unit_positions,
+        self.compressed = Compressed(
+            backbone, self.module, self.matcher, checkpoint.config.unit_positions
         )
+        self.engine = Engine(self.compressed)
 
     def __repr__(self) -> str:
         """Return backbone, form of the module and rules."""
         return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Unpack[LoadOptions]) -> UMIM:
-        """Load a merge checkpoint and the backbone it belongs to.
+    def from_pretrained(cls, name: str | Path | Checkpoint, **options: Unpack[LoadOptions]) -> UMIM:
+        """Load a merge checkpoint and the backbone it belongs to: the one way to open it.
 
         Args:
             name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory, a name that
-                `umim path` lists or a hub repository (``owner/name``).
-            **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``, ``revision``,
-                ``dtype``, ``device``, ``device_map``, ``attn_implementation``,
-                ``local_files_only``, ``allow_backbone_mismatch``.
+                `umim path` lists or a hub repository (``owner/name``); or a loaded checkpoint.
+            **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
+                ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
+                ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
@@ -107,11 +110,9 @@ class UMIM:
             TokenizerMismatchError: If the tokenizer is not the rules'.
         """
         check_load_options(options)
-        local = options.get("local_files_only", False)
-        where = fetch_checkpoint(name, options.get("revision"), local_files_only=local)
-        checkpoint = Checkpoint.load(where)
+        checkpoint = find_checkpoint(name, options)
         reason = options.get("allow_backbone_mismatch")
-        return cls(backbone_for(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
+        return cls(find_backbone(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
 
     def generate(
         self, prompts: PromptInput | None = None, **options: Unpack[GenerateOptions]
@@ -203,16 +204,8 @@ class UMIM:
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge)
-        merged = merge != "none"
-        return score_texts(
-            contexts,
-            continuations,
-            self.backbone,
-            self.module if merged else None,
-            self.matcher if merged else None,
-            self.engine.unit_positions,
-            add_special_tokens,
-        )
+        model = self.compressed.base() if merge == "none" else self.compressed
+        return score_texts(contexts, continuations, model, add_special_tokens)
 
     def compress(self, text: str, *, add_special_tokens: bool | None = None) -> Compression:
         """Cut a text into units, as a prompt would be.
@@ -228,14 +221,14 @@ class UMIM:
         self,
         texts: str | Sequence[str] | Sequence[NDArray[np.integer]],
         *,
-        merge: Literal["all", "none"] = "all",
+        merge: Merge = "all",
         add_special_tokens: bool | None = None,
     ) -> float:
         """Compute token-level perplexity over all raw targets, each in the state before it.
 
         Args:
             texts: Texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
-            merge: ``none`` gives the base model's perplexity.
+            merge: ``all``, or ``none`` for the base model's perplexity; a text has no prompt.
             add_special_tokens: Whether texts get special tokens; None does as the tokenizer does.
 
         Returns:
@@ -246,11 +239,8 @@ class UMIM:
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge, ("all", "none"))
-        matcher = self.matcher if merge == "all" else None
-        positions = self.engine.unit_positions
-        return text_perplexity(
-            texts, self.backbone, self.module, matcher, positions, add_special_tokens
-        )
+        model = self.compressed.base() if merge == "none" else self.compressed
+        return text_perplexity(texts, model, add_special_tokens)
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write module and rules as they are now, and the backbone's name, without its weights.

@@ -1,1 +1,1 @@
-"""Merge rules: n-gram counting, filters, the rule set and its matcher."""
+"""Merge rules: filters, the rule set, its tables and its matcher."""

@@ -86,7 +86,7 @@ def token_reduction(ids: NDArray[np.integer], offsets: Ints, matcher: Matcher) -
     Raises:
         CorpusError: If there is no token, ids are out of range or borders do not cover them.
 
-    Source: METHOD.md, notation ("TR").
+    Source: the paper, "token reduction".
     """
     return coverage(ids, offsets, matcher).token_reduction
 

@@ -31,7 +31,7 @@ from umim_core.store.arrays import open_array, save_array
 LAYOUT: Final = 1
 _HEADER: Final = 8  # words
 _DIGEST: Final = slice(4, 8)
-_LOAD: Final = 0.6  # 0.5 takes 5 bytes a rule more and gains nothing beside the bit set
+_LOAD: Final = 0.6  # 0.5 takes 5 bytes a rule more and gains nothing over the bit set
 _BITS_PER_PAIR: Final = 6  # about one absent pair in seven passes
 _MAX_SLOTS: Final = (1 << 32) - 1  # a slot is found by 32 bits of the hash
 _DTYPE: Final = np.dtype("<u8")

@@ -12,7 +12,7 @@ With the rules (1,2) and (1,2,3), if (1,2) lies in slot 7::
     elsewhere   (2^18 + 7) << 20 | 3 << 2 |          1
 
 Whatever the words hold, no loop leaves the arrays: slots are computed, never read, and a walk is at
-most four tokens long. One empty slot ends every search. Beside the trie lies a bit set of the pairs
+most four tokens long. One empty slot ends every search. A bit set next to the trie holds the pairs
 that begin a rule: it fits the cache, and most positions of a text end there.
 """
 

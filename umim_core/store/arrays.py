@@ -52,7 +52,7 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
         ArtifactError: If the disk refuses; nothing half-written stays.
     """
     whole = np.ascontiguousarray(array)
-    # A name of its own: a task that was given up may still be writing beside its successor.
+    # A name of its own: a task that was given up may still be writing next to its successor.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as stream:

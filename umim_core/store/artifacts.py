@@ -21,8 +21,8 @@ from umim_core.store.locking import directory_lock
 
 MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
-# What hubs, editors and file browsers put beside an artifact; nothing reads it.
-_BESIDE: Final = re.compile(
+# Files that hubs, editors and file browsers add to an artifact; nothing reads them.
+_UNLISTED: Final = re.compile(
     r"(README|LICENSE|NOTICE)(\.(md|txt))?|\.gitattributes|\.gitignore|\.DS_Store"
     r"|\.cache/huggingface/.*|\.git/.*"
 )
@@ -152,7 +152,7 @@ def read_manifest(
 
     Raises:
         ArtifactError: If the manifest is missing, of another kind or schema, or if a file is
-            missing, added or altered. A page beside an artifact (README.md) is no addition.
+            missing, added or altered. A page next to the files (README.md) is no addition.
     """
     record = read_json(directory / MANIFEST)
     if not isinstance(record, dict) or record.get("kind") != kind:
@@ -179,7 +179,7 @@ def read_manifest(
     files = {
         name: path
         for name, path in payload_files(directory).items()
-        if name in listed or not _BESIDE.fullmatch(name)
+        if name in listed or not _UNLISTED.fullmatch(name)
     }
     if set(files) != set(listed):
         odd = sorted(set(files) ^ set(listed))
@@ -230,7 +230,7 @@ def safe_join(root: Path, name: str) -> Path:
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
-    """Build a directory beside ``final`` and rename it when it is whole.
+    """Build a directory next to ``final`` and rename it when it is whole.
 
     Args:
         final: Where the directory must appear; it must not exist yet.

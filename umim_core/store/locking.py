@@ -1,6 +1,6 @@
 """Exclusive locks on directories; a lock of a dead process is recovered by itself.
 
-The lock is an ``flock`` on a file beside the directory, so the kernel frees it when its holder
+The lock is an ``flock`` on a file next to the directory, so the kernel frees it when its holder
 dies, SIGKILL included. The file names the holder (pid, host and time) for messages only.
 """
 
@@ -36,7 +36,7 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
     path = directory.with_name(f".{directory.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = None if wait_seconds is None else time.monotonic() + wait_seconds
-    told = False
+    logged = False
     handle = _try_acquire(path)
     while handle is None:
         if deadline is not None and time.monotonic() >= deadline:
@@ -45,9 +45,9 @@ def directory_lock(directory: Path, *, wait_seconds: float | None) -> Iterator[N
                 f"lock held by {_holder(path)}",
                 "Wait for it to end, or stop it.",
             )
-        if not told:
+        if not logged:
             logger.info("%s: waiting for %s", directory.parent.name, _holder(path))
-            told = True
+            logged = True
         time.sleep(_POLL_SECONDS)
         handle = _try_acquire(path)
     try:

@@ -59,11 +59,11 @@ def _held(kind: int, waiting: str) -> Iterator[None]:
             f"Set {VARIABLE} to a file of yours.",
         ) from error
     try:
-        told = False
+        logged = False
         while not _acquired(handle, kind):
-            if not told:
+            if not logged:
                 logger.warning("%s", waiting)
-                told = True
+                logged = True
             time.sleep(_POLL_SECONDS)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Sources of a corpus: five kinds, told apart by `kind`."""
+"""Sources of a corpus: five kinds, named by `kind`."""
 
 from __future__ import annotations
 

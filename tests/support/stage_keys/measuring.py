@@ -29,7 +29,7 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**measured, "config": EvaluateConfig(), "segment_length": 32, **placed},
             {"config.task_questions": "of stage task-score"},
         ),
-        "task-score": StageCall(task_score_stage, {**asked, "merge": "context"}, not_asked),
+        "task-score": StageCall(task_score_stage, {**asked, "merge": "prompt"}, not_asked),
         "task-score of the base model": StageCall(
             task_score_stage,
             {**asked, "merge": "none"},

@@ -22,7 +22,7 @@ SECONDS = 5.0
 HEAD = """
 import collections, hashlib, itertools, multiprocessing, os, pathlib, signal, subprocess, sys
 import tempfile, threading, time
-from tasks.cluster.stopping import going_on_at, stoppable, told, undisturbed
+from tasks.cluster.stopping import on_stop, resuming_at, stop_deferred, stoppable
 notes = pathlib.Path(sys.argv[1])
 def ready():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -40,7 +40,7 @@ NEVER = "collections.deque(itertools.repeat(0), maxlen=0)"  # no other thread ev
 def program(*lines: str) -> str:
     """A run of these lines, in which it may be stopped."""
     body = "\n".join(f"    {line}" for line in lines)
-    return f"{HEAD}\nwith stoppable(), going_on_at(lambda: 7):\n{body}\n"
+    return f"{HEAD}\nwith stoppable(), resuming_at(lambda: 7):\n{body}\n"
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def test_whoever_must_hear_of_a_stop_hears_and_one_that_hangs_is_not_waited_for(
     tmp_path: Path,
 ) -> None:
     code = program(
-        "with told((notes / 'told').touch), told(threading.Event().wait):",
+        "with on_stop((notes / 'told').touch), on_stop(threading.Event().wait):",
         "    ready()",
         f"    {BUSY['in Python']}",
     )
@@ -139,8 +139,8 @@ def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
         "lock = threading.Lock()",
         "def tell():",
         "    with lock: (notes / 'told').touch()",
-        "with told(tell):",
-        "    with undisturbed(), lock:",
+        "with on_stop(tell):",
+        "    with stop_deferred(), lock:",
         "        ready()",
         "        time.sleep(1)",
         "        (notes / 'written').touch()",

@@ -1,4 +1,4 @@
-"""The count on Ray against the count in one process, for several block sizes (RELIABILITY 35)."""
+"""The count on Ray against the count in one process, for several block sizes (reliability 35)."""
 
 from __future__ import annotations
 

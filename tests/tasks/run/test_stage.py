@@ -1,4 +1,4 @@
-"""The stage contract (RELIABILITY 39 and 40 at the level of a stage)."""
+"""The stage contract (reliability 39 and 40 at the level of a stage)."""
 
 from __future__ import annotations
 

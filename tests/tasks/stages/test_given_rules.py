@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning import plan
+from flows.parts import plan
 from tasks.report.compare import cell_label, cell_row
 from tasks.stages.given_rules import given_rules_stage
 from umim_core.config.backbone_recipe import BackboneRecipe

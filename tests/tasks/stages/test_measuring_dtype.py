@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
@@ -16,7 +15,7 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.adapt import sft_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
-from tasks.stages.evaluate import evaluate_stage, load_pair
+from tasks.stages.evaluate import evaluate_stage
 from umim_core.adaptation.choices import DOCSTRING_PROMPT, read_questions, task_sequences
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
@@ -88,11 +87,6 @@ def test_what_is_measured_in_bfloat16_is_near_float32(
     for name in ("ppl_base", "ppl_umim", "cross_entropy"):
         assert rough[name] == pytest.approx(exact[name], rel=2e-2)
         assert rough[name] != exact[name]
-
-
-def test_a_pair_has_the_data_type_asked_for(tiny_checkpoint: Path) -> None:
-    _, backbone = load_pair(tiny_checkpoint, "cpu", "bfloat16")
-    assert backbone.dtype == torch.bfloat16
 
 
 def test_sft_makes_its_rows_without_the_backbones_weights(

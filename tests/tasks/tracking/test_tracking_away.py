@@ -240,7 +240,7 @@ def test_a_store_without_a_server_names_the_command_that_shows_it(
     assert pages is not None
     assert pages.command == f"mlflow ui --backend-store-uri '{uri}'"
     assert pages.links() == {}
-    assert pages.told().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
+    assert pages.line().startswith(f"{pages.command}, then http://127.0.0.1:5000/#/experiments/")
 
 
 def test_a_stage_recorded_while_the_store_is_back_is_written_at_the_end_at_latest(

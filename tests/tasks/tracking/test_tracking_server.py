@@ -116,7 +116,7 @@ def test_pages_are_those_of_the_server(server: Server, tmp_path: Path) -> None:
     assert pages is not None
     assert pages.command is None
     assert pages.run.startswith(f"{server.uri}/#/experiments/")
-    assert pages.told() == pages.links()["Comparison"] == pages.compare
+    assert pages.line() == pages.links()["Comparison"] == pages.compare
 
 
 def test_a_server_that_hangs_in_mid_run_and_goes_on_has_everything_once(

@@ -35,6 +35,7 @@ from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_loop import batch_indices
 from umim_core.errors import ArtifactError, ConfigError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -93,7 +94,7 @@ def job(
     rules.save(folder / "rules")
     module = MergeModule(backbone.hidden_size)
     module.initialise(0.3, torch.Generator().manual_seed(SEED))
-    Checkpoint.of(module, rules, backbone).save(folder / "start")
+    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "start")
     rows = token_rows()
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "rows")
     plain = set(batch_indices(SEED, 0, 4, ROWS)[1::2])  # rank 1 has no merge in the first step
@@ -205,10 +206,8 @@ def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     assert job.start is not None
     module = Checkpoint.load(job.start).module.requires_grad_(True)
     rows = TokenRows.load(Path(job.train))
-    matcher = Matcher(RuleSet.load(job.rules))
-    objective = DistillObjective(
-        backbone, module, matcher, rows, rows, bf16=False, batch_size=CONFIG.batch_size
-    )
+    model = Compressed(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")
+    objective = DistillObjective(model, rows, rows, bf16=False, batch_size=CONFIG.batch_size)
     batch = batch_indices(SEED, 0, CONFIG.batch_size, ROWS)
     shares = [batch] if joint else [batch[0::2], batch[1::2]]
     losses = [objective(share) for share in shares]

@@ -18,7 +18,8 @@ from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob, make_objective, start_module
+from umim_core.distill.train_job import TrainJob, make_objective, start_model
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -64,7 +65,7 @@ def saved(backbone: Backbone, folder: Path, unit_positions: UnitPositions) -> Pa
     module.initialise(0.5, torch.Generator().manual_seed(1))
     fingerprint = backbone.tokenizer_fingerprint
     rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
-    made = Checkpoint.of(module, rules, backbone, unit_positions=unit_positions)
+    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), unit_positions))
     made.save(folder / unit_positions)
     return folder / unit_positions
 
@@ -72,10 +73,10 @@ def saved(backbone: Backbone, folder: Path, unit_positions: UnitPositions) -> Pa
 def losses(job: TrainJob, backbone: Backbone) -> list[float]:
     """Return the loss of the first batch by what the job says, then by either policy."""
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-    module, found = start_module(job, backbone)
-    policies: tuple[UnitPositions, ...] = (found, "compact", "preserved")
+    model = start_model(job, backbone, matcher)
+    policies: tuple[UnitPositions, ...] = (model.unit_positions, "compact", "preserved")
     return [
-        make_objective(job, backbone, module, matcher, policy)([0, 1]).total.item()
+        make_objective(job, replace(model, unit_positions=policy))([0, 1]).total.item()
         for policy in policies
     ]
 
@@ -95,11 +96,11 @@ def test_a_distillation_is_validated_on_its_validation_rows(
 ) -> None:
     TokenRows.of_rows([[7, 6, 3, 4, 5, 9, 1, 2, 9, 8]], [10]).save(tmp_path / "valid")
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-    module, positions = start_module(job, backbone)
+    model = start_model(job, backbone, matcher)
 
     def objective(train: str, valid: str) -> DistillObjective | PreferenceObjective:
         rows = replace(job, train=train, valid=valid)
-        return make_objective(rows, backbone, module, matcher, positions)
+        return make_objective(rows, model)
 
     other = str(tmp_path / "valid")
     expected = objective(other, other)([0])
@@ -141,15 +142,15 @@ def test_preferences_are_measured_with_the_positions_given(
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     found, expected = [], []
     for policy in policies:
-        module, _ = start_module(job, backbone)
-        objective = make_objective(job, backbone, module, matcher, policy)
+        model = replace(start_model(job, backbone, matcher), unit_positions=policy)
+        objective = make_objective(job, model)
         questions = encode_questions(
             read_questions(path), backbone.encode, prompt=DOCSTRING_PROMPT, max_length=64
         )
         with torch.no_grad():
-            before = ending_scores(questions, backbone, module, matcher, unit_positions=policy)
-            module.norm_o.weight.mul_(-3.0)  # away from the reference
-            after = ending_scores(questions, backbone, module, matcher, unit_positions=policy)
+            before = ending_scores(questions, model)
+            model.require_module().norm_o.weight.mul_(-3.0)  # away from the reference
+            after = ending_scores(questions, model)
             found.append(objective([0]).total.item())
         expected.append(preference_loss(after, before, [0], beta=5.0).item())
     assert found == pytest.approx(expected, abs=1e-6)

@@ -1,6 +1,6 @@
 """Training processes killed for real: what is left resumes, and nobody waits for the dead.
 
-RELIABILITY 18 and 20. A kill of a whole stage is in ``test_train_worker.py``.
+reliability.md 18 and 20. A kill of a whole stage is in ``test_train_worker.py``.
 
 States are compared file by file, so weights, best weights, optimiser, random state, data position
 and curve are all in the comparison.

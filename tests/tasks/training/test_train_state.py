@@ -32,6 +32,7 @@ from umim_core.distill.train_state import (
     write_rank,
 )
 from umim_core.errors import ArtifactError
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -88,10 +89,18 @@ class Bench:
         if isinstance(self.config, PreferenceConfig):
             train_split, valid_split = questions(5), questions(3)
             return PreferenceObjective(
-                self.backbone, module, matcher, train_split, valid_split, beta=0.1, batch_size=2
+                Compressed(self.backbone, module, matcher, "compact"),
+                train_split,
+                valid_split,
+                beta=0.1,
+                batch_size=2,
             )
         return DistillObjective(
-            self.backbone, module, matcher, rows(5, 0), rows(3, 1), bf16=False, batch_size=2
+            Compressed(self.backbone, module, matcher, "compact"),
+            rows(5, 0),
+            rows(3, 1),
+            bf16=False,
+            batch_size=2,
         )
 
     def run(self, stop_at: int | None = None) -> TrainResult:

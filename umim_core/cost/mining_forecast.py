@@ -7,22 +7,21 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.cost.mining_law import MIN_SEGMENTS, SAMPLE_TOKENS, fit_mining_law
+from umim_core.cost.prediction import Prediction
 from umim_core.errors import ConfigError, CorpusError, UnknownSizeError
 from umim_core.mining.candidates import SAMPLE_TAU
 from umim_core.mining.corpus_mining import MiningOptions
-from umim_core.mining.costs import Prediction
 from umim_core.mining.counting import thread_count
 from umim_core.mining.finding import SearchOptions
-from umim_core.mining.mining_prediction import MIN_SEGMENTS, SAMPLE_TOKENS, fit_cost_law
 from umim_core.mining.preparation import excluded_ids
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.sources import JsonLines, Source, TextFiles, TokenIds
@@ -34,8 +33,7 @@ _SMALL: Final = 1 << 11  # tokens; mined before a sample is counted
 _PACKED: Final = (".gz", ".zst")
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Tokens from a corpus.
 
     Attributes:
@@ -59,9 +57,8 @@ def predict_mining(
     at_most: int | None = None,
     workers: int | None = None,
     block_tokens: int | None = None,
-    seed: int = 0,
 ) -> Prediction | None:
-    """Predict what mining a source takes, from about 10 MB of its text.
+    """Predict the cost of mining a source, from about 10 MB of its text.
 
     Args:
         source: Text, or ready token ids.
@@ -73,7 +70,6 @@ def predict_mining(
         at_most: Tokens after which mining stops; None for no limit.
         workers: Workers of a cluster, each of one thread; None for one process.
         block_tokens: Tokens that a worker counts at a time; None for the default.
-        seed: Of the choice of files and segments.
 
     Returns:
         The prediction; None for a corpus that is too small for one and mined in seconds.
@@ -86,12 +82,11 @@ def predict_mining(
     if tokens is not None and tokens < 1:
         raise ConfigError("tokens must be at least 1", tokens, "Leave it out or raise it.")
     known = None if tokenizer is None else load_tokenizer(tokenizer, revision=revision)
-    sample = _sample(source, known, tokens, at_most, seed)
+    sample = _sample(source, known, tokens, at_most)
     total = sample.total if at_most is None else min(sample.total, at_most)
-    offsets = UniformOffsets(chosen.segment_length, len(sample.ids) // chosen.segment_length)
     prediction = predict_search(
         sample.ids,
-        offsets,
+        UniformOffsets(chosen.segment_length, len(sample.ids) // chosen.segment_length),
         excluded_ids(known, chosen.protect),
         chosen.search,
         tokens=total,
@@ -116,7 +111,7 @@ def predict_search(
     workers: int | None = None,
     block_tokens: int | None = None,
 ) -> Prediction | None:
-    """Predict what finding n-grams takes, from a sample that is counted now.
+    """Predict the cost of finding n-grams, from a sample that is counted now.
 
     Args:
         ids: Token ids [T], of which a sample is counted.
@@ -138,8 +133,8 @@ def predict_search(
         if length < 2:
             return None
         offsets = UniformOffsets(length, MIN_SEGMENTS)
-    exact = options.sample_tokens is None or options.sample_tokens >= tokens
-    law = fit_cost_law(
+    exact = options.counted_tokens(tokens) == tokens
+    law = fit_mining_law(
         ids,
         offsets,
         options.tau if exact else SAMPLE_TAU,
@@ -148,13 +143,7 @@ def predict_search(
         seed=options.seed,
         resident_bytes=peak_memory_bytes,
     )
-    if exact or options.sample_tokens is None:
-        told = law.predict(tokens, workers=workers, block_tokens=block_tokens)
-    else:
-        told = law.predict_candidates(
-            tokens, options.sample_tokens, options.max_candidates, workers=workers
-        )
-    return law.with_documents(told, workers=workers) if options.count_documents else told
+    return law.predict(tokens, options, workers=workers, block_tokens=block_tokens)
 
 
 def peak_memory_bytes() -> float:
@@ -176,7 +165,6 @@ def _sample(
     tokenizer: PreTrainedTokenizerBase | None,
     tokens: int | None,
     at_most: int | None,
-    seed: int,
 ) -> Sample:
     if isinstance(source, TokenIds):
         array = open_token_ids(source)
@@ -184,7 +172,7 @@ def _sample(
     if isinstance(source, TextFiles | JsonLines):
         files = expand(source.paths)
         if all(file.suffix not in _PACKED for file in files):
-            return _sample_of_bytes(source, files, tokenizer, tokens, seed)
+            return _sample_of_bytes(source, files, tokenizer, tokens)
     began = time.perf_counter()
     ids, whole = _first_ids(source, tokenizer)
     known = tokens or at_most
@@ -203,7 +191,6 @@ def _sample_of_bytes(
     files: list[CorpusFile],
     tokenizer: PreTrainedTokenizerBase | None,
     tokens: int | None,
-    seed: int,
 ) -> Sample:
     """Tokenize the heads of files in random order, and scale by the bytes."""
     sizes = [file.size for file in files]
@@ -211,7 +198,7 @@ def _sample_of_bytes(
     read = 0
     with tempfile.TemporaryDirectory(prefix="umim-sample-") as folder:
         heads: dict[str, CorpusFile] = {}
-        for number in np.random.default_rng(seed).permutation(len(files)):
+        for number in np.random.default_rng(0).permutation(len(files)):
             room = _SAMPLE_BYTES - read if len(files) == 1 else min(share, _SAMPLE_BYTES - read)
             head = _head(files[number], sizes[number], room, source)
             copy = Path(folder) / f"{number}.head"
@@ -256,9 +243,8 @@ def _first_ids(
 ) -> tuple[Tokens, bool]:
     """Return the first ids of a source, and whether they are all."""
     found, size = [np.zeros(0, np.int32)], 0
-    pieces: Iterator[tuple[Tokens, bool]] = iter_token_pieces(source, tokenizer)
-    for ids, _ in pieces:
-        found.append(np.asarray(ids[:]))
+    for ids, _ in iter_token_pieces(source, tokenizer):
+        found.append(np.asarray(ids))
         size += len(ids)
         if size >= at_most:
             return np.concatenate(found), False

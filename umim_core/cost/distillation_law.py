@@ -1,4 +1,4 @@
-"""Forecast of a distillation on given GPUs: memory of one and time, from shapes alone.
+"""Cost law of a distillation on given GPUs: memory of one and time, from shapes alone.
 
 Symbols: d hidden size, f feed-forward size, l layers, V vocabulary, P weights of the blocks,
 T raw tokens and S units of one GPU's rows, M spans, c bytes of a number.
@@ -34,11 +34,12 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.model_base import LossKernel
-from umim_core.distill.distill_cost import MFU, DistillFlops, DistillMemory, DistillPrediction
+from umim_core.cost.prediction import GIB, Limits, Prediction, gib
 from umim_core.distill.loss import DEFAULT_CHUNK
 from umim_core.merging.forms.merge_form import MAX_SPAN
 from umim_core.merging.module import MergeModule
 
+MFU: Final = 0.45  # share of the peak that a step is assumed to reach, its gate on a GPU
 _CONTEXT: Final = 1.5 * 2.0**30  # CUDA context, libraries' workspaces, NCCL's buffers, fragments
 _MEAN_SPAN: Final = 3.0  # raw tokens of a span, 2 to 4
 _WIDE: Final = 4  # bytes of float32
@@ -59,7 +60,7 @@ def predict_distillation(
     steps: int,
     micro_batch: int | None = None,
     loss_kernel: LossKernel = "eager",
-) -> DistillPrediction:
+) -> Prediction:
     """Predict memory and time of a distillation.
 
     Args:
@@ -82,33 +83,62 @@ def predict_distillation(
     width = 2 if bf16 else _WIDE
     kept = _kept_bytes(shape, width)
     held = min(rows, micro_batch or rows) / rows
-    memory = DistillMemory(
-        weights=float(width * shape.weights),
-        module=_trained_bytes(trained, strategy, hardware.gpus),
-        spans=spans * _span_bytes(shape.hidden_size, form),
-        teacher=held * raw * kept,
-        student=held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
-        backward=held * units * kept,
-        loss=_loss_bytes(shape, held * units, width, loss_kernel),
-        context=_CONTEXT,
-    )
+    memory = {
+        "weights": float(width * shape.weights),
+        "module": _trained_bytes(trained, strategy, hardware.gpus),
+        "spans": spans * _span_bytes(shape.hidden_size, form),
+        "teacher": held * raw * kept,
+        "student": held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
+        "backward": held * units * kept,
+        "loss": _loss_bytes(shape, held * units, width, loss_kernel),
+        "context": _CONTEXT,
+    }
+    # Teacher and student follow each other, as loss and backward do.
+    working = max(memory["teacher"], memory["student"] + max(memory["loss"], memory["backward"]))
+    shown = {
+        "weights": memory["weights"],
+        "module and AdamW": memory["module"] + memory["spans"],
+        "activations, loss": working,
+        "process": _CONTEXT,
+    }
     flops = _flops(shape, form, raw, units, spans, segment_length)
     logits = units * shape.vocab_size * _WIDE
-    moved = 3.0 * memory.weights + _LOGITS_MOVED[loss_kernel] * logits
+    moved = 3.0 * memory["weights"] + _LOGITS_MOVED[loss_kernel] * logits
     exchange = 2.0 * (hardware.gpus - 1) / hardware.gpus * _WIDE * trained
     exchange_seconds = exchange / (hardware.interconnect_gbs * 1e9)
-    computing = flops.total / (MFU * hardware.bf16_tflops * 1e12)
-    moving = moved / (hardware.memory_bandwidth_gbs * 1e9)
-    return DistillPrediction(
-        hardware=hardware.name,
-        gpus=hardware.gpus,
-        gpu_memory_gib=hardware.gpu_memory_gib,
-        token_reduction=reduction,
-        memory=memory,
-        flops=flops,
-        step_seconds=max(computing, moving) + exchange_seconds,
-        exchange_seconds=exchange_seconds,
-        steps=steps,
+    computing = sum(flops.values()) / (MFU * hardware.bf16_tflops * 1e12)
+    step = max(computing, moved / (hardware.memory_bandwidth_gbs * 1e9)) + exchange_seconds
+    total = memory["weights"] + memory["module"] + memory["spans"] + _CONTEXT + working
+    return Prediction(
+        work="distillation",
+        basis=f"{hardware.gpus} x {hardware.name}",
+        remedy="Lower distill.micro_batch or distill.batch_size, or use GPUs with more memory.",
+        holder="GPU",
+        memory_bytes=total,
+        seconds={"all steps": steps * step},
+        limits=Limits(memory=hardware.gpu_memory_gib),
+        figures={
+            "hardware": hardware.name,
+            "gpus": hardware.gpus,
+            "gpu_memory_gib": hardware.gpu_memory_gib,
+            "fits": total <= hardware.gpu_memory_gib * GIB,
+            "token_reduction": reduction,
+            "memory": memory,
+            "working_bytes": working,
+            "flops": flops,
+            "step_flops": sum(flops.values()),
+            "step_seconds": step,
+            "exchange_seconds": exchange_seconds,
+            "steps": steps,
+            "seconds": steps * step,
+            "assumed_mfu": MFU,
+        },
+        notes={
+            **{f"  {name}": gib(size) for name, size in shown.items()},
+            "steps at most": f"{steps:,}",
+            "time of a step": f"{step:.3f} s",
+            "assumed": f"token reduction {reduction:.1%}, {MFU:.0%} of the peak",
+        },
     )
 
 
@@ -161,7 +191,7 @@ def _flops(
     units: float,
     spans: float,
     segment_length: int,
-) -> DistillFlops:
+) -> dict[str, float]:
     square = shape.hidden_size**2
     per_unit = 2.0 * shape.layers * shape.query_width * segment_length
     reduced = per_unit * units / raw  # rows of the student are shorter
@@ -170,10 +200,10 @@ def _flops(
     else:
         layers = 6.0 * 4.0 * square * (form.depth - 1)
         merging = MAX_SPAN * (layers + 4.0 * square) + 6.0 * square
-    return DistillFlops(
-        teacher=2.0 * shape.block_weights * raw,
-        student=4.0 * shape.block_weights * units,
-        attention=per_unit * raw + 3.0 * reduced * units,
-        loss=6.0 * units * shape.head_weights,
-        module=spans * merging,
-    )
+    return {
+        "teacher": 2.0 * shape.block_weights * raw,
+        "student": 4.0 * shape.block_weights * units,
+        "attention": per_unit * raw + 3.0 * reduced * units,
+        "loss": 6.0 * units * shape.head_weights,
+        "module": spans * merging,
+    }

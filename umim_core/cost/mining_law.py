@@ -1,7 +1,12 @@
-"""Prediction of mining costs, from a law fitted on a sample of the corpus.
+"""Cost law of mining, fitted on a sample of the corpus.
 
-Tables grow with the number of distinct n-grams (:mod:`umim_core.mining.growth`); time is what a
-token took on the largest sample.
+Tables grow with the number of distinct n-grams. That grows like a power whose exponent falls
+slowly: every doubling multiplies it by the same factor (seen on 2^18 .. 2^23 tokens of technical
+prose, docs/log.md). So
+
+    log2 D(T) = log2 D(S) + s * (1 + r + r^2 + ...),    one term for each doubling from S to T.
+
+A corpus that repeats itself stays below the law. Time is what a token took on the largest sample.
 """
 
 from __future__ import annotations
@@ -9,15 +14,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.cost.prediction import Prediction, gib
 from umim_core.errors import RuleSetError
 from umim_core.mining.candidates import sample_segments
-from umim_core.mining.costs import Prediction
 from umim_core.mining.counting import (
     CHUNK_TOKENS,
     CHUNKS_PER_THREAD,
@@ -25,14 +30,13 @@ from umim_core.mining.counting import (
     OrderCounter,
     excluded_mask,
 )
-from umim_core.mining.growth import GrowthLaw
+from umim_core.mining.finding import SearchOptions
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
 from umim_core.mining.recount import Recount
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids
 
 SAMPLE_TOKENS: Final = 1 << 21
-BLOCKS_PER_WORKER: Final = 1
 _MIN_BLOCK_TOKENS: Final = 1 << 21
 _MAX_BLOCK_TOKENS: Final = 1 << 27  # about 1 GB of tables for prose
 MIN_SEGMENTS: Final = 64
@@ -49,12 +53,49 @@ _COPIES: Final = 6  # of the frequent (key, count) pairs, while they are selecte
 
 def default_block_tokens(tokens: int, workers: int) -> int:
     """Return a block size that gives every worker work, and no table beyond about 1 GB."""
-    share = math.ceil(tokens / (workers * BLOCKS_PER_WORKER))
-    return min(max(share, _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
+    return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True)
-class CostLaw:
+class GrowthLaw:
+    """Number of distinct things against tokens read.
+
+    Attributes:
+        tokens: Tokens of the largest sample.
+        value: Number found there.
+        exponent: Of the next doubling.
+        decay: Factor on the exponent with each further doubling, 0.5 .. 1.
+    """
+
+    tokens: float
+    value: float
+    exponent: float
+    decay: float
+
+    @classmethod
+    def fit(cls, tokens: list[int], values: list[int]) -> GrowthLaw:
+        """Fit the law to samples of which each has twice the tokens of the one before."""
+        logs = np.log2(np.maximum(np.array(values, dtype=float), 1.0))
+        slopes = np.maximum(np.diff(logs), 1e-3)
+        falling = np.polyfit(np.arange(len(slopes)), np.log(slopes), 1)
+        decay = float(np.clip(np.exp(falling[0]), 0.5, 1.0))
+        # Least squares for the level once the decay is known.
+        level = float(np.mean(np.log(slopes) - np.log(decay) * np.arange(len(slopes))))
+        exponent = math.exp(level) * decay ** len(slopes)
+        return cls(float(tokens[-1]), float(values[-1]), exponent, decay)
+
+    def at(self, tokens: float) -> float:
+        """Return the number expected after so many tokens."""
+        doublings = math.log2(max(tokens, 1.0) / self.tokens)
+        if doublings <= 0:  # within the sample: the exponent it ended with
+            return float(self.value * 2 ** (self.exponent * doublings))
+        falling = self.decay < 1.0
+        terms = (1 - self.decay**doublings) / (1 - self.decay) if falling else doublings
+        return float(self.value * 2 ** (self.exponent * terms))
+
+
+@dataclass(frozen=True)
+class MiningLaw:
     """Growth of the tables and time per token, fitted on one corpus.
 
     Attributes:
@@ -76,89 +117,67 @@ class CostLaw:
     tau: int
 
     def predict(
-        self, tokens: int, *, workers: int | None = None, block_tokens: int | None = None
+        self,
+        tokens: int,
+        search: SearchOptions,
+        *,
+        workers: int | None = None,
+        block_tokens: int | None = None,
     ) -> Prediction:
-        """Return the cost of mining a corpus.
+        """Return the cost of mining a corpus; where documents are counted, without their borders.
 
         Args:
             tokens: Its tokens.
+            search: What is looked for; candidate mode needs a law fitted at ``SAMPLE_TAU``.
             workers: Workers of a cluster, each of one thread; None for one process.
             block_tokens: Tokens that a worker counts before it sends its pairs; None takes
                 :func:`default_block_tokens`.
         """
-        block = tokens
-        if workers is not None:
+        threads = self.threads if workers is None else 1
+        counted = search.counted_tokens(tokens)
+        exact, block = counted == tokens, counted
+        if exact and workers is not None:
             block = min(block_tokens or default_block_tokens(tokens, workers), tokens)
         distinct = {n: min(self.distinct[n].at(block), float(block)) for n in ORDERS}
-        frequent = {n: self._frequent(n, tokens) for n in ORDERS}
-        peak = 0.0
-        for n in ORDERS:
-            kept = sum(frequent[m] for m in ORDERS if m < n)
-            indexes = sum(index_bytes(frequent[m]) for m in ORDERS if m < n)
-            sorting = _COPIES * BYTES_PER_PAIR * frequent[n]
-            # The size of a table jumps when it grows; the law cannot say when exactly.
-            table = sum(table_bytes(share * distinct[n]) for share in _SPREAD) / len(_SPREAD)
-            peak = max(peak, table + indexes + BYTES_PER_PAIR * kept + sorting)
+        frequent = {n: self._frequent(n, counted) for n in ORDERS}
+        memory = self._working_bytes(block) + _tables_bytes(distinct, frequent)
+        cores = (workers or 1) if exact else 1
+        seconds = {f"count_{n}": self.seconds_per_token[n] * counted / cores for n in ORDERS}
+        recounting = self.recount_seconds_per_token * tokens / (workers or 1)
         shuffled = 0.0
-        if workers is not None:
+        if exact and workers is not None:
             shuffled = BYTES_PER_PAIR * math.ceil(tokens / block) * sum(distinct.values())
-        found = sum(frequent.values())
+        if not exact:
+            share = min(1.0, search.max_candidates / max(sum(frequent.values()), 1.0))
+            frequent = {n: share * count for n, count in frequent.items()}
+            held = tokens if workers is None else default_block_tokens(tokens, workers)
+            memory = max(memory, self._recounting_bytes(held, frequent, 1 + threads))
+            shuffled = _COUNT_BYTES * sum(frequent.values()) * (workers or 0)
+            seconds = {"count_sample": sum(seconds.values()), "recount": recounting}
+        if search.count_documents:
+            memory = max(memory, self._recounting_bytes(tokens, frequent, 3 * threads))
+            seconds["documents"] = recounting
+        sample = int(self.distinct[ORDERS[0]].tokens)
+        kept_bytes = (BYTES_PER_PAIR + _RULE_BYTES) * sum(frequent.values())
         return Prediction(
-            tokens=tokens,
-            memory_bytes=self._working_bytes(block) + peak,
-            disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
-            shuffle_bytes=shuffled,
-            seconds={
-                f"count_{n}": self.seconds_per_token[n] * tokens / (workers or 1) for n in ORDERS
+            work="mining",
+            basis=f"{tokens:,} tokens",
+            remedy="Raise tau or the limit, or use candidate mode (sample_tokens).",
+            memory_bytes=memory,
+            disk_bytes=_TOKEN_BYTES * tokens + kept_bytes,
+            seconds=seconds,
+            figures={
+                "tokens": tokens,
+                "shuffle_bytes": shuffled,
+                "distinct": distinct,
+                "frequent": frequent,
+                "sample_tokens": sample,
             },
-            distinct=distinct,
-            frequent=frequent,
-        )
-
-    def predict_candidates(
-        self, tokens: int, sample_tokens: int, max_candidates: int, *, workers: int | None = None
-    ) -> Prediction:
-        """Return the cost of candidate mode; the law must be fitted at ``SAMPLE_TAU``.
-
-        Args:
-            tokens: Tokens of the corpus.
-            sample_tokens: Tokens of the sample, counted in one process.
-            max_candidates: Most candidates.
-            workers: Workers of a cluster, each of one thread; None for one process.
-        """
-        sample = self.predict(min(sample_tokens, tokens))
-        share = min(1.0, max_candidates / max(sum(sample.frequent.values()), 1.0))
-        candidates = {n: share * count for n, count in sample.frequent.items()}
-        found = sum(candidates.values())
-        vectors = _COUNT_BYTES * found * (1 + (self.threads if workers is None else 1))
-        held = tokens if workers is None else default_block_tokens(tokens, workers)
-        tables = index_bytes(found) + BYTES_PER_PAIR * found + vectors
-        return Prediction(
-            tokens=tokens,
-            memory_bytes=max(sample.memory_bytes, self._working_bytes(held) + tables),
-            disk_bytes=_TOKEN_BYTES * tokens + (BYTES_PER_PAIR + _RULE_BYTES) * found,
-            shuffle_bytes=_COUNT_BYTES * found * BLOCKS_PER_WORKER * (workers or 0),
-            seconds={
-                "count_sample": sum(sample.seconds.values()),
-                "recount": self.recount_seconds_per_token * tokens / (workers or 1),
+            notes={
+                "shuffled": gib(shuffled),
+                **{f"frequent {n}-grams": f"{count:,.0f}" for n, count in frequent.items()},
+                "fitted on": f"a sample of {sample:,} tokens",
             },
-            distinct=sample.distinct,
-            frequent=candidates,
-        )
-
-    def with_documents(self, told: Prediction, *, workers: int | None = None) -> Prediction:
-        """Add the pass that counts documents to a prediction.
-
-        The border of each document takes 8 bytes more, of which the law knows nothing.
-        """
-        found = sum(told.frequent.values())
-        vectors = 3 * _COUNT_BYTES * found * (self.threads if workers is None else 1)
-        tables = index_bytes(found) + BYTES_PER_PAIR * found + vectors
-        seconds = self.recount_seconds_per_token * told.tokens / (workers or 1)
-        return replace(
-            told,
-            memory_bytes=max(told.memory_bytes, self._working_bytes(told.tokens) + tables),
-            seconds=told.seconds | {"documents": seconds},
         )
 
     def _frequent(self, order: int, tokens: int) -> float:
@@ -173,8 +192,27 @@ class CostLaw:
         mapped = min(tokens, _MAPPED_TOKENS)
         return self.base_bytes + buffered * _BUFFER_BYTES + mapped * _TOKEN_BYTES
 
+    def _recounting_bytes(self, tokens: int, grams: dict[int, float], vectors: int) -> float:
+        """Return the memory of a pass that counts given n-grams into so many vectors."""
+        found = sum(grams.values())
+        tables = index_bytes(found) + BYTES_PER_PAIR * found + _COUNT_BYTES * found * vectors
+        return self._working_bytes(tokens) + tables
 
-def fit_cost_law(
+
+def _tables_bytes(distinct: dict[int, float], frequent: dict[int, float]) -> float:
+    """Return the peak of the tables of an order with the frequent n-grams of those below."""
+    peak = 0.0
+    for n in ORDERS:
+        kept = sum(frequent[m] for m in ORDERS if m < n)
+        indexes = sum(index_bytes(frequent[m]) for m in ORDERS if m < n)
+        sorting = _COPIES * BYTES_PER_PAIR * frequent[n]
+        # The size of a table jumps when it grows; the law cannot say when exactly.
+        table = sum(table_bytes(share * distinct[n]) for share in _SPREAD) / len(_SPREAD)
+        peak = max(peak, table + indexes + BYTES_PER_PAIR * kept + sorting)
+    return peak
+
+
+def fit_mining_law(
     ids: Tokens,
     offsets: Offsets,
     tau: int,
@@ -184,7 +222,7 @@ def fit_cost_law(
     sample_tokens: int = SAMPLE_TOKENS,
     seed: int = 0,
     resident_bytes: Callable[[], float],
-) -> CostLaw:
+) -> MiningLaw:
     """Count nested samples of a corpus and fit the law.
 
     Args:
@@ -224,7 +262,7 @@ def fit_cost_law(
             frequent[n].append(len(keys[n]))
     began = time.perf_counter()
     Recount(keys).add(sample, borders)
-    return CostLaw(
+    return MiningLaw(
         {n: GrowthLaw.fit(sizes, distinct[n]) for n in ORDERS},
         {n: GrowthLaw.fit(sizes, frequent[n]) for n in ORDERS},
         seconds,

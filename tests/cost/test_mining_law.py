@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,25 +15,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from support.ngram_oracle import chunks_of
-from umim_core.errors import ResourceLimitError, RuleSetError
-from umim_core.mining import mining_prediction as prediction
+from umim_core.cost import mining_law
+from umim_core.cost.mining_law import GrowthLaw, MiningLaw, default_block_tokens, fit_mining_law
+from umim_core.errors import RuleSetError
 from umim_core.mining.candidates import SAMPLE_TAU
-from umim_core.mining.costs import Limits, Prediction
 from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.mining.finding import LocalCounter, SearchOptions, find_ngrams
-from umim_core.mining.growth import GrowthLaw
 from umim_core.mining.hashing import rank_indexes
-from umim_core.mining.mining_prediction import (
-    BLOCKS_PER_WORKER,
-    CostLaw,
-    default_block_tokens,
-    fit_cost_law,
-)
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import UniformOffsets
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-GIB = 2.0**30
+PLAIN = SearchOptions(5)
 
 
 def phrases(tokens: int, seed: int = 5) -> np.ndarray:
@@ -68,11 +63,11 @@ def test_four_times_the_sample_is_predicted_within_a_quarter(tau: int) -> None:
     sample = 1 << 17
     ids = phrases(4 * sample)
     offsets = UniformOffsets(256, len(ids) // 256)
-    law = fit_cost_law(ids, offsets, tau, sample_tokens=sample, resident_bytes=no_memory)
-    told = law.predict(offsets[-1])
+    law = fit_mining_law(ids, offsets, tau, sample_tokens=sample, resident_bytes=no_memory)
+    told = law.predict(offsets[-1], SearchOptions(law.tau))
     for n, (distinct, frequent) in counted(ids, offsets, tau).items():
-        assert told.distinct[n] == pytest.approx(distinct, rel=0.25)
-        assert told.frequent[n] == pytest.approx(frequent, rel=0.25)
+        assert told.figures["distinct"][n] == pytest.approx(distinct, rel=0.25)
+        assert told.figures["frequent"][n] == pytest.approx(frequent, rel=0.25)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -81,12 +76,12 @@ def test_the_memory_of_the_tables_is_predicted_within_a_quarter(
 ) -> None:
     # Small chunks, so that the tables and not the buffers are what is measured.
     chunk = 4096
-    monkeypatch.setattr(prediction, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(mining_law, "CHUNK_TOKENS", chunk)
     ids = phrases(1 << 19, seed)
     offsets = UniformOffsets(256, len(ids) // 256)
     with chunks_of(chunk):
-        law = fit_cost_law(ids, offsets, 5, sample_tokens=1 << 17, resident_bytes=no_memory)
-        told = law.predict(offsets[-1]).memory_bytes - ids.nbytes
+        law = fit_mining_law(ids, offsets, 5, sample_tokens=1 << 17, resident_bytes=no_memory)
+        told = law.predict(offsets[-1], SearchOptions(law.tau)).memory_bytes - ids.nbytes
         tracemalloc.start()
         count_ngrams(ids, offsets, 5, threads=1)
         _, peak = tracemalloc.get_traced_memory()
@@ -104,36 +99,37 @@ def test_prose_is_predicted_within_a_quarter() -> None:
     core = Tokenizer.from_file(str(model))
     ids = np.array(core.encode(text.read_text(encoding="utf-8")).ids, dtype=np.int32)
     offsets = UniformOffsets(512, len(ids) // 512)
-    law = fit_cost_law(ids, offsets, 5, sample_tokens=len(ids) // 4, resident_bytes=no_memory)
-    told = law.predict(offsets[-1])
+    law = fit_mining_law(ids, offsets, 5, sample_tokens=len(ids) // 4, resident_bytes=no_memory)
+    told = law.predict(offsets[-1], SearchOptions(law.tau))
     for n, (distinct, frequent) in counted(ids, offsets, 5).items():
-        assert told.distinct[n] == pytest.approx(distinct, rel=0.25)
-        assert told.frequent[n] == pytest.approx(frequent, rel=0.25)
+        assert told.figures["distinct"][n] == pytest.approx(distinct, rel=0.25)
+        assert told.figures["frequent"][n] == pytest.approx(frequent, rel=0.25)
 
 
 def test_candidate_mode_is_predicted_too() -> None:
     ids = phrases(1 << 19)
     offsets = UniformOffsets(256, len(ids) // 256)
     sample = 1 << 17
-    law = fit_cost_law(ids, offsets, SAMPLE_TAU, sample_tokens=sample, resident_bytes=no_memory)
+    law = fit_mining_law(ids, offsets, SAMPLE_TAU, sample_tokens=sample, resident_bytes=no_memory)
     options = SearchOptions(20, sample_tokens=sample)
     _, report = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets))
     assert report is not None
-    told = law.predict_candidates(offsets[-1], sample, 10**7)
-    assert sum(told.frequent.values()) == pytest.approx(report.candidates, rel=0.25)
-    few = law.predict_candidates(offsets[-1], sample, 100)
-    assert sum(few.frequent.values()) == pytest.approx(100)
+    told = law.predict(offsets[-1], options)
+    assert sum(told.figures["frequent"].values()) == pytest.approx(report.candidates, rel=0.25)
+    fewer = replace(options, max_candidates=100)
+    few = law.predict(offsets[-1], fewer)
+    assert sum(few.figures["frequent"].values()) == pytest.approx(100)
     assert list(few.seconds) == ["count_sample", "recount"]
     # A larger corpus needs no larger tables, only room for its tokens.
-    large, larger = (law.predict_candidates(k * offsets[-1], sample, 100) for k in (100, 200))
+    large, larger = (law.predict(k * offsets[-1], fewer) for k in (100, 200))
     assert larger.memory_bytes - large.memory_bytes == 4 * 100 * offsets[-1]
     assert large.seconds["recount"] == pytest.approx(100 * few.seconds["recount"])
 
 
-def law(threads: int = 2) -> CostLaw:
+def law(threads: int = 2) -> MiningLaw:
     growth = {n: GrowthLaw(1e6, 5e5 / n, 0.8, 0.95) for n in ORDERS}
     frequent = {n: GrowthLaw(1e6, 2e4 / n, 0.9, 1.0) for n in ORDERS}
-    return CostLaw(growth, frequent, dict.fromkeys(ORDERS, 1e-7), 2e-8, 3e8, threads, 5)
+    return MiningLaw(growth, frequent, dict.fromkeys(ORDERS, 1e-7), 2e-8, 3e8, threads, 5)
 
 
 @given(
@@ -141,24 +137,27 @@ def law(threads: int = 2) -> CostLaw:
     workers=st.none() | st.integers(1, 64),
 )
 def test_a_larger_corpus_never_costs_less(sizes: list[int], workers: int | None) -> None:
-    found = [law().predict(size, workers=workers) for size in sizes]
+    found = [law().predict(size, PLAIN, workers=workers) for size in sizes]
     for name in ("memory_bytes", "disk_bytes", "shuffle_bytes"):
-        values = [getattr(one, name) for one in found]
+        values = [one.as_dict()[name] for one in found]
         # A cluster's block may be rounded up, which saves a message.
         assert all(later >= 0.999 * earlier for earlier, later in pairwise(values))
     totals = [sum(one.seconds.values()) for one in found]
     assert totals == sorted(totals)
     for one in found:
-        assert all(one.frequent[n] <= law().distinct[n].at(one.tokens) for n in ORDERS)
+        assert all(
+            one.figures["frequent"][n] <= law().distinct[n].at(one.figures["tokens"])
+            for n in ORDERS
+        )
 
 
 def test_one_process_sends_nothing_and_a_cluster_divides_the_time() -> None:
-    alone, cluster = law().predict(10**9), law(1).predict(10**9, workers=8)
-    assert alone.shuffle_bytes == 0
+    alone, cluster = law().predict(10**9, PLAIN), law(1).predict(10**9, PLAIN, workers=8)
+    assert alone.figures["shuffle_bytes"] == 0
     block = default_block_tokens(10**9, 8)
     blocks = -(-(10**9) // block)
     distinct = sum(law().distinct[n].at(block) for n in ORDERS)
-    assert cluster.shuffle_bytes == pytest.approx(16 * blocks * distinct)
+    assert cluster.figures["shuffle_bytes"] == pytest.approx(16 * blocks * distinct)
     assert cluster.memory_bytes < alone.memory_bytes
     for name, seconds in alone.seconds.items():
         assert cluster.seconds[name] == pytest.approx(seconds / 8)
@@ -169,47 +168,31 @@ def test_blocks_are_neither_tiny_nor_huge(tokens: int, workers: int) -> None:
     block = default_block_tokens(tokens, workers)
     assert 1 << 21 <= block <= 1 << 27
     blocks = -(-tokens // block)
-    assert blocks <= BLOCKS_PER_WORKER * workers or block == 1 << 27
+    assert blocks <= workers or block == 1 << 27
 
 
-def told(memory: float = 1.0, disk: float = 1.0, hours: float = 1.0) -> Prediction:
-    seconds = {"tokenize": hours * 1800, "count_2": hours * 1800}
-    return Prediction(1_234_567, memory * GIB, disk * GIB, 0.0, seconds, {}, {})
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        (Limits.of(1.5, None, None), r"at most 1\.5 GiB of memory; got 2 GiB predicted"),
-        (Limits.of(None, 1.5, None), r"at most 1\.5 GiB of disk; got 3 GiB predicted"),
-        (Limits.of(None, None, 1.5), r"at most 1\.5 hours of time; got 4 hours predicted"),
-        (Limits(1.0, 1.0, 1.0), "GiB of memory"),
-    ],
-)
-def test_a_prediction_beyond_a_limit_is_refused(limits: Limits, message: str) -> None:
-    with pytest.raises(ResourceLimitError, match=message) as caught:
-        limits.check(told(2, 3, 4))
-    assert "1,234,567 tokens. Raise tau or the limit, or use candidate mode" in str(caught.value)
-
-
-def test_a_prediction_at_its_limits_passes() -> None:
-    Limits.of(2, 3, 4).check(told(2, 3, 4))
-    Limits().check(told(1e9, 1e9, 1e9))
-
-
-def test_a_prediction_has_a_table_and_a_json_form() -> None:
-    one = law().predict(10**9)
-    rows = dict(line.strip().rsplit("  ", 1) for line in one.lines())
-    names = [name.strip() for name in rows]
-    assert names[:4] == ["tokens", "memory of a process", "disk", "shuffled"]
-    assert names[-3:] == ["frequent 2-grams", "frequent 3-grams", "frequent 4-grams"]
+def test_a_prediction_has_lines_and_a_json_form() -> None:
+    one = law().predict(10**9, PLAIN)
+    rows = dict(re.split(r"  +", line.strip()) for line in one.lines())
+    assert list(rows) == [
+        "for",
+        "memory of a process",
+        "disk",
+        *(f"time, count {n}" for n in ORDERS),
+        "time, all",
+        "shuffled",
+        *(f"frequent {n}-grams" for n in ORDERS),
+        "fitted on",
+    ]
+    assert rows["for"] == "1,000,000,000 tokens"
+    assert rows["fitted on"] == "a sample of 1,000,000 tokens"
     assert one.as_dict()["tokens"] == 10**9
-    assert set(one.as_dict()) == set(Prediction.__dataclass_fields__)
+    assert set(one.as_dict()) >= {"memory_bytes", "disk_bytes", "seconds", "distinct", "frequent"}
 
 
 def test_too_few_segments_for_a_prediction_are_refused() -> None:
     with pytest.raises(RuleSetError, match=r"at least 64 segments; got 63\. Mine"):
-        fit_cost_law(np.zeros(630, np.int32), UniformOffsets(10, 63), 5, resident_bytes=no_memory)
+        fit_mining_law(np.zeros(630, np.int32), UniformOffsets(10, 63), 5, resident_bytes=no_memory)
 
 
 def test_the_memory_of_the_process_is_asked_for_once_and_counts() -> None:
@@ -220,6 +203,59 @@ def test_the_memory_of_the_process_is_asked_for_once_and_counts() -> None:
         return 7e9
 
     ids = phrases(6400)
-    one = fit_cost_law(ids, UniformOffsets(100, 64), 2, threads=2, resident_bytes=resident)
+    one = fit_mining_law(ids, UniformOffsets(100, 64), 2, threads=2, resident_bytes=resident)
     assert (len(asked), one.base_bytes, one.threads) == (1, 7e9, 2)
-    assert one.predict(6400).memory_bytes > 7e9
+    assert one.predict(6400, PLAIN).memory_bytes > 7e9
+
+
+SIZES = [1 << 17, 1 << 18, 1 << 19, 1 << 20]
+
+
+def by_doublings(first: float, exponent: float, decay: float, count: int) -> list[float]:
+    """Multiply step by step: each doubling of the corpus has ``decay`` times the last exponent."""
+    values = [first]
+    for _ in range(count):
+        values.append(values[-1] * 2**exponent)
+        exponent *= decay
+    return values
+
+
+@given(
+    exponent=st.floats(0.2, 1.0),
+    decay=st.floats(0.6, 1.0),
+    first=st.floats(1e5, 1e9),
+)
+def test_a_synthetic_law_is_recovered(exponent: float, decay: float, first: float) -> None:
+    truth = by_doublings(first, exponent, decay, 9)
+    law = GrowthLaw.fit(SIZES, [round(value) for value in truth[:4]])
+    assert law.decay == pytest.approx(decay, abs=0.01)
+    assert law.exponent == pytest.approx(exponent * decay**3, rel=0.02)
+    for doublings in range(6):
+        assert law.at(SIZES[-1] << doublings) == pytest.approx(truth[3 + doublings], rel=0.03)
+
+
+@given(
+    values=st.lists(st.integers(0, 10**12), min_size=4, max_size=4).map(sorted),
+    at=st.lists(st.floats(0, 1e15), min_size=2, max_size=8).map(sorted),
+)
+def test_it_never_falls_whatever_was_seen(values: list[int], at: list[float]) -> None:
+    law = GrowthLaw.fit(SIZES, values)
+    found = [law.at(tokens) for tokens in at]
+    assert found == sorted(found)
+    assert law.at(SIZES[-1]) == values[-1]
+    assert 0.5 <= law.decay <= 1.0
+
+
+def test_growth_that_speeds_up_is_continued_as_a_power() -> None:
+    law = GrowthLaw.fit(SIZES, [100, 110, 140, 300])
+    assert law.decay == 1.0
+    assert law.at(SIZES[-1] * 4) / law.at(SIZES[-1] * 2) == pytest.approx(2**law.exponent)
+
+
+def test_what_stopped_growing_hardly_grows() -> None:
+    law = GrowthLaw.fit(SIZES, [500, 500, 500, 500])
+    assert 500 <= law.at(1e12) < 520
+
+
+def test_what_never_occurred_is_not_expected() -> None:
+    assert GrowthLaw.fit(SIZES, [0, 0, 0, 0]).at(1e12) == 0.0

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from umim_core.cost import mining_forecast
+from umim_core.cost.mining_forecast import predict_mining
+from umim_core.cost.prediction import Prediction
 from umim_core.errors import ConfigError, CorpusError, RuleSetError
-from umim_core.mining import mining_forecast as forecast
 from umim_core.mining.corpus_mining import MiningOptions
-from umim_core.mining.costs import Prediction
 from umim_core.mining.counting import count_ngrams
-from umim_core.mining.mining_forecast import predict_mining
 from umim_core.rules.grams import ORDERS
 from umim_core.text.sources import Source, source_of
 from umim_core.text.token_ids import UniformOffsets
@@ -71,7 +71,7 @@ def test_text_that_fits_into_the_sample_is_known_exactly(
     tmp_path: Path, tokenizer: str, temporary: Path
 ) -> None:
     found = predict(write_text(tmp_path, 5, 1000), tokenizer)
-    assert found.tokens == total_of(tmp_path)
+    assert found.figures["tokens"] == total_of(tmp_path)
     assert list(found.seconds) == ["tokenize", "count_2", "count_3", "count_4"]
     assert list(temporary.iterdir()) == [], "the heads are removed"
 
@@ -85,37 +85,37 @@ def test_the_frequent_ngrams_of_a_whole_sample_are_those_of_the_corpus(
     ids = np.array([int(word[1:]) for word in text])
     want = count_ngrams(ids, UniformOffsets(16, 500), 2)
     for n in ORDERS:
-        assert found.frequent[n] == pytest.approx(len(want.keys[n]), rel=0.02)
+        assert found.figures["frequent"][n] == pytest.approx(len(want.keys[n]), rel=0.02)
 
 
 def test_larger_text_is_scaled_by_its_bytes(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_SAMPLE_BYTES", 40_000)
+    monkeypatch.setattr(mining_forecast, "_SAMPLE_BYTES", 40_000)
     source = write_text(tmp_path, 30, 5000)
     size = sum(path.stat().st_size for path in tmp_path.glob("*.txt"))
     assert size > 10 * 40_000, "the sample is a small part"
     found = predict(source, tokenizer)
-    assert found.tokens == pytest.approx(total_of(tmp_path), rel=0.03)
-    assert found.tokens == predict(source, tokenizer).tokens
-    assert found.frequent == predict(source, tokenizer).frequent
+    assert found.figures["tokens"] == pytest.approx(total_of(tmp_path), rel=0.03)
+    assert found.figures["tokens"] == predict(source, tokenizer).figures["tokens"]
+    assert found.figures["frequent"] == predict(source, tokenizer).figures["frequent"]
 
 
 def test_one_large_file_is_read_from_its_beginning(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr(mining_forecast, "_SAMPLE_BYTES", 20_000)
     # What is no UTF-8 lies behind the sample.
     (tmp_path / "a.txt").write_bytes(" ".join(words(30_000)).encode() + b" \xff")
     found = predict(source_of((str(tmp_path / "a.txt"),)), tokenizer)
-    assert found.tokens == pytest.approx(30_000, rel=0.03)
+    assert found.figures["tokens"] == pytest.approx(30_000, rel=0.03)
 
 
 @pytest.mark.parametrize("size", [20_000, 20_001])
 def test_a_sample_may_end_inside_a_character(
     tmp_path: Path, tokenizer: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_SAMPLE_BYTES", size)
+    monkeypatch.setattr(mining_forecast, "_SAMPLE_BYTES", size)
     (tmp_path / "a.txt").write_text("é" * 50_000, encoding="utf-8")  # one unknown word
     source = source_of((str(tmp_path / "a.txt"),))
     assert predict_mining(source, tokenizer=tokenizer, options=OPTIONS) is None
@@ -125,29 +125,29 @@ def test_a_sample_may_end_inside_a_character(
 def test_json_lines_are_scaled_too(
     tmp_path: Path, tokenizer: str, sample_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "_SAMPLE_BYTES", sample_bytes)
+    monkeypatch.setattr(mining_forecast, "_SAMPLE_BYTES", sample_bytes)
     rows = [json.dumps({"id": n, "body": " ".join(words(1200, n))}) for n in range(100)]
     (tmp_path / "a.jsonl").write_text("\n".join(rows))
     source = source_of((str(tmp_path / "a.jsonl"),), field="body")
     found = predict(source, tokenizer)
-    assert found.tokens == pytest.approx(120_000, rel=0.05)
-    assert sample_bytes < 10 << 20 or found.tokens == 120_000
+    assert found.figures["tokens"] == pytest.approx(120_000, rel=0.05)
+    assert sample_bytes < 10 << 20 or found.figures["tokens"] == 120_000
 
 
 def test_the_number_of_tokens_may_be_given(tmp_path: Path, tokenizer: str) -> None:
     found = predict(write_text(tmp_path, 3, 1000), tokenizer, tokens=10**9)
-    assert found.tokens == 10**9
+    assert found.figures["tokens"] == 10**9
     assert found.disk_bytes > 4e9
 
 
 def test_an_array_of_ids_needs_no_tokenizer_and_is_known_exactly(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(5000, dtype=np.uint16) % 99)
     found = predict(source_of((str(tmp_path / "a.npy"),)), None)
-    assert (found.tokens, found.seconds["tokenize"]) == (5000, 0.0)
+    assert (found.figures["tokens"], found.seconds["tokenize"]) == (5000, 0.0)
 
 
 def read_at_most(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast._first_ids, "__defaults__", (tokens,))
+    monkeypatch.setattr(mining_forecast._first_ids, "__defaults__", (tokens,))
 
 
 def packed(folder: Path, kind: str) -> Source:
@@ -179,7 +179,7 @@ def test_packed_files_need_the_number_of_tokens(
         f"{name}, compressed or not plain text. Give it with --tokens, e.g. 0.25 times the bytes "
         "of English text."
     )
-    assert predict(source, tokenizer, tokens=16_000).tokens == 16_000
+    assert predict(source, tokenizer, tokens=16_000).figures["tokens"] == 16_000
 
 
 @pytest.mark.parametrize("kind", ["gz", "parquet"])
@@ -187,14 +187,16 @@ def test_packed_files_that_fit_into_the_sample_tell_their_tokens(
     tmp_path: Path, tokenizer: str, kind: str
 ) -> None:
     source = packed(tmp_path, kind)
-    assert predict(source, tokenizer).tokens == 16_000
-    assert predict(source, tokenizer, tokens=5).tokens == 16_000, "what was read is known better"
+    assert predict(source, tokenizer).figures["tokens"] == 16_000
+    assert predict(source, tokenizer, tokens=5).figures["tokens"] == 16_000, (
+        "what was read is known better"
+    )
 
 
 def test_a_small_corpus_has_no_prediction(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "a.txt").write_text(" ".join(words(2048)))
     source = source_of((str(tmp_path / "a.txt"),))
-    assert predict(source, tokenizer).tokens == 2048
+    assert predict(source, tokenizer).figures["tokens"] == 2048
     (tmp_path / "a.txt").write_text(" ".join(words(2047)))
     assert predict_mining(source, tokenizer=tokenizer, options=OPTIONS) is None
 
@@ -202,15 +204,15 @@ def test_a_small_corpus_has_no_prediction(tmp_path: Path, tokenizer: str) -> Non
 def test_long_segments_do_not_hide_the_cost(tmp_path: Path, tokenizer: str) -> None:
     source = write_text(tmp_path, 3, 2000)
     found = predict(source, tokenizer, MiningOptions(tau=2, segment_length=1500, threads=1))
-    assert found.tokens == total_of(tmp_path)
+    assert found.figures["tokens"] == total_of(tmp_path)
     assert found.memory_bytes > 0
 
 
 def test_mining_that_stops_early_is_predicted_so(tmp_path: Path, tokenizer: str) -> None:
     source = write_text(tmp_path, 3, 2000)
     total = total_of(tmp_path)
-    assert predict(source, tokenizer, at_most=2048).tokens == 2048
-    assert predict(source, tokenizer, at_most=10 * total).tokens == total
+    assert predict(source, tokenizer, at_most=2048).figures["tokens"] == 2048
+    assert predict(source, tokenizer, at_most=10 * total).figures["tokens"] == total
 
 
 def test_counting_documents_costs_a_pass_more(tmp_path: Path, tokenizer: str) -> None:
@@ -230,8 +232,8 @@ def test_candidate_mode_and_workers_are_predicted(tmp_path: Path, tokenizer: str
         "count_sample",
         "recount",
     ]
-    assert predict(source, tokenizer).shuffle_bytes == 0
-    assert predict(source, tokenizer, workers=2).shuffle_bytes > 0
+    assert predict(source, tokenizer).figures["shuffle_bytes"] == 0
+    assert predict(source, tokenizer, workers=2).figures["shuffle_bytes"] > 0
 
 
 BROKEN = {
@@ -260,7 +262,7 @@ def test_an_error_names_the_file_of_the_corpus(
 def test_files_without_text_among_others_do_no_harm(tmp_path: Path, tokenizer: str) -> None:
     source = write_text(tmp_path, 3, 2000)
     (tmp_path / "empty.txt").write_text("")
-    assert predict(source, tokenizer).tokens == total_of(tmp_path)
+    assert predict(source, tokenizer).figures["tokens"] == total_of(tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [0, -5])

@@ -1,0 +1,1 @@
+"""Plan of a recipe before it runs: its stages and what they cost."""

@@ -1,0 +1,31 @@
+"""Stand-in for a pipeline run that notes stages instead of running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from umim_core.config.recipe import RunRecipe
+
+
+class Planner:
+    """Stands in for a pipeline run: it notes every stage and hands back an empty artifact.
+
+    Artifacts are told apart: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
+    """
+
+    def __init__(self, recipe: RunRecipe) -> None:
+        self.recipe = recipe
+        self.lease = ClusterLease(recipe.cluster)
+        self.steps: list[dict[str, str]] = []
+
+    def stage(
+        self, function: Callable[..., Artifact], *_: object, label: str = "", setting: str = ""
+    ) -> Artifact:
+        """Note a stage."""
+        name = function.__name__.removesuffix("_stage").replace("_", "-")
+        self.steps.append({"stage": name, "of": label or self.recipe.name})
+        number = str(len(self.steps))
+        return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)

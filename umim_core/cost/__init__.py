@@ -1,0 +1,1 @@
+"""Predicted costs of mining and of distillation, before either runs."""

@@ -1,0 +1,145 @@
+"""A frozen language model that reads units: the value that everything which runs a model takes.
+
+    backbone         the frozen model
+    module           makes the embedding of a merged span
+    matcher          the rules, which cut raw ids into units
+    unit_positions   which positions the units have in the backbone, as the module was trained
+
+Without rules it is the base model: ``compressed.base()``. What a caller wants merged has the same
+words everywhere::
+
+    merge     prompt (context)   generated or scored tokens
+    all       merged             merged
+    prompt    merged             raw
+    none      raw                raw                            the base model
+
+Shapes: B rows, S units of the longest row, M spans, N tokens of the longest span, d embedding size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import UnitPositions
+from umim_core.errors import ConfigError
+from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import (
+    PackedUnits,
+    Segmentation,
+    SpanMerger,
+    fill_units,
+    pack_rows,
+)
+from umim_core.rules.matcher import Matcher
+
+Merge = Literal["all", "prompt", "none"]
+MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A frozen backbone with its merge module, its rules and the positions of its units.
+
+    Attributes:
+        backbone: The frozen model.
+        module: Makes surrogates; None only without rules.
+        matcher: The rules; None keeps every token.
+        unit_positions: Positions of units in the backbone, as the module was trained.
+
+    Raises:
+        ConfigError: If there are rules but no module, or the unit positions are unknown.
+    """
+
+    backbone: Backbone
+    module: SpanMerger | None
+    matcher: Matcher | None
+    unit_positions: UnitPositions
+
+    def __post_init__(self) -> None:
+        if self.matcher is not None and len(self.matcher.rules) and self.module is None:
+            raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
+        if self.unit_positions not in get_args(UnitPositions):
+            raise ConfigError(
+                f"unit_positions must be one of {get_args(UnitPositions)}",
+                self.unit_positions,
+                "Take the checkpoint's.",
+            )
+
+    @classmethod
+    def without_merging(cls, backbone: Backbone) -> Compressed:
+        """Return a backbone that reads raw tokens."""
+        return cls(backbone, None, None, "compact")
+
+    def base(self) -> Compressed:
+        """Return the same backbone without merging."""
+        return Compressed.without_merging(self.backbone)
+
+    def require_module(self) -> MergeModule:
+        """Return the merge module.
+
+        Raises:
+            ConfigError: If spans are merged by something else, or not at all.
+        """
+        if not isinstance(self.module, MergeModule):
+            raise ConfigError(
+                "a merge module is needed", type(self.module).__name__, "Pass a MergeModule."
+            )
+        return self.module
+
+    def require_matcher(self) -> Matcher:
+        """Return the matcher.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        if self.matcher is None:
+            raise ConfigError("rules are needed", None, "Pass a matcher.")
+        return self.matcher
+
+    def segment(self, ids: NDArray[np.integer]) -> Segmentation:
+        """Cut raw ids [T] into units: their starts [S] and lengths [S]."""
+        if self.matcher is None:
+            return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
+        return self.matcher.segment(ids)
+
+    def pack(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
+        """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""
+        return pack_rows(rows, [self.segment(ids) for ids in rows], device=self.backbone.device)
+
+    def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
+        """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
+
+        Raises:
+            ConfigError: If there is no module.
+        """
+        if self.module is None:
+            raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
+        pooled = self.module(self.backbone.embed(span_ids), span_lengths)
+        return pooled.to(self.backbone.dtype)
+
+    def embed(self, packed: PackedUnits) -> Tensor:
+        """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0."""
+        if not len(packed.span_ids):
+            return self.backbone.embed(packed.token_ids)
+        pooled = self.surrogates(packed.span_ids, packed.span_lengths)
+        return fill_units(packed, self.backbone, pooled)
+
+
+def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
+    """Refuse a value of ``merge`` that does not exist, or that a caller has no use for.
+
+    Raises:
+        ConfigError: If it is none of ``known``.
+    """
+    if merge not in known:
+        renamed = {"context": "'context' is called 'prompt'."}
+        raise ConfigError(
+            f"merge must be one of {tuple(known)}", merge, renamed.get(merge, "Choose one of them.")
+        )
