@@ -15,17 +15,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig
 
-from benchmarks.common import Report, add_report_options, close, facts
+from benchmarks.common import Benchmark, Report
 from benchmarks.corpus import CACHE, held_out_texts
-from benchmarks.generation_quality import LIBRARIES, MERGES
+from benchmarks.generation_quality import MERGES, generate
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
@@ -89,19 +87,11 @@ def entries(
     umim: UMIM, prompts: Sequence[Ids], merge: str, new: int, batch_size: int
 ) -> tuple[list[int], int]:
     """Return the most entries that each row's cache held, and how many the engine allowed a row."""
-    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-        max_new_tokens=new, do_sample=False, eos_token_id=None
-    )
-    prompt, decode = MERGES[merge]
-    held: list[int] = []
-    limit = 0
-    for first in range(0, len(prompts), batch_size):
-        part = prompts[first : first + batch_size]
-        output = umim.engine.generate(part, config, merge_prompt=prompt, merge_decode=decode)
-        held += [max(row.cache_lengths) for row in output.rows]
-        # The last token chosen is never fed.
-        limit = max(limit, *(row.prompt_units + new - 1 for row in output.rows))
-    return held, limit
+    settings = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None}
+    rows = generate(umim, prompts, merge, batch_size, **settings)
+    # The last token chosen is never fed.
+    limit = max(row.prompt_units + new - 1 for row in rows)
+    return [max(row.cache_lengths) for row in rows], limit
 
 
 def measure(
@@ -169,27 +159,12 @@ def _key_value_shape(backbone: Backbone) -> tuple[int, int]:
     return int(getattr(config, "num_key_value_heads", None) or heads), int(size)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoints", nargs="+", default=embedded_names())
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
-    parser.add_argument("--prompts", type=int, default=16, help="per length")
-    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    parser.add_argument("--budget-mib", type=int, default=64)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the docstrings")
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every checkpoint."""
+    budget = options.budget_mib * _MIB
+    report |= {"budget_bytes": budget, "prompts": options.prompts}
+    report |= {"new_tokens": options.new_tokens, "subjects": {}}
     texts = held_out_texts(options.cache)
-    report: Report = {
-        "benchmark": "cache_capacity",
-        "facts": facts(LIBRARIES, options.commit),
-        "budget_bytes": options.budget_mib * _MIB,
-        "prompts": options.prompts,
-        "new_tokens": options.new_tokens,
-        "subjects": {},
-    }
     for name in options.checkpoints:
         umim = UMIM.from_pretrained(name)
         tokenizer = umim.backbone.require_tokenizer()
@@ -200,10 +175,25 @@ def main(arguments: list[str] | None = None) -> int:
             lengths=options.lengths,
             prompts=options.prompts,
             new_tokens=options.new_tokens,
-            budget=options.budget_mib * _MIB,
+            budget=budget,
             batch_size=options.batch_size,
         )
-    return close(report, options.out)
+
+
+main = Benchmark(
+    name="cache_capacity",
+    doc=__doc__,
+    options={
+        "checkpoints": embedded_names(),
+        "lengths": list(PROMPT_LENGTHS),
+        "prompts": 16,
+        "new_tokens": NEW_TOKENS,
+        "budget_mib": 64,
+        "batch_size": 8,
+        "cache": CACHE,
+    },
+    measure=run,
+).main
 
 
 if __name__ == "__main__":

@@ -1,28 +1,49 @@
-"""Shared parts of the benchmarks: gates, alternating runs, fresh processes, facts and results."""
+"""The frame of every benchmark: options, facts, gates, result file and exit status."""
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 ROOT: Final = Path(__file__).resolve().parents[1]
 THREADS: Final = 2  # of every side that may use more than one
-SLOW_SECONDS: Final = 10.0
-SLOW_ROUNDS: Final = 3
-_STATUS: Final = Path("/proc/self/status")
+_REPORT_OPTIONS: Final = {"out": Path, "commit": str}
+_HELP: Final = {
+    "backbone": "name or directory of the frozen model",
+    "base": "ids (.npy) of the corpus that is repeated",
+    "base_tokens": "read only the first so many of them",
+    "cache": "folder for what is built",
+    "checkpoint": "directory of one more checkpoint; needs --text",
+    "commit": "recorded",
+    "counter_tokens": "that Counter reads",
+    "held_out": "tokens at the end",
+    "ids": "one flat array of token ids (.npy)",
+    "length": "tokens of a row",
+    "name": "what the results call the checkpoint; the directory's name if absent",
+    "out": "write the results (JSON) and their page here",
+    "pairs": "alternating runs of each side",
+    "ray": "ids (.npy) for the Ray path, at least 1e8",
+    "ray_tokens": "read only the first so many of them",
+    "repeat": "how often --base is repeated",
+    "rounds": "alternating runs of each side; 3 of those that take over 10 s",
+    "seeds": "runs of each kind of sampling",
+    "segments": "that train",
+    "sizes": "those that the ids reach",
+    "tau": "least count of an n-gram",
+    "text": "UTF-8 text",
+    "tokenizer": "of the text or the ids",
+    "tokens": "read only the first so many",
+}
 
 Gate = tuple[float, float, bool]
 Report = dict[str, Any]
@@ -39,95 +60,64 @@ def at_most(value: float, limit: float) -> Gate:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A median and its quartiles.
+class Benchmark:
+    """A benchmark as a command.
 
     Attributes:
-        median: Half of the values lie below.
-        low: A quarter lies below.
-        high: A quarter lies above.
-        runs: Number of values.
+        name: As the results say it; their page goes by it.
+        doc: Its first line describes the command.
+        options: As in :func:`parse`, on top of ``--out`` and ``--commit``.
+        measure: Fills the report; may :func:`save` it on the way.
+        gates: Value, limit and verdict of each gate of a report; None where nothing is gated.
+        equal: Whether all sides gave the same results, once the gates stand in the report.
+        libraries: Those whose versions are recorded.
     """
 
-    median: float
-    low: float
-    high: float
-    runs: int
+    name: str
+    doc: str
+    options: Mapping[str, object]
+    measure: Callable[[argparse.Namespace, Report], None]
+    gates: Callable[[Report], dict[str, Gate]] | None = None
+    equal: Callable[[Report], bool] = itemgetter("equal")
+    libraries: Sequence[str] = ("numpy", "torch", "transformers")
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise measurements; at least one."""
-        low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-        return cls(float(median), float(low), float(high), len(values))
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the numbers for JSON."""
-        return asdict(self)
-
-
-def ratio(seconds: Mapping[str, Sequence[float]], of: str, to: str) -> Spread:
-    """Return how many times as long ``of`` took as ``to``, by pairs of the same round."""
-    return Spread.of([a / b for a, b in zip(seconds[of], seconds[to], strict=False)])
-
-
-def timed(run: Callable[[], object]) -> tuple[float, object]:
-    """Return the seconds and the result of one run, with the garbage collector off for it."""
-    gc.disable()
-    try:
-        began = time.perf_counter()
-        result = run()
-        return time.perf_counter() - began, result
-    finally:
-        gc.enable()
+    def main(self, arguments: list[str] | None = None) -> int:
+        """Run it; 1 if a gate is missed or a result differs."""
+        options = parse(self.doc, self.options | _REPORT_OPTIONS, arguments)
+        fix_threads()
+        report: Report = {"benchmark": self.name, "facts": facts(self.libraries, options.commit)}
+        self.measure(options, report)
+        if self.gates is not None:
+            report["gates"] = self.gates(report)
+            report["equal"] = self.equal(report)
+        return close(report, options.out)
 
 
-def alternate(
-    sides: Mapping[str, Callable[[], object]],
-    rounds: int,
-    warmed: Callable[[str, Any], None] = lambda name, result: None,
-) -> dict[str, list[float]]:
-    """Run all sides in turn, forwards and backwards, so that drift hits all of them equally.
-
-    The first run of each is a warm-up: it compiles, fills caches and is not counted. A side whose
-    warm-up takes more than 10 s takes part in the first three rounds only.
+def parse(
+    doc: str, options: Mapping[str, object], arguments: list[str] | None = None
+) -> argparse.Namespace:
+    """Read a command line.
 
     Args:
-        sides: Display name -> what is measured.
-        rounds: Rounds.
-        warmed: Receives the result of each warm-up.
-
-    Returns:
-        Seconds of each side, one per round.
+        doc: Its first line describes the command.
+        options: By name with underscores: a type (no default), a default, a list (several values,
+            with those as default), a tuple (several of these names, all by default), or what
+            ``add_argument`` takes.
+        arguments: The words; those of this process if None.
     """
-    slow = set()
-    for name, run in sides.items():
-        seconds, result = timed(run)
-        slow |= {name} if seconds > SLOW_SECONDS else set()
-        warmed(name, result)
-        del result
-    measured: dict[str, list[float]] = {name: [] for name in sides}
-    order = list(sides)
-    for number in range(rounds):
-        for name in order:
-            if number < SLOW_ROUNDS or name not in slow:
-                measured[name].append(timed(sides[name])[0])
-        order.reverse()
-    return measured
-
-
-def peak_bytes() -> float:
-    """Return the largest resident memory of this process so far, in bytes.
-
-    Linux only. ``getrusage`` will not do: a child begins with the peak of the process that started
-    it.
-    """
-    (line,) = [x for x in _STATUS.read_text().splitlines() if x.startswith("VmHWM:")]
-    return float(line.split()[1]) * 1024
-
-
-def forget_peak() -> None:
-    """Let :func:`peak_bytes` begin again at what this process holds now."""
-    Path("/proc/self/clear_refs").write_text("5")
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, value in options.items():
+        given: dict[str, Any] = {"type": type(value), "default": value}
+        if isinstance(value, type):
+            given = {"type": value}
+        elif isinstance(value, list):
+            given = {"nargs": "+", "type": type(value[0]), "default": value}
+        elif isinstance(value, tuple):
+            given = {"nargs": "+", "choices": value, "default": list(value)}
+        elif isinstance(value, dict):
+            given = value
+        parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **given)
+    return parser.parse_args(arguments)
 
 
 def fresh(module: str, **options: object) -> Any:
@@ -151,10 +141,12 @@ def fresh(module: str, **options: object) -> Any:
 
 
 def fix_threads() -> None:
-    """Give every library the same threads; to be called before they are imported."""
+    """Give every library the same threads; some read them when they are imported."""
     os.environ["POLARS_MAX_THREADS"] = str(THREADS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(THREADS)
 
 
 def facts(libraries: Sequence[str], commit: str | None) -> dict[str, object]:
@@ -168,12 +160,6 @@ def facts(libraries: Sequence[str], commit: str | None) -> dict[str, object]:
             **{name: version(name) for name in libraries},
         },
     }
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every benchmark has."""
-    parser.add_argument("--out", type=Path, help="write the results (JSON) and their page here")
-    parser.add_argument("--commit", help="recorded")
 
 
 def save(report: Report, out: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import fresh
+from benchmarks.common import fresh, parse
 from umim_core.embedded.docstring_corpus import build_corpus
 from umim_core.embedded.documents import read_documents
 from umim_core.store.artifacts import sha256_file
@@ -18,16 +18,13 @@ from umim_core.store.artifacts import sha256_file
 EMBEDDED: Final = "umim-docs-llama"
 CACHE: Final = Path(".umim/benchmarks")
 Ids = NDArray[np.integer]
-
-
-def add_corpus_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what is read."""
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--ids", type=Path, help="one flat array of token ids (.npy)")
-    source.add_argument("--text", type=Path, help="UTF-8 text, one document")
-    parser.add_argument("--tokenizer", default=EMBEDDED, help="of the text or the ids")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for what is built")
-    parser.add_argument("--tokens", type=int, help="read only the first so many")
+CORPUS_OPTIONS: Final[dict[str, object]] = {
+    "ids": Path,
+    "text": Path,
+    "tokenizer": EMBEDDED,
+    "cache": CACHE,
+    "tokens": int,
+}
 
 
 def ids_file(options: argparse.Namespace) -> Path:
@@ -35,6 +32,8 @@ def ids_file(options: argparse.Namespace) -> Path:
 
     Building needs the tokenizer, hence a process of its own: nothing of it stays in memory.
     """
+    if options.ids is not None and options.text is not None:
+        raise SystemExit("--ids and --text exclude each other")
     if options.ids is not None:
         return Path(options.ids).resolve()
     folder = Path(options.cache).resolve()
@@ -72,7 +71,7 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
     Returns:
         Number of ids.
     """
-    from umim_core.backbone.backbone import load_tokenizer
+    from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.text.tokens import tokenize_documents
 
     tokenizer = load_tokenizer(tokenizer_name)
@@ -104,16 +103,12 @@ def held_out_texts(cache: Path = CACHE) -> list[str]:
     return [found.text for found in read_documents(folder / "test.jsonl")]
 
 
-def main() -> int:
+def main() -> None:
     """Build a file of ids; the other benchmarks start this."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--text", type=Path)
-    parser.add_argument("--tokenizer", default=EMBEDDED)
-    options = parser.parse_args()
+    required = {"target": {"type": Path, "required": True}}
+    options = parse(__doc__, required | {"text": Path, "tokenizer": EMBEDDED})
     print(build_ids(options.target, options.text, options.tokenizer))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

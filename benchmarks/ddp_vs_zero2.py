@@ -26,20 +26,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.common import (
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    fresh,
-    ratio,
-)
-from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, fresh
+from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
+from benchmarks.timing import ratio, spread
 from benchmarks.training_process import Job, train_measured
 from tasks.cluster.lease import ClusterLease
 from tasks.training.train_worker import launch_worker
@@ -54,7 +43,6 @@ LOSSES: Final = ("train_loss", "train_kl", "valid_cross_entropy", "valid_kl")
 LOSS_TOLERANCE: Final = 1e-4  # of the loss; float32 sums in another order, enlarged by AdamW
 GRADIENT_TOLERANCE: Final = 1e-5  # of the largest component
 OPTIMIZER_SHARE: Final = 0.8
-LIBRARIES: Final = ("deepspeed", "ray", "torch", "transformers")
 JOINT, DDP, ZERO2 = "one process", "DDP, 2 workers", "ZeRO-2, 2 workers"
 
 
@@ -172,8 +160,8 @@ def compare(runs: dict[str, list[Report]]) -> Report:
         steps = [s for run in found for s in run["ranks"][0]["seconds"][WARM_UP:]]
         sides[name] = {
             "ranks": len(first["ranks"]),
-            "seconds_per_step": Spread.of(steps).as_dict(),
-            "times_one_process": ratio(seconds, name, JOINT).as_dict(),
+            "seconds_per_step": spread(steps),
+            "times_one_process": ratio(seconds, name, JOINT),
             **{
                 kind: max(rank[kind] for run in found for rank in run["ranks"])
                 for kind in ("moment_bytes", "optimizer_bytes", "peak_bytes")
@@ -212,24 +200,10 @@ def gates(report: Report) -> dict[str, Gate]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_corpus_options(parser)
-    parser.add_argument("--backbone", default="umim-docs-llama")
-    parser.add_argument("--tau", type=int, default=5)
-    parser.add_argument("--length", type=int, default=256, help="tokens of a segment")
-    parser.add_argument("--segments", type=int, default=64, help="that train")
-    parser.add_argument("--valid-segments", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=8, help="rows of the global batch")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Train with every side in turn, forwards and backwards."""
     if options.steps <= WARM_UP or options.batch_size % 2:
-        parser.error(f"--steps must be above {WARM_UP} and --batch-size even")
-    fix_threads()
-
+        raise SystemExit(f"--steps must be above {WARM_UP} and --batch-size even")
     config = DistillConfig(
         max_steps=options.steps,
         max_epochs=1000,
@@ -245,26 +219,42 @@ def main(arguments: list[str] | None = None) -> int:
         ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=0)) as lease,
     ):
         folder = Path(name)
-        corpus = prepare(open_ids(ids_file(options), options.tokens), folder, options)
+        report["corpus"] = prepare(open_ids(ids_file(options), options.tokens), folder, options)
         job = Job(options.backbone, str(folder), "ddp", config.model_dump(), 0, "")
         for number in range(options.rounds):
             for side_name in list(SIDES)[:: 1 if number % 2 == 0 else -1]:
                 side, out = SIDES[side_name], folder / f"{number}" / side_name.replace(" ", "-")
                 launch(side, replace(job, strategy=side.strategy, out=str(out)), lease)
                 runs[side_name].append(read(out, options.steps))
-    report: Report = {
-        "benchmark": "ddp_vs_zero2",
-        "facts": facts(LIBRARIES, options.commit),
-        "backbone": options.backbone,
-        "batch_size": options.batch_size,
-        "tolerances": {"loss": LOSS_TOLERANCE, "gradient": GRADIENT_TOLERANCE},
-        "corpus": corpus,
-        **compare(runs),
-    }
-    report["gates"] = gates(report)
+    report |= {"backbone": options.backbone, "batch_size": options.batch_size, **compare(runs)}
+    report["tolerances"] = {"loss": LOSS_TOLERANCE, "gradient": GRADIENT_TOLERANCE}
+
+
+def equal(report: Report) -> bool:
+    """Return whether all sides trained the same, within the tolerances."""
     names = ("loss_difference_of_tolerance", "gradient_difference_of_tolerance", "ranks_equal")
-    report["equal"] = all(report["gates"][name][2] for name in names)
-    return close(report, options.out)
+    return all(report["gates"][name][2] for name in names)
+
+
+main = Benchmark(
+    name="ddp_vs_zero2",
+    doc=__doc__,
+    libraries=("deepspeed", "ray", "torch", "transformers"),
+    options=CORPUS_OPTIONS
+    | {
+        "backbone": "umim-docs-llama",
+        "tau": 5,
+        "length": 256,
+        "segments": 64,
+        "valid_segments": 4,
+        "batch_size": 8,
+        "steps": 12,
+        "rounds": 3,
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

@@ -19,31 +19,20 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.common import (
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    ratio,
-)
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.distill_sides import (
     KERNELS,
     LIGER,
-    PLAIN,
     Result,
     Shape,
     Side,
+    compare,
     liger_version,
     loss_sides,
 )
+from benchmarks.timing import alternate, spread
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
@@ -55,7 +44,6 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
 
-LIBRARIES: Final = ("numpy", "torch", "transformers")
 OVER_BOUND, OVER_LIGER, EXTRA_BYTES, MFU = 1.35, 1.3, 2e9, 0.45
 TOLERANCE: Final = 5e-2  # the plain side rounds its logits to bfloat16
 LLAMA_8B_HEAD: Final = Shape(rows=8192, hidden=4096, vocab=128_256)
@@ -99,21 +87,11 @@ def measure_loss(shape: Shape, device: torch.device, peak: float, rounds: int) -
     """Measure the loss and its peers, against the time of its three products."""
     named = loss_sides(shape, device, torch.bfloat16)
     sides = {name: finished(side, device) for name, side in named.items()}
-    results: dict[str, tuple[float, Tensor]] = {}
-    seconds = alternate(sides, rounds, warmed=results.__setitem__)
-    loss, gradient = results[PLAIN][0], results[PLAIN][1].float()
     bound = 6.0 * shape.rows * shape.hidden * shape.vocab / peak
-    found = {
-        name: {
-            "seconds": Spread.of(seconds[name]).as_dict(),
-            "over_bound": Spread.of(seconds[name]).median / bound,
-            "time_ratio": ratio(seconds, name, PLAIN).as_dict(),
-            "loss_error": abs(other_loss - loss) / abs(loss),
-            "gradient_error": float((other.float() - gradient).norm() / gradient.norm()),
-            "bytes": extra_bytes(sides[name], device),
-        }
-        for name, (other_loss, other) in results.items()
-    }
+    found = compare(sides, rounds)
+    for name, side in found.items():
+        side["over_bound"] = side["seconds"]["median"] / bound
+        side["bytes"] = extra_bytes(sides[name], device)
     return {**vars(shape), "bound_seconds": bound, "sides": found}
 
 
@@ -170,7 +148,7 @@ def measure_step(
         return float(mean.detach()), torch.cat([part.reshape(-1) for part in gradients])
 
     sides = {name: finished(partial(step, model), device) for name, model in models.items()}
-    seconds = {name: Spread.of(values) for name, values in alternate(sides, rounds).items()}
+    seconds = {name: spread(values) for name, values in alternate(sides, rounds).items()}
     units = sum(len(starts) for starts, _ in cuts)
     hardware = HardwareConfig(
         name=str(device),
@@ -198,8 +176,8 @@ def measure_step(
         "parameters": sum(p.numel() for p in raw.parameters()),
         "sides": {
             name: {
-                "seconds": found.as_dict(),
-                "mfu": predicted.flops.total / found.median / peak,
+                "seconds": found,
+                "mfu": predicted.flops.total / found["median"] / peak,
                 "bytes": extra_bytes(sides[name], device),
             }
             for name, found in seconds.items()
@@ -225,40 +203,39 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
+def run(head: Shape, shape: BackboneShape, options: argparse.Namespace, report: Report) -> None:
+    """Measure the device, the loss of a head and the step of a backbone."""
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU, and torch sees none here")
+    report["facts"]["device"] = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    )
+    report["liger"] = liger_version()
+    report["peak_flops"] = peak = measure_peak(device, torch.bfloat16).peak_flops
+    report["loss"] = measure_loss(head, device, peak, options.rounds)
+    report["step"] = measure_step(shape, device, peak, options.rows, options.length, options.rounds)
+
+
+def equal(report: Report) -> bool:
+    """Return whether the gradient of the loss is the plain side's."""
+    return bool(report["gates"]["loss_gradient_error"][2])
+
+
 def main(
     arguments: list[str] | None = None,
     head: Shape = LLAMA_8B_HEAD,
     backbone: BackboneShape = LLAMA_1B,
 ) -> int:
     """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", type=torch.device)
-    parser.add_argument("--rows", type=int, default=16, help="rows of a step")
-    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
-    parser.add_argument("--rounds", type=int, default=10)
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    if options.device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a GPU, and torch sees none here")
-    peak = measure_peak(options.device, torch.bfloat16).peak_flops
-    report: Report = {
-        "benchmark": "distill_gpu",
-        "facts": facts(LIBRARIES, options.commit) | {"device": device_name(options.device)},
-        "liger": liger_version(),
-        "peak_flops": peak,
-        "loss": measure_loss(head, options.device, peak, options.rounds),
-        "step": measure_step(
-            backbone, options.device, peak, options.rows, options.length, options.rounds
-        ),
-    }
-    report["gates"] = gates(report)
-    report["equal"] = report["gates"]["loss_gradient_error"][2]
-    return close(report, options.out)
-
-
-def device_name(device: torch.device) -> str:
-    """Return what a device is called."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return Benchmark(
+        name="distill_gpu",
+        doc=__doc__,
+        options={"device": "cuda", "rows": 16, "length": 1024, "rounds": 10},
+        measure=partial(run, head, backbone),
+        gates=gates,
+        equal=equal,
+    ).main(arguments)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ the peak of its memory grew.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.common import THREADS, forget_peak, peak_bytes
+from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
+from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.model_base import LossKernel
@@ -73,11 +74,7 @@ _CPU: Final = torch.device("cpu")
 
 def liger_version() -> str | None:
     """Return the version of Liger, None where it is not installed."""
-    if importlib.util.find_spec("liger_kernel") is None:
-        return None
-    from importlib.metadata import version
-
-    return version("liger-kernel")
+    return version("liger-kernel") if importlib.util.find_spec("liger_kernel") else None
 
 
 def loss_sides(
@@ -121,6 +118,23 @@ def loss_sides(
 
     sides = {name: partial(ours, kernel) for name, kernel in KERNELS.items()} | {PLAIN: plain}
     return sides | ({LIGER: liger} if liger_version() else {})
+
+
+def compare(sides: dict[str, Side], rounds: int) -> Report:
+    """Time sides in turn, and compare what they return with the plain side's result."""
+    results: dict[str, Result] = {}
+    seconds = alternate(sides, rounds, warmed=results.__setitem__)
+    loss, gradient = results[PLAIN][0], results[PLAIN][1].float()
+    return {
+        name: {
+            "seconds": spread(seconds[name]),
+            "time_ratio": ratio(seconds, name, PLAIN),
+            "loss": other_loss,
+            "loss_error": abs(other_loss - loss) / abs(loss),
+            "gradient_error": float((other.float() - gradient).norm() / gradient.norm()),
+        }
+        for name, (other_loss, other) in results.items()
+    }
 
 
 def full_logits_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -203,25 +217,19 @@ def growth(side: Side) -> float:
     return peak_bytes() - before
 
 
-def main() -> int:
+def main() -> None:
     """Measure the memory of one side."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--side", required=True)
-    parser.add_argument("--shape", help="rows,hidden,vocab of a loss; without it, a whole step")
-    parser.add_argument("--ids", type=Path)
-    parser.add_argument("--rows", type=int, default=8)
-    options = parser.parse_args()
-    torch.set_num_threads(THREADS)
+    options = parse(__doc__, {"side": str, "shape": str, "ids": Path, "rows": 8})
+    fix_threads()
     sides: dict[str, Any]
-    if options.shape is not None:
+    if options.shape is not None:  # rows,hidden,vocab of a loss; without it, a whole step
         loss_sides(_TINY)[options.side]()  # loads what a first call loads
         sides = loss_sides(Shape(*map(int, options.shape.split(","))))
     else:
         loss_sides(_TINY)[PLAIN]()
         sides = step_sides(embedded_batch(options.ids, options.rows), autocast=False)
     print(json.dumps({"bytes": growth(sides[options.side])}))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

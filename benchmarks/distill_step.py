@@ -15,58 +15,23 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Final
 
-import torch
-
-from benchmarks.common import (
-    THREADS,
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    fresh,
-    ratio,
-)
-from benchmarks.corpus import add_corpus_options, ids_file
+from benchmarks.common import Benchmark, Gate, Report, at_most, fresh
+from benchmarks.corpus import CORPUS_OPTIONS, ids_file
 from benchmarks.distill_sides import (
     OURS,
     PLAIN,
     SHAPES,
-    Result,
     Shape,
-    Side,
+    compare,
     embedded_batch,
     liger_version,
     loss_sides,
     step_sides,
 )
 
-LIBRARIES: Final = ("numpy", "torch", "transformers")
 LOSS_ERROR, GRADIENT_ERROR = 1e-5, 1e-4
 MEMORY_SHARE, TIME_RATIO = 0.2, 1.1
-
-
-def compare(sides: dict[str, Side], rounds: int) -> Report:
-    """Time sides in turn, and compare what they return with the plain side's result."""
-    results: dict[str, Result] = {}
-    seconds = alternate(sides, rounds, warmed=results.__setitem__)
-    loss, gradient = results[PLAIN]
-    found: Report = {}
-    for name, (other_loss, other) in results.items():
-        found[name] = {
-            "seconds": Spread.of(seconds[name]).as_dict(),
-            "time_ratio": ratio(seconds, name, PLAIN).as_dict(),
-            "loss": other_loss,
-            "loss_error": abs(other_loss - loss) / abs(loss),
-            "gradient_error": float((other - gradient).norm() / gradient.norm()),
-        }
-    return found
 
 
 def measure_loss(shape: Shape, rounds: int) -> Report:
@@ -74,8 +39,8 @@ def measure_loss(shape: Shape, rounds: int) -> Report:
     sides = compare(loss_sides(shape), rounds)
     text = f"{shape.rows},{shape.hidden},{shape.vocab}"
     for name, found in sides.items():
-        found["bytes"] = fresh("distill_sides", side=name, shape=text)["bytes"]
-    return {"rows": shape.rows, "hidden": shape.hidden, "vocab": shape.vocab, "sides": sides}
+        found |= fresh("distill_sides", side=name, shape=text)
+    return {**vars(shape), "sides": sides}
 
 
 def measure_step(ids: Path, rows: int, rounds: int) -> Report:
@@ -85,9 +50,7 @@ def measure_step(ids: Path, rows: int, rounds: int) -> Report:
     for name, autocast in (("float32", False), ("bfloat16", True)):
         found[name] = compare(step_sides(batch, autocast=autocast), rounds)
     for name in (OURS, PLAIN):
-        found["float32"][name]["bytes"] = fresh("distill_sides", side=name, ids=ids, rows=rows)[
-            "bytes"
-        ]
+        found["float32"][name] |= fresh("distill_sides", side=name, ids=ids, rows=rows)
     units = sum(len(starts) for starts, _ in batch.cuts)
     return {"rows": rows, "tokens": rows * len(batch.rows[0]), "units": units, "precisions": found}
 
@@ -110,29 +73,26 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_corpus_options(parser)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--rows", type=int, default=8, help="segments of a step")
-    parser.add_argument("--rounds", type=int, default=10)
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    fix_threads()
-    torch.set_num_threads(THREADS)
-    report: Report = {
-        "benchmark": "distill_step",
-        "facts": facts(LIBRARIES, options.commit),
-        "liger": liger_version(),
-        "losses": {name: measure_loss(SHAPES[name], options.rounds) for name in options.shapes},
-        "step": measure_step(ids_file(options), options.rows, options.rounds),
-    }
-    report["gates"] = gates(report)
-    report["equal"] = all(
-        passed for name, (_, _, passed) in report["gates"].items() if name.endswith("error")
-    )
-    return close(report, options.out)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure the loss of every shape, then whole steps."""
+    report["liger"] = liger_version()
+    report["losses"] = {name: measure_loss(SHAPES[name], options.rounds) for name in options.shapes}
+    report["step"] = measure_step(ids_file(options), options.rows, options.rounds)
+
+
+def equal(report: Report) -> bool:
+    """Return whether losses and gradients are those of the plain side."""
+    return all(gate[2] for name, gate in report["gates"].items() if name.endswith("error"))
+
+
+main = Benchmark(
+    name="distill_step",
+    doc=__doc__,
+    options=CORPUS_OPTIONS | {"shapes": tuple(SHAPES), "rows": 8, "rounds": 10},
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

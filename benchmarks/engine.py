@@ -21,20 +21,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.common import (
-    THREADS,
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    ratio,
-)
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.engine_sides import (
     BACKBONES,
     OURS,
@@ -45,13 +32,13 @@ from benchmarks.engine_sides import (
     merging_seconds,
     subject,
 )
+from benchmarks.timing import alternate, ratio, spread
 from umim_core.benchmarking.break_even import break_even_markdown
 from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.config.benchmark import BenchmarkConfig
 
-LIBRARIES: Final = ("numpy", "torch", "transformers")
 PREFILL_OF_BOUND: Final = 0.9
 PREFILL_FROM: Final = 512
 DECODE_RATIO: Final = 0.98
@@ -81,7 +68,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         {
             "prompt_tokens": row.prompt_tokens,
             "batch_size": row.batch_size,
-            "seconds": Spread.of(seconds).as_dict(),
+            "seconds": spread(seconds),
             "share": float(np.median(seconds)) / row.umim_seconds,
         }
         for row in rows
@@ -110,9 +97,9 @@ def compare_engines(given: Subject, prompts: Ids, config: BenchmarkConfig) -> Re
     seconds = alternate(sides, config.pairs, warmed=ids.__setitem__)
     return {
         name: {
-            "seconds": Spread.of(seconds[name]).as_dict(),
+            "seconds": spread(seconds[name]),
             "new_tokens_per_s": prompts.shape[0] * config.new_tokens / np.median(seconds[name]),
-            "times_ours": ratio(seconds, name, OURS).as_dict(),
+            "times_ours": ratio(seconds, name, OURS),
             "equal": ids[name] == ids[OURS],
         }
         for name in sides
@@ -161,22 +148,8 @@ def equal(report: Report) -> bool:
     return ids and all(verdicts)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, default=list(BACKBONES))
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 896])
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--reductions", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.4, 0.5])
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    fix_threads()
-    torch.set_num_threads(THREADS)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every backbone."""
     config = BenchmarkConfig(
         prompt_lengths=tuple(options.lengths),
         batch_sizes=tuple(options.batch_sizes),
@@ -186,20 +159,31 @@ def main(arguments: list[str] | None = None) -> int:
         warmup=options.warmup,
     )
     tokens = tokens_needed(config) + (config.pairs + config.warmup) * config.new_tokens
-    report: Report = {
-        "benchmark": "engine",
-        "facts": facts(LIBRARIES, options.commit),
-        "device": options.device,
-        "dtype": options.dtype,
-        "new_tokens": config.new_tokens,
-        "backbones": {
-            name: measure(subject(name, tokens, dtype=options.dtype, device=options.device), config)
-            for name in options.backbones
-        },
+    report |= {"device": options.device, "dtype": options.dtype, "new_tokens": config.new_tokens}
+    report["backbones"] = {
+        name: measure(subject(name, tokens, dtype=options.dtype, device=options.device), config)
+        for name in options.backbones
     }
-    report["gates"] = gates(report)
-    report["equal"] = equal(report)
-    return close(report, options.out)
+
+
+main = Benchmark(
+    name="engine",
+    doc=__doc__,
+    options={
+        "backbones": BACKBONES,
+        "lengths": [256, 512, 896],
+        "batch_sizes": [1, 8],
+        "new_tokens": 64,
+        "reductions": [0.1, 0.2, 0.3, 0.4, 0.5],
+        "pairs": 10,
+        "warmup": 2,
+        "dtype": "float32",
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.common import timed
+from benchmarks.timing import timed
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import DTYPES
 from umim_core.benchmarking.roofline import synchronize

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from benchmarks.common import Report, add_report_options, close, facts, save
+from benchmarks.common import Benchmark, Report, save
 from benchmarks.corpus import CACHE, held_out_texts
 from umim_core import UMIM
 from umim_core.embedded.assets import embedded_names
@@ -42,7 +42,6 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
 }
 MERGES: Final = {"none": (False, False), "prompt": (True, False), "all": (True, True)}
-LIBRARIES: Final = ("numpy", "torch", "transformers")
 Ids = NDArray[np.int64]
 
 
@@ -81,26 +80,33 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
     return [long[index][:length].astype(np.int64) for index in chosen]
 
 
-def run(subject: Subject, decoding: str, merge: str, seed: int, batch_size: int) -> list[RowOutput]:
+def generate(
+    umim: UMIM, prompts: Sequence[Ids], merge: str, batch_size: int, seed: int = 0, **settings: Any
+) -> list[RowOutput]:
     """Generate from every prompt, in batches; the seed differs from batch to batch."""
-    umim = subject.umim
-    config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
-        max_new_tokens=subject.new_tokens,
-        eos_token_id=end_ids(umim.backbone) or None,
-        **DECODINGS[decoding],
-    )
+    config = GenerationConfig(**settings)
     prompt, decode = MERGES[merge]
     rows: list[RowOutput] = []
-    for first in range(0, len(subject.prompts), batch_size):
+    for first in range(0, len(prompts), batch_size):
         output = umim.engine.generate(
-            subject.prompts[first : first + batch_size],
+            prompts[first : first + batch_size],
             config,
             merge_prompt=prompt,
             merge_decode=decode,
-            seed=seed * len(subject.prompts) + first,
+            seed=seed * len(prompts) + first,
         )
         rows += output.rows
     return rows
+
+
+def run(subject: Subject, decoding: str, merge: str, seed: int, batch_size: int) -> list[RowOutput]:
+    """Generate in one of the decodings; an end-of-sequence token ends a text."""
+    settings = {
+        "max_new_tokens": subject.new_tokens,
+        "eos_token_id": end_ids(subject.umim.backbone) or None,
+        **DECODINGS[decoding],
+    }
+    return generate(subject.umim, subject.prompts, merge, batch_size, seed, **settings)
 
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
@@ -134,33 +140,12 @@ def measure(subject: Subject, seeds: int, batch_size: int) -> Report:
     return {"prompts": len(subject.prompts), "rows": rows}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--embedded", nargs="*", default=embedded_names(), help="measured as well")
-    parser.add_argument("--checkpoint", help="directory of one more checkpoint; needs --text")
-    parser.add_argument("--backbone", help="its backbone, if not where the checkpoint names it")
-    parser.add_argument("--text", type=Path, help="its held-out text (UTF-8), a document per line")
-    parser.add_argument("--name", help="what the results call it; the directory's name if absent")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=PROMPT_TOKENS)
-    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each kind of sampling")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the docstrings")
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
+def run_all(options: argparse.Namespace, report: Report) -> None:
+    """Measure the embedded checkpoints, then the named one; what is done is written at once."""
     if (options.checkpoint is None) != (options.text is None):
-        parser.error("--checkpoint and --text go together")
-
-    report: Report = {
-        "benchmark": "generation_quality",
-        "facts": facts(LIBRARIES, options.commit),
-        "prompt_tokens": options.prompt_tokens,
-        "new_tokens": options.new_tokens,
-        "seeds": options.seeds,
-        "subjects": {},
-    }
+        raise SystemExit("--checkpoint and --text go together")
+    report |= {"prompt_tokens": options.prompt_tokens, "new_tokens": options.new_tokens}
+    report |= {"seeds": options.seeds, "subjects": {}}
 
     def add(name: str, umim: UMIM, texts: Sequence[str]) -> None:
         prompts = choose_prompts(texts, umim, options.prompts, options.prompt_tokens)
@@ -168,15 +153,33 @@ def main(arguments: list[str] | None = None) -> int:
         report["subjects"][name] = measure(subject, options.seeds, options.batch_size)
         save(report, options.out)
 
-    if options.embedded:
-        docstrings = held_out_texts(options.cache)
-        for name in options.embedded:
-            add(name, UMIM.from_pretrained(name), docstrings)
+    docstrings = held_out_texts(options.cache) if options.embedded else []
+    for name in options.embedded:
+        add(name, UMIM.from_pretrained(name), docstrings)
     if options.checkpoint is not None:
         umim = UMIM.from_pretrained(options.checkpoint, backbone=options.backbone)
         lines = options.text.read_text(encoding="utf-8").splitlines()
         add(options.name or Path(options.checkpoint).resolve().name, umim, lines)
-    return close(report, options.out)
+
+
+main = Benchmark(
+    name="generation_quality",
+    doc=__doc__,
+    options={
+        "embedded": {"nargs": "*", "default": embedded_names()},
+        "checkpoint": str,
+        "backbone": str,
+        "text": Path,
+        "name": str,
+        "prompts": 64,
+        "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS,
+        "seeds": 5,
+        "batch_size": 32,
+        "cache": CACHE,
+    },
+    measure=run_all,
+).main
 
 
 if __name__ == "__main__":

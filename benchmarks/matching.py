@@ -21,23 +21,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.common import (
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    ratio,
-    timed,
-)
-from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
+from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
 from benchmarks.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
 from benchmarks.mining_process import LENGTH, whole_segments
+from benchmarks.timing import alternate, ratio, spread, timed
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
@@ -45,7 +33,6 @@ from umim_core.rules.ruleset import RuleSet
 
 OURS, LOOP, AHO, TOKENIZER = "ours", "Python sets", "pyahocorasick", "tokenizer"
 RULES_OF_PAPER: Final = {2: 216_700, 3: 684_793, 4: 1_266_080}
-LIBRARIES: Final = ("numba", "numpy", "pyahocorasick", "tokenizers", "transformers")
 _VOCABULARY: Final = 1 << 15
 _PIECE_TOKENS: Final = 4096
 _MATCHERS: Final = (OURS, LOOP, AHO)
@@ -108,13 +95,13 @@ def compare(
     found["merged_spans"] = len(spans[LOOP])
     found["sides"] = {
         name: {
-            "seconds": Spread.of(seconds[name]).as_dict(),
-            "tokens_per_s": len(ids) / Spread.of(seconds[name]).median,
-            **({} if name == OURS else {"ratio": ratio(seconds, name, OURS).as_dict()}),
+            "seconds": spread(seconds[name]),
+            "tokens_per_s": len(ids) / spread(seconds[name])["median"],
+            **({} if name == OURS else {"ratio": ratio(seconds, name, OURS)}),
         }
         for name in sides
     }
-    found["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER).as_dict()
+    found["tokenizing_share"] = ratio(seconds, OURS, TOKENIZER)
     return found, all(spans[name] == spans[LOOP] for name in _MATCHERS)
 
 
@@ -170,31 +157,17 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_corpus_options(parser)
-    parser.add_argument("--held-out", type=int, default=1 << 20, help="tokens at the end")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--synthetic", type=int, nargs=3, default=list(RULES_OF_PAPER.values()))
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    fix_threads()
-    from umim_core.backbone.backbone import load_tokenizer
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Mine, then compare the matchers on the end of the ids."""
+    from umim_core.backbone.tokenizer_files import load_tokenizer
 
     ids = open_ids(ids_file(options), options.tokens)
     tokenizer = load_tokenizer(options.tokenizer)
     counts = count_ngrams(*whole_segments(ids[: -options.held_out]), 5)
     texts, encoded = held_out(ids[-options.held_out :], tokenizer)
     rest, _ = whole_segments(encoded)
-    report: Report = {
-        "benchmark": "matching",
-        "facts": facts(LIBRARIES, options.commit),
-        "held_out_tokens": len(rest),
-        "segment_length": LENGTH,
-        "rule_sets": {},
-        "equal": True,
-    }
+    report |= {"held_out_tokens": len(rest), "segment_length": LENGTH, "rule_sets": {}}
+    report["equal"] = True
     with tempfile.TemporaryDirectory(prefix="umim-matching-") as folder:
         for number, (name, rules) in enumerate(rule_sets(counts).items()):
             found, equal = compare(rules, rest, lambda: encode(texts, tokenizer), options.rounds)
@@ -208,10 +181,23 @@ def main(arguments: list[str] | None = None) -> int:
         report["synthetic"] = {
             "rules": {str(n): count for n, count in rules.counts_by_order.items()},
             "bytes_per_rule": bytes_per_rule(rules, Path(folder) / "synthetic"),
-            "load_seconds": Spread.of(seconds).as_dict(),
+            "load_seconds": spread(seconds),
         }
-    report["gates"] = gates(report)
-    return close(report, options.out)
+
+
+main = Benchmark(
+    name="matching",
+    doc=__doc__,
+    libraries=("numba", "numpy", "pyahocorasick", "tokenizers", "transformers"),
+    options=CORPUS_OPTIONS
+    | {
+        "held_out": 1 << 20,
+        "rounds": 10,
+        "synthetic": {"type": int, "nargs": 3, "default": list(RULES_OF_PAPER.values())},
+    },
+    measure=run,
+    gates=gates,
+).main
 
 
 if __name__ == "__main__":

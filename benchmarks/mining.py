@@ -22,23 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from benchmarks.common import (
-    THREADS,
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    fresh,
-    ratio,
-)
-from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.common import THREADS, Benchmark, Gate, Report, at_least, at_most, fresh
+from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, whole_segments
+from benchmarks.timing import alternate, ratio, spread
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
@@ -53,7 +40,6 @@ COUNTER, COUNTER_PACKED = "Counter, tuples", "Counter, packed ids"
 PREFIX = f"{OURS_1}, prefix"  # stands in for OURS_1 where Counter reads a prefix only
 BOUND_TOKENS_PER_CORE: Final = 33e6  # memory accesses per token; docs/performance.md, P1
 RAY_TOKENS: Final = 10**8
-LIBRARIES: Final = ("duckdb", "numba", "numpy", "polars", "pyarrow")
 
 
 @dataclass(frozen=True)
@@ -140,8 +126,8 @@ def compare(sides: dict[str, Side], rounds: int) -> Report:
             name: {
                 "cores": side.cores,
                 "tokens": side.tokens,
-                "seconds": Spread.of(seconds[name]).as_dict(),
-                "tokens_per_s": side.tokens / Spread.of(seconds[name]).median,
+                "seconds": spread(seconds[name]),
+                "tokens_per_s": side.tokens / spread(seconds[name])["median"],
             }
             for name, side in sides.items()
         },
@@ -155,7 +141,7 @@ def ratios(seconds: dict[str, list[float]]) -> Report:
     base = dict.fromkeys((*DUCKDBS, POLARS, OURS_1), OURS)
     base |= {NUMPY: OURS_1, COUNTER: one_core, COUNTER_PACKED: one_core}
     return {
-        name: {"against": ours, **ratio(seconds, name, ours).as_dict()}
+        name: {"against": ours, **ratio(seconds, name, ours)}
         for name, ours in base.items()
         if name in seconds
     }
@@ -196,23 +182,11 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_corpus_options(parser)
-    parser.add_argument("--tau", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=10, help="of sides that take below 10 s")
-    parser.add_argument("--counter-tokens", type=int, default=1 << 24, help="that Counter reads")
-    parser.add_argument("--ray", type=Path, help="ids (.npy) for the Ray path, at least 1e8")
-    parser.add_argument("--ray-tokens", type=int, help="read only the first so many of them")
-    parser.add_argument("--ray-rounds", type=int, default=3)
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    fix_threads()
-
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Compare all sides, then memory with its prediction, then the Ray path."""
     file = ids_file(options)
     ids, _ = whole_segments(open_ids(file, options.tokens))
-    report = {"benchmark": "mining", "tau": options.tau, "facts": facts(LIBRARIES, options.commit)}
+    report["tau"] = options.tau
     report |= compare(make_sides(ids, options.tau, options.counter_tokens), options.rounds)
     report["memory"] = memory(file, options)
     report["ray"] = options.ray and fresh(
@@ -223,11 +197,30 @@ def main(arguments: list[str] | None = None) -> int:
         tau=options.tau,
         rounds=options.ray_rounds,
     )
-    report["equal"] = all(report["same"].values()) and (
-        options.ray is None or report["ray"]["equal"]
-    )
-    report["gates"] = gates(report)
-    return close(report, options.out)
+
+
+def equal(report: Report) -> bool:
+    """Return whether all sides found the same, the cluster too."""
+    return all(report["same"].values()) and (report["ray"] is None or report["ray"]["equal"])
+
+
+main = Benchmark(
+    name="mining",
+    doc=__doc__,
+    libraries=("duckdb", "numba", "numpy", "polars", "pyarrow"),
+    options=CORPUS_OPTIONS
+    | {
+        "tau": 5,
+        "rounds": 10,
+        "counter_tokens": 1 << 24,
+        "ray": Path,
+        "ray_tokens": int,
+        "ray_rounds": 3,
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

@@ -84,30 +84,26 @@ def duckdb_columns(rows: Rows, tau: int) -> ColumnCounts:
 
 def duckdb_packed(rows: Rows, bits: int, tau: int) -> PackedCounts:
     """Count every gram of each order with GROUP BY."""
-    found: PackedCounts = {}
-    with duckdb.connect(config={"threads": THREADS}) as connection:
-        for n in ORDERS:
-            connection.register("grams", pa.table({"k": packed(rows, n, bits)}))
-            found[n] = _columns(connection, _GROUP.format(tau=tau))
-    return found
+    return _grouped(rows, bits, tau, _GROUP)
 
 
 def duckdb_apriori(rows: Rows, bits: int, tau: int) -> PackedCounts:
     """Count with GROUP BY those grams alone whose (n-1)-grams are both frequent."""
+    return _grouped(rows, bits, tau, _GROUP_SEMI)
+
+
+def _grouped(rows: Rows, bits: int, tau: int, longer: str) -> PackedCounts:
+    """Count the grams of each order with a query, those of the first order with GROUP BY."""
     found: PackedCounts = {}
     with duckdb.connect(config={"threads": THREADS}) as connection:
         for n in ORDERS:
             connection.register("grams", pa.table({"k": packed(rows, n, bits)}))
-            mask = (1 << (n - 1) * bits) - 1
-            query = _GROUP if n == ORDERS[0] else _GROUP_SEMI
-            found[n] = _columns(connection, query.format(tau=tau, bits=bits, mask=mask))
+            query = _GROUP if n == ORDERS[0] else longer
+            query = query.format(tau=tau, bits=bits, mask=(1 << (n - 1) * bits) - 1)
+            table = connection.sql(query).to_arrow_table()
+            found[n] = table["k"].to_numpy(), table["c"].to_numpy()
             connection.register("frequent", pa.table({"k": found[n][0]}))
     return found
-
-
-def _columns(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[Keys, NDArray[np.integer]]:
-    table = connection.sql(query).to_arrow_table()
-    return table["k"].to_numpy(), table["c"].to_numpy()
 
 
 def polars_groups(rows: Rows, bits: int, tau: int) -> PackedCounts:

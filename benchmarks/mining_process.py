@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.common import THREADS, Report, alternate, peak_bytes, ratio, timed
+from benchmarks.common import THREADS, Report, parse
 from benchmarks.corpus import Ids, open_ids
+from benchmarks.timing import alternate, peak_bytes, ratio, timed
 from umim_core.cost.mining_law import SAMPLE_TOKENS, fit_mining_law
 from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.mining.hashing import rank_indexes
@@ -42,10 +43,8 @@ def warm_up() -> None:
     count_ngrams(ids, offsets, 2, threads=THREADS)
 
 
-def predict(options: argparse.Namespace) -> Report:
+def predict(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:
     """Fit the law on a sample of the ids and predict counting ``--total`` tokens like them."""
-    ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
-    warm_up()
     law = fit_mining_law(
         ids,
         offsets,
@@ -58,10 +57,8 @@ def predict(options: argparse.Namespace) -> Report:
     return {"sample_tokens": min(options.sample_tokens, len(ids)), **prediction.as_dict()}
 
 
-def count(options: argparse.Namespace) -> Report:
+def count(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:
     """Count once, with two threads; the counts may be saved."""
-    ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
-    warm_up()
     seconds, counts = timed(lambda: count_ngrams(ids, offsets, options.tau, threads=THREADS))
     peak = peak_bytes()
     if options.save is not None:
@@ -69,10 +66,8 @@ def count(options: argparse.Namespace) -> Report:
     return {"tokens": len(ids), "seconds": seconds, "peak_bytes": peak, "rules": sizes(counts)}
 
 
-def pairs(options: argparse.Namespace) -> Report:
+def pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:
     """Time one thread against two, and count the distinct candidates of each order."""
-    ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
-    warm_up()
     sides: dict[str, Callable[[], object]] = {
         f"threads_{n}": lambda n=n: count_ngrams(ids, offsets, options.tau, threads=n)
         for n in (1, THREADS)
@@ -85,7 +80,7 @@ def pairs(options: argparse.Namespace) -> Report:
     }
 
 
-def ray_pairs(options: argparse.Namespace) -> Report:
+def ray_pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:
     """Time counting on a cluster of two cores against the bare kernel, over the same shards.
 
     The start of the cluster and the first count of each side are left out.
@@ -93,7 +88,6 @@ def ray_pairs(options: argparse.Namespace) -> Report:
     from tasks.cluster.ray_cluster import ray_cluster
     from tasks.data.counting import Corpus, count_distributed
 
-    ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
     results: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="umim-ray-benchmark-") as folder,
@@ -109,7 +103,7 @@ def ray_pairs(options: argparse.Namespace) -> Report:
     return {
         "tokens": len(ids),
         "seconds": seconds,
-        "share": ratio(seconds, "kernel", "ray").as_dict(),
+        "share": ratio(seconds, "kernel", "ray"),
         "equal": same_counts(results["kernel"], results["ray"]),
     }
 
@@ -166,29 +160,27 @@ def load_counts(path: Path) -> NgramCounts:
 
 
 MEASUREMENTS: Final = {"predict": predict, "count": count, "pairs": pairs, "ray": ray_pairs}
+OPTIONS: Final[dict[str, object]] = {
+    "what": {"choices": MEASUREMENTS, "required": True},
+    "ids": {"type": Path, "required": True},
+    "tokens": int,
+    "tau": 5,
+    "total": int,  # tokens to predict for
+    "sample_tokens": SAMPLE_TOKENS,
+    "rounds": 10,
+    "save": Path,  # receives the counts (.npz)
+    "object_store": 3 << 30,  # bytes
+}
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--what", choices=MEASUREMENTS, required=True)
-    parser.add_argument("--ids", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, help="first so many ids")
-    parser.add_argument("--tau", type=int, default=5)
-    parser.add_argument("--total", type=int, help="tokens to predict for")
-    parser.add_argument("--sample-tokens", type=int, default=SAMPLE_TOKENS)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--save", type=Path, help="file for the counts (.npz)")
-    parser.add_argument("--object-store", type=int, default=3 << 30, help="bytes")
-    return parser.parse_args(arguments)
-
-
-def main() -> int:
+def main() -> None:
     """Measure and print."""
-    options = parse()
-    print(json.dumps(MEASUREMENTS[options.what](options)))
-    return 0
+    options = parse(__doc__, OPTIONS)
+    ids, offsets = whole_segments(open_ids(options.ids, options.tokens))
+    if options.what != "ray":  # whose sides have a first run of their own
+        warm_up()
+    print(json.dumps(MEASUREMENTS[options.what](ids, offsets, options)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

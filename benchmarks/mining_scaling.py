@@ -22,28 +22,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from benchmarks.common import (
-    THREADS,
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    at_most,
-    close,
-    facts,
-    fresh,
-    ratio,
-    save,
-)
-from benchmarks.corpus import Ids, add_corpus_options, ids_file, open_ids
+from benchmarks.common import THREADS, Benchmark, Gate, Report, at_most, fresh, save
+from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
 from benchmarks.mining_process import LENGTH, load_counts, same_counts, whole_segments
+from benchmarks.timing import ratio, spread
 from umim_core.cost.mining_law import SAMPLE_TOKENS
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.ruleset import RuleSet
 
-SIZES: Final = (10**6, 3_162_278, 10**7, 31_622_777, 10**8)
+SIZES: Final = [10**6, 3_162_278, 10**7, 31_622_777, 10**8]
 MAX_ERROR: Final = 0.25
-LIBRARIES: Final = ("matplotlib", "numba", "numpy")
 _WARM_TOKENS: Final = 1 << 16
 Save = Callable[[], None]
 
@@ -85,10 +73,10 @@ def measure(file: Path, tokens: int, options: argparse.Namespace) -> Report:
         "peak_bytes": counted["peak_bytes"],
         "rules": counted["rules"],
         "distinct": timed["distinct"],
-        "seconds": Spread.of(two).median,
-        "nanoseconds_1": Spread.of([per_token * second for second in one]).as_dict(),
-        "nanoseconds_2": Spread.of([per_token * second for second in two]).as_dict(),
-        "threads": ratio(timed["seconds"], "threads_1", f"threads_{THREADS}").as_dict(),
+        "seconds": spread(two)["median"],
+        "nanoseconds_1": spread([per_token * second for second in one]),
+        "nanoseconds_2": spread([per_token * second for second in two]),
+        "threads": ratio(timed["seconds"], "threads_1", f"threads_{THREADS}"),
     }
 
 
@@ -201,35 +189,17 @@ def gates(report: Report) -> dict[str, Gate]:
     return found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or the repeated corpus has other rules."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_corpus_options(parser)
-    parser.add_argument("--tau", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="those the ids reach")
-    parser.add_argument("--rounds", type=int, default=10, help="below 10 s; else 3")
-    parser.add_argument("--repeat", type=int, help="how often --base is repeated")
-    parser.add_argument("--base", type=Path, help="ids (.npy) of the corpus that is repeated")
-    parser.add_argument("--base-tokens", type=int, help="read only the first so many of them")
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Predict and measure each size, then the repeated corpus."""
     if (options.repeat is None) != (options.base is None):
-        parser.error("--repeat and --base go together")
-
+        raise SystemExit("--repeat and --base go together")
     file = ids_file(options)
     available = len(open_ids(file, options.tokens))
     sizes = [size for size in sorted(options.sizes) if size <= available]
     if not sizes:
-        parser.error(f"the ids must reach a size, at least {min(options.sizes):,}")
-    report: Report = {
-        "benchmark": "mining_scaling",
-        "facts": facts(LIBRARIES, options.commit),
-        "segment_length": LENGTH,
-        "tau": options.tau,
-        "predictions": {},
-        "measured": {},
-        "repeat": None,
-    }
+        raise SystemExit(f"the ids must reach a size, at least {min(options.sizes):,}")
+    report |= {"segment_length": LENGTH, "tau": options.tau}
+    report |= {"predictions": {}, "measured": {}, "repeat": None}
 
     def store() -> None:
         save(report, options.out)
@@ -239,9 +209,23 @@ def main(arguments: list[str] | None = None) -> int:
     if options.repeat is not None:
         base = open_ids(options.base, options.base_tokens)
         repeat(base, options.repeat, options.tau, report, store)
-    report["equal"] = report["repeat"] is None or report["repeat"]["equal"]
-    report["gates"] = gates(report)
-    return close(report, options.out)
+
+
+def equal(report: Report) -> bool:
+    """Return whether the repeated corpus has the rules of the corpus itself."""
+    return report["repeat"] is None or bool(report["repeat"]["equal"])
+
+
+main = Benchmark(
+    name="mining_scaling",
+    doc=__doc__,
+    libraries=("matplotlib", "numba", "numpy"),
+    options=CORPUS_OPTIONS
+    | {"tau": 5, "sizes": SIZES, "rounds": 10, "repeat": int, "base": Path, "base_tokens": int},
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

@@ -23,28 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import (
-    THREADS,
-    Gate,
-    Report,
-    Spread,
-    add_report_options,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fix_threads,
-    ratio,
-)
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.engine_sides import BACKBONES, Subject, subject
+from benchmarks.timing import alternate, ratio, spread
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-LIBRARIES: Final = ("numpy", "torch", "transformers")
 BASE: Final = "base model"
 LISTING: Final = "listing"
 LIMITS: Final = {"plain": 1.3, "nested": 1.5}  # times a base forward
@@ -84,7 +71,7 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
     sides: dict[str, Callable[[], object]] = {BASE: partial(ours, rows, None)}
     sides |= {name: partial(ours, rows, matcher) for name, matcher in rules.items()}
     together = alternate(sides, rounds)
-    found: Report = {BASE: {"seconds": Spread.of(together[BASE]).as_dict()}}
+    found: Report = {BASE: {"seconds": spread(together[BASE])}}
     for name, matcher in rules.items():
         one, listed = partial(ours, rows[:1], matcher), partial(listing, given, matcher, rows[0])
         listings = alternate({name: one, LISTING: listed}, rounds)
@@ -93,10 +80,10 @@ def measure(given: Subject, rules: Mapping[str, Matcher], rows: Rows, rounds: in
             "rules": len(matcher.rules),
             "infix_free": matcher.rules.infix_free,
             "token_reduction": 1 - units / sum(map(len, rows)),
-            "seconds": Spread.of(together[name]).as_dict(),
-            "times_base": ratio(together, name, BASE).as_dict(),
-            "listing_seconds": Spread.of(listings[LISTING]).as_dict(),
-            "listing_times": ratio(listings, LISTING, name).as_dict(),
+            "seconds": spread(together[name]),
+            "times_base": ratio(together, name, BASE),
+            "listing_seconds": spread(listings[LISTING]),
+            "listing_times": ratio(listings, LISTING, name),
             "difference": float((one()[0] - listed()).abs().max()),
         }
     return found
@@ -150,36 +137,32 @@ def equal(report: Report) -> bool:
     )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the benchmark; 1 if a gate is missed or a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, default=list(BACKBONES))
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add_report_options(parser)
-    options = parser.parse_args(arguments)
-    fix_threads()
-    torch.set_num_threads(THREADS)
-    backbones = {}
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every backbone on rows of text that its rules were not mined on."""
+    report |= {"device": options.device, "length": options.length, "rows": options.rows}
+    report["backbones"] = {}
     for name in options.backbones:
         timed = options.rows * options.length
         given = subject(name, timed + _MINED, dtype="float32", device=options.device)
         rows = list(given.ids[:timed].reshape(options.rows, options.length))
         rules = rule_sets(given, given.ids[timed:])
-        backbones[name] = measure(given, rules, rows, options.pairs)
-    report: Report = {
-        "benchmark": "perplexity",
-        "facts": facts(LIBRARIES, options.commit),
-        "device": options.device,
-        "length": options.length,
-        "rows": options.rows,
-        "backbones": backbones,
-    }
-    report["gates"] = gates(report)
-    report["equal"] = equal(report)
-    return close(report, options.out)
+        report["backbones"][name] = measure(given, rules, rows, options.pairs)
+
+
+main = Benchmark(
+    name="perplexity",
+    doc=__doc__,
+    options={
+        "backbones": BACKBONES,
+        "length": 512,
+        "rows": 8,
+        "pairs": 10,
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
 
 
 if __name__ == "__main__":

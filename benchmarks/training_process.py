@@ -7,7 +7,6 @@ trains in this process, without a group.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from benchmarks.common import peak_bytes
+from benchmarks.common import parse
+from benchmarks.timing import peak_bytes
 from tasks.training.strategies import make_strategy
 from umim_core.backbone.backbone import load_backbone
 from umim_core.config.recipe import DistillConfig
@@ -134,15 +134,12 @@ def train_measured(fields: Mapping[str, object]) -> None:
         write_json(out / "summary.json", {"steps": result.progress.step})
 
 
-def main() -> int:
+def main() -> None:
     """Train alone."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--job", type=Path, required=True, help="a job's fields (JSON)")
-    fields = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
-    train_measured(fields)
+    options = parse(__doc__, {"job": {"type": Path, "required": True}})  # a job's fields (JSON)
+    train_measured(json.loads(options.job.read_text(encoding="utf-8")))
     print(json.dumps({"done": True}))
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

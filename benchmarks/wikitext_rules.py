@@ -16,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.common import ROOT, Report, close, facts
-from umim_core.backbone.backbone import load_tokenizer, special_ids, tokenizer_fingerprint
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.filters import Containment, Overlap, step_counts

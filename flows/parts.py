@@ -21,7 +21,8 @@ from tasks.stages.mine import count_stage, filter_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import Cell, GeneratedCorpus, RunRecipe
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import Cell, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import DEFAULT_TASK
 

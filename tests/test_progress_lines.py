@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from umim_core.progress_lines import ProgressLines, duration
+from umim_core.progress import ProgressLines, duration
 
 
 class Clock:

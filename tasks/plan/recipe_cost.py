@@ -13,8 +13,9 @@ import torch
 from tasks.report.compare import cell_row
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.benchmarking.roofline import measure_peak
+from umim_core.config.corpus import FilesCorpus, GeneratedCorpus
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.recipe import Cell, FilesCorpus, GeneratedCorpus, Recipe, RunRecipe
+from umim_core.config.recipe import Cell, Recipe, RunRecipe
 from umim_core.cost.distillation_law import MFU, predict_distillation
 from umim_core.cost.mining_forecast import predict_mining
 from umim_core.cost.prediction import Limits, Prediction

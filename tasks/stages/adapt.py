@@ -31,18 +31,12 @@ from umim_core.adaptation.choices import (
 )
 from umim_core.adaptation.settings import Training
 from umim_core.adaptation.task_rules import mine_task_rules
-from umim_core.backbone.backbone import load_tokenizer, special_ids
-from umim_core.backbone.backbone import tokenizer_fingerprint as fingerprint_of
-from umim_core.backbone.backbone_identity import backbone_identity
+from umim_core.backbone.fingerprint import backbone_identity, special_ids
+from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import (
-    AdaptConfig,
-    Cell,
-    DistillConfig,
-    PreferenceConfig,
-    Recipe,
-    RulesConfig,
-)
+from umim_core.config.recipe import AdaptConfig, Cell, DistillConfig, PreferenceConfig, Recipe
+from umim_core.config.rule_fields import RulesConfig
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet

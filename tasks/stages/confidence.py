@@ -16,9 +16,9 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
 from tasks.stages.mine import corpus_digest, write_corpus_digest
-from umim_core.backbone.backbone import load_backbone, load_tokenizer
-from umim_core.backbone.backbone_identity import backbone_identity
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import BackboneDtype, Cell, Device, MiningConfig
 from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError

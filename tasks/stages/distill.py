@@ -8,7 +8,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.training.train_worker import launch
-from umim_core.backbone.backbone_identity import backbone_identity
+from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, Recipe
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob

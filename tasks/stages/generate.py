@@ -20,10 +20,9 @@ from tasks.cluster.typed_errors import as_data, from_data
 from tasks.run.checks import check_device
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.training.train_worker import check_room
-from umim_core.backbone.backbone import load_backbone, load_tokenizer
-from umim_core.backbone.backbone_identity import backbone_identity
-from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import ClusterError, UmimError
 from umim_core.generation.questions import Prompter, Selection, select_questions

@@ -11,8 +11,8 @@ from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
 
 
 def given_rules_stage(root: Path, cell: Cell) -> Artifact:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tasks.training.strategies import make_strategy
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.backbone_recipe import Architecture, LanguageModelConfig
 from umim_core.distill.objectives import BatchLoss, spread_rows
 from umim_core.distill.train_loop import train

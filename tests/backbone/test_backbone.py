@@ -27,8 +27,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.fingerprint import special_ids
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation.harness import UmimLM
 

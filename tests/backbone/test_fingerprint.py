@@ -18,9 +18,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from umim_core.backbone.backbone import load_tokenizer
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_identity import model_fingerprint, model_identity
+from umim_core.backbone.tokenizer_files import load_tokenizer
 
 SMALL = {
     "vocab_size": 32,

@@ -15,7 +15,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from umim_core import UMIM
-from umim_core.backbone.backbone import load_backbone, load_tokenizer
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import CHECKPOINT_SCHEMA, Checkpoint
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
 from umim_core.merging.compressed import Compressed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import subprocess
@@ -10,21 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import common
-from benchmarks.common import (
-    ROOT,
-    Report,
-    Spread,
-    alternate,
-    at_least,
-    at_most,
-    close,
-    facts,
-    fresh,
-    peak_bytes,
-    ratio,
-    timed,
-)
+from benchmarks import timing
+from benchmarks.common import ROOT, Benchmark, Report, at_least, at_most, facts, fresh, parse
+from benchmarks.timing import alternate, peak_bytes, ratio, spread, timed
 
 
 def test_a_gate_that_asks_for_more_is_met_at_its_limit() -> None:
@@ -42,12 +31,13 @@ def test_the_verdict_is_that_of_the_value_before_rounding() -> None:
 
 
 def test_a_spread_holds_median_and_quartiles() -> None:
-    assert Spread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == Spread(3.0, 2.0, 4.0, 5)
+    found = {"median": 3.0, "low": 2.0, "high": 4.0, "runs": 5}
+    assert spread([4.0, 1.0, 3.0, 2.0, 5.0]) == found
 
 
 def test_a_ratio_is_the_median_over_the_rounds_that_both_took_part_in() -> None:
     found = ratio({"peer": [2.0, 6.0, 4.0], "ours": [1.0, 2.0, 2.0, 99.0]}, "peer", "ours")
-    assert found == Spread(2.0, 2.0, 2.5, 3)
+    assert found == {"median": 2.0, "low": 2.0, "high": 2.5, "runs": 3}
 
 
 def test_sides_alternate_after_a_warm_up() -> None:
@@ -65,7 +55,7 @@ def test_results_of_the_warm_up_are_handed_on() -> None:
 
 
 def test_slow_sides_take_part_in_three_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(timing, "SLOW_SECONDS", 0.0)
     assert len(alternate({"a": lambda: None}, 10)["a"]) == 3
 
 
@@ -78,7 +68,7 @@ def test_the_garbage_collector_rests_during_a_run_and_works_after_a_failed_one()
 
 def test_the_peak_of_a_process_is_not_that_of_its_parent() -> None:
     held = bytearray(b"x") * (300 << 20)
-    code = "from benchmarks.common import peak_bytes; print(peak_bytes())"
+    code = "from benchmarks.timing import peak_bytes; print(peak_bytes())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
@@ -91,17 +81,22 @@ def test_a_failed_process_says_why() -> None:
         fresh("mining_process", what="nothing", ids="x.npy")
 
 
-def report(passed: bool = True, equal: bool = True) -> Report:
-    return {
-        "benchmark": "perplexity",
-        "facts": facts(["numpy"], None),
-        "device": "cpu",
-        "rows": 1,
-        "length": 2,
-        "backbones": {},
-        "gates": {"speed": (1.0, 2.0, passed)},
-        "equal": equal,
-    }
+def run(passed: bool, equal: bool, *arguments: object) -> int:
+    """Run a benchmark whose one gate and comparison end as they are given."""
+
+    def measure(options: argparse.Namespace, report: Report) -> None:
+        report |= {"device": "cpu", "rows": options.rows, "length": 2, "backbones": {}}
+        report["equal"] = equal
+
+    benchmark = Benchmark(
+        name="perplexity",
+        doc="A benchmark.",
+        options={"rows": 8},
+        measure=measure,
+        gates=lambda report: {"speed": (1.0, 2.0, passed)},
+        libraries=("numpy",),
+    )
+    return benchmark.main(list(map(str, arguments)))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +106,35 @@ def test_the_status_tells_a_missed_gate_and_the_results_are_written(
     passed: bool, equal: bool, status: int, tmp_path: Path
 ) -> None:
     out = tmp_path / "x.json"
-    assert close(report(passed, equal), out) == status
+    assert run(passed, equal, "--out", out, "--rows", 3) == status
     assert json.loads(out.read_text("utf-8"))["gates"] == {"speed": [1.0, 2.0, passed]}
-    assert "| speed |" in out.with_suffix(".md").read_text("utf-8")
+    page = out.with_suffix(".md").read_text("utf-8")
+    assert "3 rows of 2 tokens" in page and "| speed |" in page
 
 
 def test_the_last_line_is_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    close(report(), None)
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["equal"] is True
+    run(True, True, "--commit", "abc")
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["equal"] is True and found["facts"]["commit"] == "abc"
+
+
+def test_options_are_declared_by_type_default_or_choice() -> None:
+    declared = {"ids": Path, "tau": 5, "sizes": [1, 2], "sides": ("a", "b")}
+    assert vars(parse("Doc.", declared, [])) == {
+        "ids": None,
+        "tau": 5,
+        "sizes": [1, 2],
+        "sides": ["a", "b"],
+    }
+    given = "--ids x.npy --tau 3 --sizes 7 --sides b"
+    assert vars(parse("Doc.", declared, given.split())) == {
+        "ids": Path("x.npy"),
+        "tau": 3,
+        "sizes": [7],
+        "sides": ["b"],
+    }
+    with pytest.raises(SystemExit):
+        parse("Doc.", declared, ["--sides", "c"])
 
 
 def test_facts_name_versions_and_no_path() -> None:

@@ -8,20 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.corpus import EMBEDDED, add_corpus_options, build_ids, ids_file, open_ids
-from umim_core.backbone.backbone import load_tokenizer
+from benchmarks.common import parse
+from benchmarks.corpus import CORPUS_OPTIONS, EMBEDDED, build_ids, ids_file, open_ids
+from umim_core.backbone.tokenizer_files import load_tokenizer
 
 TEXT = "Return the sum of array elements over a given axis.\n" * 50
 
 
 def options(*arguments: object) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_corpus_options(parser)
-    return parser.parse_args([str(argument) for argument in arguments])
+    return parse("Doc.", CORPUS_OPTIONS, [str(argument) for argument in arguments])
 
 
 def test_a_file_of_ids_is_taken_as_it_is(tmp_path: Path) -> None:
     assert ids_file(options("--ids", tmp_path / "x.npy")) == (tmp_path / "x.npy").resolve()
+
+
+def test_ids_and_text_exclude_each_other() -> None:
+    with pytest.raises(SystemExit, match="--ids and --text exclude each other"):
+        ids_file(options("--ids", "x.npy", "--text", "x.txt"))
 
 
 def test_what_was_built_before_is_not_built_again(tmp_path: Path) -> None:

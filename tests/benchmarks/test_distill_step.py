@@ -22,12 +22,13 @@ from benchmarks.distill_sides import (
     PLAIN,
     Shape,
     Side,
+    compare,
     embedded_batch,
     liger_version,
     loss_sides,
     step_sides,
 )
-from benchmarks.distill_step import compare, gates
+from benchmarks.distill_step import gates
 from docs.make.benchmark_pages import benchmark_page
 from umim_core.checkpoint.checkpoint import Checkpoint
 

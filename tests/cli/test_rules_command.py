@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, console
-from umim_core.backbone.backbone import tokenizer_fingerprint
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.merging.compressed import Compressed

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, console
-from umim_core.backbone.backbone import tokenizer_fingerprint
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import load_any_recipe
 from umim_core.distill import own_training

@@ -13,7 +13,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.mine import mine
 from umim_core import RuleSet
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError
 
 BACKBONE = "umim-docs-llama"

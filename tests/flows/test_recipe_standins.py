@@ -25,7 +25,7 @@ from flows.ablate import ablate
 from flows.backbone import backbone
 from support.tiny_language_models import LENGTH, SHAPES
 from tasks.run.recipes import find_recipe, recipe_names
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import DistillConfig, Recipe
 
 SEGMENT = 32

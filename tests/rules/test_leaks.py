@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from umim_core import UMIM
-from umim_core.backbone.backbone import load_tokenizer, wrap_backbone
+from umim_core.backbone.backbone import wrap_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
 from umim_core.errors import CheckpointError, LeakError

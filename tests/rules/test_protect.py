@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS

@@ -10,8 +10,8 @@ from umim_core.errors import RuleSetError, TokenizerMismatchError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
 
 
 def test_an_id_beyond_the_vocabulary_is_refused() -> None:

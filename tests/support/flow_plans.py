@@ -22,7 +22,8 @@ from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import Model, Recipe
+from umim_core.config.model_base import Model
+from umim_core.config.recipe import Recipe
 
 GOLDEN: Final = Path(__file__).parents[1] / "flows" / "plans"
 # Adaptation and shipped checkpoints; thresholds that share a count; rules by confidence; a corpus

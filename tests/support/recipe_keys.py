@@ -39,7 +39,8 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint, CheckpointConfig
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import GeneratedCorpus, Recipe
+from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.recipe import Recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet

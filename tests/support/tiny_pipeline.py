@@ -24,7 +24,7 @@ from support.tiny_mining import InProcess, NoCluster
 from tasks.report.compare import CellResult, ShippedResult
 from tasks.run.stage import Artifact
 from tasks.stages.publish import report_stage
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Recipe
 
 VOCABULARY_OF = "umim-docs-llama"

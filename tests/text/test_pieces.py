@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import CorpusError
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import BadRows, iter_parts
@@ -183,7 +183,7 @@ def test_a_source_without_text_has_no_token_pieces(
 GROWTH = """
 import json, resource, sys
 from pathlib import Path
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import iter_token_pieces
 from umim_core.text.shards import ShardWriter

@@ -16,14 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.capabilities import check_capabilities
 from umim_core.backbone.devices import usable_device
-from umim_core.backbone.fingerprint import special_ids as special_ids
-from umim_core.backbone.fingerprint import tokenizer_fingerprint as tokenizer_fingerprint
-from umim_core.backbone.fingerprint import unpadded_fingerprint
-from umim_core.backbone.frozen_model import freeze, frozen_twin
-from umim_core.backbone.model_files import AUTO, load_model
+from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint, unpadded_fingerprint
+from umim_core.backbone.model_files import AUTO, freeze, frozen_twin, load_model
 from umim_core.backbone.model_identity import ModelIdentity, model_identity
-from umim_core.backbone.tokenizer_files import load_tokenizer as load_tokenizer
-from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.backbone.weight_cache import cached_weight_lines, weight_files
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.text.token_ids import decode, encode

@@ -1,20 +1,25 @@
-"""Reading models from names, directories and hub repositories; never their code."""
+"""Reading models from names, directories and hub repositories, never their code; freezing them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from umim_core.backbone.tokenizer_files import check_place, load_error, refuse_code
-from umim_core.backbone.tokenizer_files import load_tokenizer as load_tokenizer
-from umim_core.backbone.tokenizer_files import resolve_backbone as resolve_backbone
+from umim_core.backbone.tokenizer_files import (
+    check_place,
+    load_error,
+    refuse_code,
+    resolve_backbone,
+)
 from umim_core.errors import BackboneError, ConfigError
 
 DTYPES: Final = {
@@ -94,4 +99,30 @@ def load_model(
             f"{name!r} lacks {', '.join(missing)}",
             "transformers would draw them at random; take a causal language model's files.",
         )
+    return model
+
+
+def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model that shares the weights, needs no gradients and is in evaluation mode.
+
+    The model itself stays as it is: its mode, what of it is trained, and its configuration. No
+    weight is copied, so a step that trains the model changes the twin.
+
+    Args:
+        model: Any transformers model.
+    """
+    shared: dict[int, object] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        # Quantised weights have classes of their own, and none of them is trained.
+        own = type(parameter) is nn.Parameter and parameter.requires_grad
+        shared[id(parameter)] = (
+            nn.Parameter(parameter.detach(), requires_grad=False) if own else parameter
+        )
+    twin: PreTrainedModel = deepcopy(model, shared)
+    return freeze(twin)
+
+
+def freeze(model: PreTrainedModel) -> PreTrainedModel:
+    """Put a model of our own into evaluation mode and let none of its weights need a gradient."""
+    model.train(False).requires_grad_(False)
     return model

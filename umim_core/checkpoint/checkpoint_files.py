@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from umim_core.backbone.record import BackboneRecord
 from umim_core.checkpoint.own_checkpoints import own_checkpoint, own_checkpoints
 from umim_core.config.form import ModuleForm
-from umim_core.config.stable_dump import LATER
+from umim_core.config.model_base import LATER
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import CheckpointError, did_you_mean
-from umim_core.store.artifacts import read_json
+from umim_core.store.artifacts import canonical_json, read_json
+
+if TYPE_CHECKING:
+    from umim_core.backbone.backbone import Backbone
 
 CHECKPOINT_SCHEMA: Final = 1
 DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 _MAX_HIDDEN: Final = 1 << 16
+
+
+class BackboneRecord(BaseModel):
+    """What a backbone's fingerprint was made of, so that a mismatch can be explained.
+
+    Attributes:
+        model_type: Its family.
+        config: Its configuration, as far as it decides what is computed.
+        weights: SHA-256 over its tensors.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_type: str
+    config: dict[str, JsonValue]
+    weights: str
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> BackboneRecord:
+        """Record a backbone."""
+        identity = backbone.identity
+        return cls(
+            model_type=identity.model_type,
+            config=json.loads(canonical_json(identity.function)),
+            weights=identity.weights_digest,
+        )
 
 
 class CheckpointConfig(ModuleForm):

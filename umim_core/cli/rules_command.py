@@ -127,7 +127,7 @@ def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer and check that the rules are its own."""
     from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
     from umim_core.backbone.tokenizer_files import load_tokenizer
-    from umim_core.rules.vocabulary import check_vocabulary
+    from umim_core.rules.protect import check_vocabulary
 
     tokenizer = load_tokenizer(name)
     rules.check_tokenizer(tokenizer_fingerprint(tokenizer))

@@ -133,7 +133,7 @@ def _show_progress() -> None:
 
 def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:
     from umim_core.checkpoint.next_steps import after_training, to_compare
-    from umim_core.progress_lines import duration
+    from umim_core.progress import duration
 
     return [
         f"{summary['steps']:.0f} steps in {duration(seconds)}; held-out KL from the base model "

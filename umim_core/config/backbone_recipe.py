@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.recipe import (
-    DocstringCorpus,
-    FilesCorpus,
-    Model,
-    Recipe,
-    RunRecipe,
-    TrainConfig,
-)
+from umim_core.config.corpus import DocstringCorpus, FilesCorpus
+from umim_core.config.model_base import Model
+from umim_core.config.recipe import Recipe, RunRecipe, TrainConfig
 from umim_core.config.recipe_files import read_recipe_file, validated
 from umim_core.embedded.docs_tokenizer import ALPHABET_SIZE
 from umim_core.text.sources import TokenIds

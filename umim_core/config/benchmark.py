@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from umim_core.config.model_base import Model
-from umim_core.config.stable_dump import LATER, StableDump
+from umim_core.config.model_base import LATER, Model, StableDump
 
 RuleKind = Literal["fixed-pairs", "natural"]
 Reduction = Annotated[float, Field(gt=0.0, le=0.5)]

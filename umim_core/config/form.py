@@ -27,7 +27,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from pydantic import ConfigDict, Field, model_validator
 
-from umim_core.config.stable_dump import LATER, StableDump
+from umim_core.config.model_base import LATER, StableDump
 from umim_core.errors import ConfigError
 
 Positions = Literal["none", "learned"]

@@ -1,10 +1,15 @@
-"""Base of configuration models, numbers with bounds, and policies by name."""
+"""Base of configuration models, numbers with bounds, and fields that came later.
+
+A dump goes into stage keys, digests and saved files. A field marked ``LATER`` is left out of it
+where it has its default, so whatever never heard of the field keeps its bytes.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import Enum
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
@@ -15,3 +20,23 @@ class Model(BaseModel):
     """Base of all configuration: frozen, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Mark(Enum):
+    LATER = "later"
+
+
+LATER: Final = _Mark.LATER
+"""Put into a field's annotation: ``depth: Annotated[Depth, LATER] = 1``."""
+
+
+class StableDump(BaseModel):
+    """A model whose ``LATER`` fields are dumped only where they deviate from their default."""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        dumped: dict[str, object] = handler(self)
+        for name, field in type(self).model_fields.items():
+            if LATER in field.metadata and getattr(self, name) == field.default:
+                dumped.pop(name, None)
+        return dumped

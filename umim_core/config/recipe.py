@@ -10,20 +10,19 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.benchmark import BenchmarkConfig as BenchmarkConfig
+from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import Corpus
-from umim_core.config.corpus import DocstringCorpus as DocstringCorpus
-from umim_core.config.corpus import FilesCorpus as FilesCorpus
-from umim_core.config.corpus import GeneratedCorpus as GeneratedCorpus
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.model_base import Fraction as Fraction
-from umim_core.config.model_base import LossKernel
-from umim_core.config.model_base import Model as Model
-from umim_core.config.model_base import PositiveFloat as PositiveFloat
-from umim_core.config.rule_fields import CellRules
-from umim_core.config.rule_fields import RulesConfig as RulesConfig
-from umim_core.config.stable_dump import LATER, StableDump
+from umim_core.config.model_base import (
+    LATER,
+    Fraction,
+    LossKernel,
+    Model,
+    PositiveFloat,
+    StableDump,
+)
+from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
 BackboneDtype = Literal["float32", "bfloat16"]

@@ -20,8 +20,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.model_base import Model
-from umim_core.config.stable_dump import LATER, StableDump
+from umim_core.config.model_base import LATER, Model, StableDump
 
 CellSource = Literal["frequency", "confidence"]
 _AS_FOUND = {"overlap": "none", "containment": "keep"}

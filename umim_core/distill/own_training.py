@@ -23,8 +23,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from umim_core.backbone.backbone_identity import backbone_identity
-from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
+from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.own_checkpoints import own_name
 from umim_core.config.form import ModuleForm
@@ -37,8 +36,8 @@ from umim_core.distill.train_state import newest_state, step_of
 from umim_core.errors import ArtifactError, CorpusError, RuleSetError
 from umim_core.mining.preparation import tokenized_corpus, whole_segments
 from umim_core.progress import followed
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,

@@ -24,8 +24,8 @@ from umim_core.distill.train_state import Progress
 from umim_core.errors import ConfigError
 from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.store.artifacts import publish_directory, write_json
 
 logger = logging.getLogger("umim.train")

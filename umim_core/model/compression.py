@@ -15,8 +15,8 @@ from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.rules.vocabulary import check_vocabulary
 from umim_core.store.artifacts import read_manifest
 from umim_core.text.token_ids import decode, encode
 

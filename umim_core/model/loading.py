@@ -8,7 +8,8 @@ from typing import Final, TypedDict
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from umim_core.backbone.backbone import Backbone, load_backbone, load_tokenizer, wrap_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint

@@ -11,7 +11,8 @@ from support.stage_keys.variations import Artifacts, Edit
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.recipe import AdaptConfig, HardwareConfig, Recipe
+from umim_core.config.hardware import HardwareConfig
+from umim_core.config.recipe import AdaptConfig, Recipe
 from umim_core.rules.ruleset import RuleSet
 
 TRAIN = {"max_steps": 4, "batch_size": 4}

@@ -17,7 +17,7 @@ from support.stage_keys.inputs import (
 from support.stage_keys.variations import Edit, StageCall
 from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.stages.generate import generate_stage
-from umim_core.config.recipe import DocstringCorpus, FilesCorpus, GeneratedCorpus
+from umim_core.config.corpus import DocstringCorpus, FilesCorpus, GeneratedCorpus
 
 
 def text_calls(inputs: Inputs) -> dict[str, StageCall]:

@@ -13,7 +13,8 @@ from support.tiny_mining import LENGTH, TAU, skewed_ids
 from tasks.cluster.lease import ClusterLease
 from tasks.stages.corpus import corpus_stage, tokenize_stage
 from tasks.stages.mine import count_stage, filter_stage
-from umim_core.config.recipe import Cell, ClusterConfig, FilesCorpus, MiningConfig
+from umim_core.config.corpus import FilesCorpus
+from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.mining.corpus_mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_file

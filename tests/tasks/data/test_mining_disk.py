@@ -18,7 +18,7 @@ from support.faulty_disk import PAGE, Faults, leftovers, published, small_file_s
 from support.tiny_mining import TAU, InProcess, NoCluster, TinyCorpus
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import corpus_stage, tokenize_stage
-from umim_core.config.recipe import FilesCorpus
+from umim_core.config.corpus import FilesCorpus
 from umim_core.errors import ArtifactError
 from umim_core.mining.corpus_mining import MiningOptions, mine_rules
 from umim_core.rules.ruleset import RuleSet

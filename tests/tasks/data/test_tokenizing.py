@@ -19,9 +19,10 @@ from tasks.data.token_jobs import TokenizerRef, split_jobs, tokenize_file
 from tasks.data.tokenizing import tokenize_splits
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import corpus_stage, out_of_domain, tokenize_stage, tokens
-from umim_core.backbone.backbone import load_tokenizer
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
-from umim_core.config.recipe import ClusterConfig, FilesCorpus
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.corpus import FilesCorpus
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ArtifactError, CorpusError, TokenizerMismatchError
 from umim_core.store.artifacts import directory_digest, payload_files, sha256_file
 from umim_core.text.shards import TokenShards

@@ -13,8 +13,8 @@ import pytest
 from tasks.cluster.lease import ClusterLease
 from tasks.data.token_jobs import TokenizerRef, TokenJob, split_jobs, tokenize_file
 from tasks.data.tokenizing import _outcome, _result, tokenize_splits
-from umim_core.backbone.backbone import load_tokenizer
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import payload_files, sha256_file

@@ -10,8 +10,9 @@ import pytest
 from support.object_store import ObjectStore, object_store
 from tasks.cluster.lease import ClusterLease
 from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
-from umim_core.backbone.backbone import load_tokenizer
-from umim_core.config.recipe import ClusterConfig, FilesCorpus
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.corpus import FilesCorpus
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 
 NAME = "umim-docs-gpt2"

@@ -16,7 +16,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import corpus_stage, tokenize_stage, tokens
 from tasks.stages.generate import generate_stage
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import BackboneError, ConfigError, CorpusError, GenerationError

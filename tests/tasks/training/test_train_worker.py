@@ -25,10 +25,12 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.distill import distill_stage, read_curve
+from tasks.stages.distill import distill_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, DocstringCorpus, Recipe
+from umim_core.config.corpus import DocstringCorpus
+from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
+from umim_core.distill.train_run import read_curve
 from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import ShardWriter
@@ -176,7 +178,7 @@ def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -
     files = {path.name for path in in_process.path.iterdir()}
     assert files == {"checkpoint", "curve.jsonl", "summary.json", "manifest.json"}
     assert in_process.metrics["steps"] == STEPS
-    steps = [row["step"] for row in read_curve(in_process) if "train_kl" in row]
+    steps = [row["step"] for row in read_curve(in_process.path) if "train_kl" in row]
     assert steps == list(range(1, STEPS + 1))
     checkpoint = Checkpoint.load(in_process.path / "checkpoint")
     assert checkpoint.config.training["best_step"] == in_process.metrics["best_step"]
@@ -190,19 +192,15 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
     inputs: Inputs, in_process: Artifact, tmp_path: Path, form: dict[str, object]
 ) -> None:
     cell = Cell(backbone=inputs.recipe.cells[0].backbone, **form)
-    recipe = inputs.recipe.model_copy(
-        update={
-            "cells": (cell,),
-            "distill": inputs.recipe.distill.model_copy(update={"max_steps": 10}),
-        }
-    )
+    short = inputs.recipe.distill.model_copy(update={"max_steps": 10})
+    recipe = inputs.recipe.model_copy(update={"cells": (cell,), "distill": short})
     with ClusterLease(ClusterConfig(workers=0)) as lease:
         artifact = Inputs(inputs.made, recipe).build(tmp_path, lease)
     config = Checkpoint.load(artifact.path / "checkpoint").config
     assert config.form() == cell.form() == {"positions": "none", **form}
     assert form.items() <= artifact.manifest()["config"].items()
     assert not {"depth", "kind", "unit_positions"} & set(in_process.manifest()["config"])
-    losses = [row["valid_kl"] for row in read_curve(artifact) if "valid_kl" in row]
+    losses = [row["valid_kl"] for row in read_curve(artifact.path) if "valid_kl" in row]
     assert losses[-1] < losses[0]
 
 
@@ -256,7 +254,7 @@ def test_two_ray_workers_train_to_the_weights_of_one_process(
 ) -> None:
     with lease_like(cluster, strategy=strategy) as lease:
         artifact = inputs.build(tmp_path, lease)
-    ours, theirs = read_curve(artifact), read_curve(in_process)
+    ours, theirs = read_curve(artifact.path), read_curve(in_process.path)
     for row, other in zip(ours, theirs, strict=True):
         assert row == pytest.approx(other, rel=1e-3)
     # Forty steps of AdamW enlarge the rounding of sums taken in another order.
