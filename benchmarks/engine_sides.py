@@ -19,6 +19,7 @@ from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.prompts import read_prompts
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import fill_units
@@ -206,7 +207,7 @@ def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
     empty = Matcher(RuleSet.from_spans([]))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
     ours = Engine(replace(given.compressed, matcher=empty)).generate(
-        list(prompts), config, observer=keep
+        list(prompts), config, Request(observer=keep)
     )
     theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")
     same = [list(row.ids) for row in ours.rows] == theirs.sequences[:, prompts.shape[1] :].tolist()

@@ -13,6 +13,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
@@ -54,12 +55,12 @@ def test_one_row_goes_beyond_the_window_exactly(family: str) -> None:
     dense = settings(
         8, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
     )
-    first = engine.generate([PROMPT], dense, observer=compare, seed=1)
+    first = engine.generate([PROMPT], dense, Request(observer=compare, seed=1))
     assert first.rows[0].prompt_spans
     assert first.rows[0].gen_kv_reduction > 0
     # The next turn is read in one piece on top of the cache.
     parts += [first.rows[0].ids[:-1], first.rows[0].ids[-1:], PROMPT[:9].tolist()]
-    engine.generate([PROMPT[:9]], dense, past=first.state, observer=compare, seed=1)
+    engine.generate([PROMPT[:9]], dense, Request(observer=compare, seed=1), past=first.state)
     assert max(errors) < 1e-5
     assert min(lengths) > WINDOW
 

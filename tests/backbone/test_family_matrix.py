@@ -22,6 +22,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.errors import BackboneError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import token_log_probs
@@ -75,7 +76,7 @@ def test_generation_equals_a_forward_from_scratch(
         6, do_sample=True, temperature=3.0, suppress_tokens=list(range(RULE_IDS, VOCAB))
     )
     output = Engine(Compressed(backbone, module, matcher, positions)).generate(
-        prompts, dense, observer=compare
+        prompts, dense, Request(observer=compare)
     )
     assert max(errors) < TOLERANCE
     assert any(row.prompt_spans for row in output.rows)

@@ -7,7 +7,7 @@ import pytest
 
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError
-from umim_core.inference.generated import GeneratedUnits
+from umim_core.inference.rows import GeneratedUnits
 
 REDUCTIONS = [0.05, 0.1, 0.25, 0.4, 0.5]
 

@@ -17,7 +17,7 @@ from lm_eval.tasks import TaskManager
 from transformers import GenerationConfig
 
 from tests.support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
-from umim_core.inference.generation_settings import DEFAULT_TOP_K, HONOURED
+from umim_core.inference.request import DEFAULT_TOP_K, HONOURED
 from umim_core.inference.sampling import TokenChooser
 
 SAMPLED = {

@@ -21,6 +21,7 @@ from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -130,7 +131,7 @@ def test_prompt_and_decode_merging_switch_separately(
         Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
     )
     output = engine.generate(
-        [[0, 1]], settings(3), merge_prompt=merge_prompt, merge_decode=merge_decode
+        [[0, 1]], settings(3), Request(merge_prompt=merge_prompt, merge_decode=merge_decode)
     )
     assert output.rows[0].cache_lengths == lengths
     assert output.rows[0].ids == (2, 3, 4)
@@ -151,7 +152,7 @@ def test_a_row_that_has_ended_gains_nothing(chain: Backbone) -> None:
     Engine(Compressed.without_merging(chain)).generate(
         [[0], [5]],
         settings(5, eos_token_id=2),
-        observer=lambda forward: lengths.append(forward.lengths.tolist()),
+        Request(observer=lambda forward: lengths.append(forward.lengths.tolist())),
     )
     # row 0 chooses 1 and 2 (the end); row 1 goes on alone
     assert lengths == [[1, 1], [2, 2], [2, 3], [2, 4], [2, 5]]

@@ -20,6 +20,7 @@ from support.engine_matrix import (
 from support.pairwise import pairwise
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -63,7 +64,7 @@ def test_every_step_equals_a_forward_from_scratch(
                 compared += 1
 
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
-        prompts, settings(**SAMPLED), seed=0, observer=compare
+        prompts, settings(**SAMPLED), Request(seed=0, observer=compare)
     )
     assert compared == rows * 16
     assert any(row.gen_kv_reduction > 0 for row in output.rows)  # something was rolled back
@@ -78,7 +79,7 @@ def test_decode_spans_are_the_segmentation_of_the_generated_ids_alone(
     backbone = build(name)
     matcher = random_rules(seed, infix_free)
     output = Engine(Compressed(backbone, module_for(backbone), matcher, "compact")).generate(
-        random_prompts(seed, 4), settings(**SAMPLED), seed=seed
+        random_prompts(seed, 4), settings(**SAMPLED), Request(seed=seed)
     )
     for row in output.rows:
         starts, lengths = matcher.segment(np.array(row.ids[:-1]))
@@ -115,7 +116,9 @@ def test_empty_rules_give_the_base_models_bits_at_batch_one(name: str, attention
     for prompt in random_prompts(9, 5):
         ours: list[Tensor] = []
         output = engine.generate(
-            [prompt], settings(), observer=lambda forward, ours=ours: ours.append(forward.logits)
+            [prompt],
+            settings(),
+            Request(observer=lambda forward, ours=ours: ours.append(forward.logits)),
         )
         theirs = backbone.model.generate(
             torch.tensor(prompt)[None],
@@ -159,7 +162,7 @@ def test_merging_never_alters_the_ids_that_were_chosen(name: str) -> None:
         Engine(
             Compressed(backbone, module_for(backbone), random_rules(4, infix_free=False), "compact")
         )
-        .generate(prompts, settings(), observer=note)
+        .generate(prompts, settings(), Request(observer=note))
         .rows
     )
     assert any(row.generated_spans for row in rows)

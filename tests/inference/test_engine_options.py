@@ -21,6 +21,7 @@ from support.pairwise import pairwise
 from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 
 
@@ -44,7 +45,7 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
             compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
 
     Engine(Compressed(backbone, module, matcher, "preserved")).generate(
-        prompts, settings(**SAMPLED), seed=0, observer=compare
+        prompts, settings(**SAMPLED), Request(seed=0, observer=compare)
     )
     assert compact_differs
 
@@ -65,7 +66,7 @@ def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_fr
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
 
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
-        prompts, settings(**SAMPLED), seed=0, match_border=True, observer=compare
+        prompts, settings(**SAMPLED), Request(seed=0, match_border=True, observer=compare)
     )
     assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
     for row in output.rows:
@@ -84,7 +85,7 @@ def test_border_matching_needs_both_kinds_of_merging() -> None:
         Compressed(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
     )
     with pytest.raises(GenerationError, match="match_border needs merging"):
-        engine.generate([[1, 2]], settings(2), merge_decode=False, match_border=True)
+        engine.generate([[1, 2]], settings(2), Request(merge_decode=False, match_border=True))
 
 
 @pytest.mark.parametrize("top", [0, 3])
@@ -97,9 +98,7 @@ def test_log_probabilities_are_the_models_own(top: int) -> None:
     output = engine.generate(
         random_prompts(4, 3),
         settings(**SAMPLED, top_k=2),
-        seed=0,
-        logprobs=top,
-        observer=lambda forward: seen.append(forward.logits),
+        Request(seed=0, logprobs=top, observer=lambda forward: seen.append(forward.logits)),
     )
     for b, row in enumerate(output.rows):
         table = torch.stack([logits[b] for logits in seen]).log_softmax(dim=-1)
@@ -121,7 +120,7 @@ def test_without_asking_there_are_no_log_probabilities() -> None:
 def test_more_log_probabilities_than_ids_are_refused(asked: int) -> None:
     with pytest.raises(GenerationError, match="logprobs must lie between 0 and 11"):
         Engine(Compressed.without_merging(build("gpt2"))).generate(
-            [[1]], settings(2), logprobs=asked
+            [[1]], settings(2), Request(logprobs=asked)
         )
 
 
@@ -130,7 +129,7 @@ def test_cumulative_reduction_counts_every_step() -> None:
     engine = Engine(
         Compressed(backbone, module_for(backbone), random_rules(2, infix_free=False), "compact")
     )
-    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), seed=0).rows:
+    for row in engine.generate(random_prompts(1, 4), settings(**SAMPLED), Request(seed=0)).rows:
         held = [length - row.cache_lengths[0] for length in row.cache_lengths[1:]]
         expected = 1 - sum(held) / sum(range(1, len(row.ids)))
         assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)

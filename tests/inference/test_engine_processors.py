@@ -60,9 +60,14 @@ def test_processors_give_what_transformers_gives(options: dict[str, object]) -> 
 def test_warpers_leave_few_tokens_to_draw(options: dict[str, float], possible: int) -> None:
     engine = Engine(Compressed.without_merging(build("llama")))
     config = settings(1, do_sample=True, num_return_sequences=200, **options)
-    assert len({row.ids for row in engine.generate([[1, 2]], config, seed=0).rows}) <= possible
+    assert (
+        len({row.ids for row in engine.generate([[1, 2]], config, Request(seed=0)).rows})
+        <= possible
+    )
     free = settings(1, do_sample=True, num_return_sequences=200)
-    assert len({row.ids for row in engine.generate([[1, 2]], free, seed=0).rows}) > possible
+    assert (
+        len({row.ids for row in engine.generate([[1, 2]], free, Request(seed=0)).rows}) > possible
+    )
 
 
 class _Only(LogitsProcessor):
@@ -84,7 +89,7 @@ def test_a_processor_sees_each_rows_raw_ids() -> None:
         Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
     )
     rows = engine.generate(
-        [[3], [7, 8, 9]], settings(4), logits_processor=LogitsProcessorList([processor])
+        [[3], [7, 8, 9]], settings(4), Request(logits_processor=LogitsProcessorList([processor]))
     ).rows
     assert [row.ids for row in rows] == [(4, 5, 6, 7), (10, 0, 1, 2)]
     assert processor.seen[-2:] == [[3, 4, 5, 6], [7, 8, 9, 10, 0, 1]]
@@ -106,7 +111,9 @@ def test_a_criterion_ends_each_row_by_its_raw_ids() -> None:
         Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
     )
     rows = engine.generate(
-        [[1], [1, 2, 3, 4]], settings(20), stopping_criteria=StoppingCriteriaList([_LongerThan()])
+        [[1], [1, 2, 3, 4]],
+        settings(20),
+        Request(stopping_criteria=StoppingCriteriaList([_LongerThan()])),
     ).rows
     assert [(len(row.ids), row.stop_reason) for row in rows] == [(6, "criteria"), (3, "criteria")]
 
@@ -136,7 +143,9 @@ class _Record(BaseStreamer):
 
 def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None:
     backbone, ours, theirs = build("gpt2"), _Record(), _Record()
-    Engine(Compressed.without_merging(backbone)).generate([[1, 2, 3]], settings(5), streamer=ours)
+    Engine(Compressed.without_merging(backbone)).generate(
+        [[1, 2, 3]], settings(5), Request(streamer=ours)
+    )
     backbone.model.generate(
         torch.tensor([[1, 2, 3]]),
         attention_mask=torch.ones(1, 3, dtype=torch.int64),
@@ -151,7 +160,7 @@ def test_a_streamer_gets_the_prompt_and_every_token_as_in_transformers() -> None
 def test_a_streamer_takes_one_row() -> None:
     with pytest.raises(GenerationError, match="a streamer takes one row; got 2 rows"):
         Engine(Compressed.without_merging(build("gpt2"))).generate(
-            [[1], [2]], settings(5), streamer=_Record()
+            [[1], [2]], settings(5), Request(streamer=_Record())
         )
 
 
@@ -180,11 +189,11 @@ def test_a_streamer_is_ended_when_the_request_fails() -> None:
         raise RuntimeError("an observer's own")
 
     with pytest.raises(RuntimeError, match="own"):
-        engine.generate([[1]], settings(4), streamer=streamer, observer=fail)
+        engine.generate([[1]], settings(4), Request(streamer=streamer, observer=fail))
     assert streamer.ended == 1
     refused = _Record()
     with pytest.raises(GenerationError, match="96 positions"):
-        engine.generate([[1]], settings(400), streamer=refused)
+        engine.generate([[1]], settings(400), Request(streamer=refused))
     assert refused.values == []
 
 
@@ -215,7 +224,9 @@ def test_ruling_out_every_token_is_refused() -> None:
 )
 def test_options_of_a_wrong_type_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(GenerationError, match=message):
-        Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2), **options)
+        Engine(Compressed.without_merging(build("gpt2"))).generate(
+            [[1]], settings(2), Request(**options)
+        )
 
 
 def test_ids_that_a_processor_refuses_are_reported() -> None:

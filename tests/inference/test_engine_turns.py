@@ -71,9 +71,8 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
         output = engine.generate(
             prompts,
             settings(6, **SAMPLED),
-            seed=seed,
+            Request(seed=seed, observer=compare),
             past=None if output is None else output.state,
-            observer=compare,
         )
         for b, row in enumerate(output.rows):
             parts[b].append(list(row.ids[:-1]))
@@ -140,9 +139,11 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
     prompts = random_prompts(3, 3)
     seen: list[int] = []
     handle = widths_of(backbone, seen)
-    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4), seed=0)
+    shared = engine.generate(prompts, settings(**SAMPLED, num_return_sequences=4), Request(seed=0))
     handle.remove()
-    apart = engine.generate([p for p in prompts for _ in range(4)], settings(**SAMPLED), seed=0)
+    apart = engine.generate(
+        [p for p in prompts for _ in range(4)], settings(**SAMPLED), Request(seed=0)
+    )
     assert shared.rows == apart.rows
     assert len({row.ids for row in shared.rows}) > 3
     assert len(seen) == 16  # one prefill, then one forward per token but the last
@@ -150,7 +151,9 @@ def test_samples_of_a_prompt_equal_rows_of_their_own(name: str) -> None:
 
 def test_samples_can_be_continued_each_on_its_own() -> None:
     engine = Engine(Compressed.without_merging(build("llama")))
-    first = engine.generate([[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), seed=0)
+    first = engine.generate(
+        [[1, 2]], settings(3, **SAMPLED, num_return_sequences=2), Request(seed=0)
+    )
     second = engine.generate([[4], [5, 6]], settings(3), past=first.state)
     for b, extra in enumerate(([4], [5, 6])):
         whole = [1, 2, *first.rows[b].ids, *extra]
@@ -183,7 +186,7 @@ def test_with_an_open_border_a_rule_may_begin_with_the_unfed_token() -> None:
     closed = engine.generate([[1, 2]], settings(3)).state
     opened = engine.generate([[1, 2]], settings(3)).state
     assert engine.generate([[6]], settings(2), past=closed).rows[0].prompt_spans == ()
-    [row] = engine.generate([[6]], settings(2), past=opened, match_border=True).rows
+    [row] = engine.generate([[6]], settings(2), Request(match_border=True), past=opened).rows
     assert row.prompt_spans == ((0, 2),)
 
 
@@ -204,7 +207,7 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
     first = engine.generate([[1, 2, 3]], settings(4))
     config = settings(8, **SAMPLED, num_return_sequences=samples)
     expected = engine.generate(
-        [[4, 5]], config, past=engine.generate([[1, 2, 3]], settings(4)).state, seed=0
+        [[4, 5]], config, Request(seed=0), past=engine.generate([[1, 2, 3]], settings(4)).state
     )
 
     def fail(forward: Forward) -> None:
@@ -212,12 +215,14 @@ def test_a_failed_or_abandoned_turn_gives_its_state_back(samples: int) -> None:
             raise RuntimeError("an observer's own")
 
     with pytest.raises(RuntimeError, match="own"):
-        engine.generate([[4, 5]], config, past=first.state, observer=fail)
+        engine.generate([[4, 5]], config, Request(observer=fail), past=first.state)
     steps = engine.steps([[4, 5]], config, Request(), first.state)
     for _ in range(4):
         next(steps)
     steps.close()
-    assert engine.generate([[4, 5]], config, past=first.state, seed=0).rows == expected.rows
+    assert (
+        engine.generate([[4, 5]], config, Request(seed=0), past=first.state).rows == expected.rows
+    )
 
 
 def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
@@ -245,6 +250,6 @@ def test_a_released_state_holds_no_cache() -> None:
 def test_a_turn_draws_numbers_of_its_own() -> None:
     engine = Engine(Compressed.without_merging(build("gpt2")))
     config = settings(12, do_sample=True, temperature=50.0)  # nearly uniform: ids follow the draws
-    first = engine.generate([[1]], config, seed=0)
-    second = engine.generate([[1]], config, past=first.state, seed=0)
+    first = engine.generate([[1]], config, Request(seed=0))
+    second = engine.generate([[1]], config, Request(seed=0), past=first.state)
     assert second.rows[0].ids != first.rows[0].ids

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from umim_core.benchmarking.pairs import FixedPairs
-from umim_core.inference.generated import GeneratedUnits
+from umim_core.inference.rows import GeneratedUnits
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 

@@ -12,7 +12,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
-from umim_core.inference.generation_settings import DEFAULT_TOP_K
+from umim_core.inference.request import DEFAULT_TOP_K
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.options import GenerateOptions, check_options, generation_config

@@ -25,6 +25,7 @@ from support.engine_matrix import build, from_scratch, module_for, settings
 from umim_core.config.form import UnitPositions
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput, Forward
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -130,9 +131,11 @@ def compared(
     output = Engine(Compressed(backbone, module, matcher, unit_positions)).generate(
         [case.prompt for case in cases],
         settings(max(len(case.chosen) for case in cases), eos_token_id=end),
-        match_border=border,
-        logits_processor=LogitsProcessorList([Forced({c.prompt: c.chosen for c in cases})]),
-        observer=compare,
+        Request(
+            match_border=border,
+            logits_processor=LogitsProcessorList([Forced({c.prompt: c.chosen for c in cases})]),
+            observer=compare,
+        ),
     )
     assert [row.ids for row in output.rows] == [case.chosen for case in cases]
     assert [row.cache_lengths for row in output.rows] == [case.lengths for case in cases]
@@ -181,7 +184,10 @@ def test_the_unmerged_end_of_a_turn_is_the_first_unit_of_the_next() -> None:
     engine = Engine(Compressed(first.state._compressed.backbone, module, matcher, "compact"))
     seen: list[Tensor] = []
     engine.generate(
-        [(5, 1, 2)], settings(1), past=first.state, observer=lambda f: seen.append(f.logits[0])
+        [(5, 1, 2)],
+        settings(1),
+        Request(observer=lambda f: seen.append(f.logits[0])),
+        past=first.state,
     )
     parts = [case.prompt, case.chosen[:-1], case.chosen[-1:], (5, 1, 2)]
     expected, units = from_scratch(first.state._compressed.backbone, module, matcher, parts)

@@ -12,10 +12,9 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
-from umim_core.inference.generation_settings import check_generation_config
-from umim_core.inference.history import History
+from umim_core.inference.request import check_generation_config
 from umim_core.inference.sampling import TokenChooser
-from umim_core.inference.stopping import Stopper
+from umim_core.inference.stopping import History, Stopper
 from umim_core.merging.compressed import Compressed
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 0.0, 3.0, 0.0]])

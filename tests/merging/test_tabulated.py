@@ -12,7 +12,7 @@ from support.merge_modules import module_of
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MAX_SPAN, MergeModule
-from umim_core.merging.tabulated import TabulatedMerger
+from umim_core.merging.span_cache import TabulatedMerger
 
 VOCAB, SIZE = 29, 16
 TABULATED = {"paper": 1, "learned": MAX_SPAN, "linear": MAX_SPAN}  # and their tables

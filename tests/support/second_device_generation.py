@@ -26,6 +26,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 
 SAMPLED = {"do_sample": True, "temperature": 1.2, "top_p": 0.9, "top_k": 8}
@@ -66,10 +67,8 @@ def answers(
             engine.generate(
                 random_prompts(5 + turn, 4),
                 settings(7, **options),
+                Request(seed=turn, logprobs=logprobs, match_border=match_border),
                 past=found[-1].state if found else None,
-                seed=turn,
-                logprobs=logprobs,
-                match_border=match_border,
             )
         )
     return found

@@ -16,14 +16,126 @@ Shapes: B rows, H key/value heads, L columns, D head size, W width (units per ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-from umim_core.backbone.row_cache_layer import RowLayer, WritePlan
 from umim_core.errors import GenerationError
+
+
+@dataclass
+class WritePlan:
+    """Columns that the next forward writes; one object shared by all layers of a cache.
+
+    Attributes:
+        width: Units per row W.
+        view: Columns handed to attention.
+        uniform_start: The common first column when all rows agree, else None.
+        rows: Row indices [B, 1] (int64).
+        columns: Columns written [B, W] (int64).
+    """
+
+    width: int
+    view: int
+    uniform_start: int | None
+    rows: Tensor
+    columns: Tensor
+
+
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformers' own
+    """One layer's key and value buffers [B, H, L, D], allocated at the first update.
+
+    Args:
+        max_length: Columns the buffers may grow to.
+        capacity: Columns allocated at first.
+    """
+
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, max_length: int, capacity: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers' own
+        self.max_length = max_length
+        self.capacity = min(capacity, max_length)
+        self.plan: WritePlan | None = None
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
+        self.keys = self._buffer(key_states)
+        self.values = self._buffer(value_states)
+        self.is_initialized = True
+
+    def _buffer(self, states: Tensor) -> Tensor:
+        batch, heads, _, size = states.shape
+        return states.new_zeros((batch, heads, self.capacity, size))
+
+    def reserve(self, columns: int) -> None:
+        """Grow the buffers by doubling until they hold ``columns``; contents are kept."""
+        if columns <= self.capacity:
+            return
+        while self.capacity < columns:
+            self.capacity = min(self.max_length, 2 * self.capacity)
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = self._buffer(old)
+        new[:, :, : old.shape[2]] = old
+        return new
+
+    def copy_repeated(self, source: RowLayer, times: int) -> None:
+        """Take over another layer's buffers, each of its rows ``times`` times."""
+        self.capacity = source.capacity
+        if source.keys is not None and source.values is not None:
+            self.keys = source.keys.repeat_interleave(times, dim=0)
+            self.values = source.values.repeat_interleave(times, dim=0)
+            self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values [B, H, W, D] of W units per row; transformers' call.
+
+        Returns:
+            What attention may look at: views of the buffers [B, H, longest row + W, D]; no copy.
+
+        Raises:
+            GenerationError: If ``RowCache.begin`` was not called for this width.
+        """
+        plan = self.plan
+        if plan is None or plan.width != key_states.shape[2]:
+            raise GenerationError(
+                "RowCache.begin(width) must come before each forward",
+                f"{key_states.shape[2]} new columns, planned {plan and plan.width}",
+                "Call begin, forward, then commit.",
+            )
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None  # noqa: S101  just allocated
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if plan.uniform_start is not None:
+                end = plan.uniform_start + plan.width
+                buffer[:, :, plan.uniform_start : end] = states
+            else:  # the two index tensors come first in the result: [B, W, H, D]
+                buffer[plan.rows, :, plan.columns] = states.transpose(1, 2)
+        return self.keys[:, :, : plan.view], self.values[:, :, : plan.view]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the columns attention will see and the offset of the first (0)."""
+        return (self.plan.view if self.plan else self.length + query_length), 0
+
+    def get_seq_length(self) -> int:
+        """Return the length of the longest row."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """Return how many columns the buffers may grow to."""
+        return self.max_length
+
 
 _FIRST_CAPACITY: Final = 64
 
@@ -93,10 +205,7 @@ class RowCache(Cache):
         return plan
 
     def begin(self, width: int) -> None:
-        """Plan the next forward: ``width`` units per row, written behind each row's last unit.
-
-        Args:
-            width: Units per row W, right padding included.
+        """Plan the next forward: ``width`` units per row, right padding included.
 
         Raises:
             GenerationError: If a row would outgrow ``max_length``.
@@ -126,19 +235,12 @@ class RowCache(Cache):
             layer.length = longest
 
     def commit(self, counts: Tensor) -> None:
-        """Count what the forward wrote; a row that gained nothing keeps its length.
-
-        Args:
-            counts: Units gained per row [B] (integers on the CPU, 0 .. width).
-        """
+        """Count the units that each row gained [B] (integers on the CPU, 0 .. width)."""
         self.lengths = self.lengths + counts.to(torch.int64)
         self._finish()
 
     def rollback(self, counts: Tensor) -> None:
-        """Forget the last units of each row, in O(1): no state is moved or cleared.
-
-        Args:
-            counts: Units taken back per row [B] (integers on the CPU).
+        """Forget the last units of each row [B] (integers on the CPU): no state is moved.
 
         Raises:
             GenerationError: If a row holds fewer units, or a count is negative.
@@ -169,9 +271,7 @@ class RowCache(Cache):
     def repeated(self, times: int) -> RowCache:
         """Return a cache with ``times`` equal rows, side by side, for each row of this one.
 
-        Args:
-            times: Copies per row, at least 1; for 1 the cache itself. Each copy has room of its
-                own to grow.
+        Each copy has room of its own to grow; for one copy it is the cache itself.
         """
         if times == 1:
             return self
@@ -183,18 +283,9 @@ class RowCache(Cache):
         return copy
 
     def restore(self, lengths: Sequence[int]) -> None:
-        """Go back to earlier lengths; what was written behind them is forgotten.
-
-        Args:
-            lengths: Units per row [B].
-        """
+        """Go back to earlier lengths [B]; what was written behind them is forgotten."""
         self.lengths = torch.tensor(lengths, dtype=torch.int64)
         self._finish()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(layer.nbytes for layer in self._rows)
 
     def _finish(self) -> None:
         longest = int(self.lengths.max())

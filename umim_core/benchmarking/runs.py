@@ -17,6 +17,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from umim_core.benchmarking.roofline import synchronize
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request
 
 Ints = NDArray[np.int64]
 Continuation = Literal["greedy", "text"]
@@ -111,7 +112,7 @@ def time_run(engine: Engine, prompts: Prompts, new_tokens: int) -> Timing:
     )
     forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
     synchronize(engine.backbone.device)
-    output = engine.generate(list(prompts.ids), config, logits_processor=forced)
+    output = engine.generate(list(prompts.ids), config, Request(logits_processor=forced))
     lengths = np.array([row.cache_lengths for row in output.rows], dtype=np.int64)
     return Timing(output.timings.first_token, output.timings.decode, lengths)
 

@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.inference.generation_settings import HONOURED, IGNORED, with_defaults
+from umim_core.inference.request import HONOURED, IGNORED, with_defaults
 from umim_core.inference.stopping import eos_ids
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.

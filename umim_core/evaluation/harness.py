@@ -214,7 +214,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         room = wanted.room(self.max_length)
         rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
         limits = wanted.limits([len(ids) for ids in rows])
-        output = engine.run(rows, wanted.settings(max(limits)), request)
+        output = engine.generate(rows, wanted.settings(max(limits)), request)
         texts = []
         for row, limit in zip(output.rows, limits, strict=True):
             saved = sum(length - 1 for _, length in row.generated_spans)

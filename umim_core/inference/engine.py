@@ -23,28 +23,28 @@ Source: paper, "Inference with UMIM".
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from torch import Tensor
+from transformers import GenerationConfig
 
-from umim_core.backbone.attention_masks import check_attention_window
+from umim_core.backbone.attention_masks import check_attention_window, step_mask
 from umim_core.backbone.row_cache import RowCache
-from umim_core.inference.clock import LapClock
-from umim_core.inference.generated import GeneratedUnits
-from umim_core.inference.generation_settings import check_generation_config, samples_per_prompt
-from umim_core.inference.outputs import EngineOutput, Observer, Timings
+from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
 from umim_core.inference.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
-from umim_core.inference.request import Request
-from umim_core.inference.rows import choose_tokens, new_rows, record_forward
+from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
+from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
 from umim_core.inference.sampling import TokenChooser
-from umim_core.inference.state import GenerationState
 from umim_core.inference.stopping import Stopper
-from umim_core.inference.trunk import CachedTrunk
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.packing import PackedUnits, fill_units
+from umim_core.merging.span_cache import SpanCache
+from umim_core.rules.suffix import Advance
 
+_PLAIN: Final = Request()
 Steps = Generator[NDArray[np.int64], None, EngineOutput]
 
 
@@ -67,46 +67,17 @@ class Engine:
 
     def __init__(self, compressed: Compressed) -> None:
         self.compressed, self.backbone = compressed, compressed.backbone
-        self.trunk = CachedTrunk(compressed)
+        self._preserved = compressed.unit_positions == "preserved"
+        self._spans = None if compressed.module is None else SpanCache(compressed)
 
     def generate(
         self,
         prompts: Sequence[NDArray[np.integer] | Sequence[int]],
         config: GenerationConfig,
-        *,
-        past: GenerationState | None = None,
-        merge_prompt: bool = True,
-        merge_decode: bool = True,
-        match_border: bool = False,
-        seed: int | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: StoppingCriteriaList | None = None,
-        streamer: BaseStreamer | None = None,
-        observer: Observer | None = None,
-    ) -> EngineOutput:
-        """Generate a continuation of every prompt; see ``steps`` and ``Request``."""
-        request = Request(
-            merge_prompt=merge_prompt,
-            merge_decode=merge_decode,
-            match_border=match_border,
-            seed=seed,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            streamer=streamer,
-            observer=observer,
-        )
-        return self.run(prompts, config, request, past)
-
-    def run(
-        self,
-        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
-        config: GenerationConfig,
-        request: Request,
+        request: Request = _PLAIN,
         past: GenerationState | None = None,
     ) -> EngineOutput:
-        """Take all the ``steps``."""
+        """Generate a continuation of every prompt: all of its ``steps``."""
         return exhaust(self.steps(prompts, config, request, past))
 
     @torch.no_grad()
@@ -171,9 +142,8 @@ class Engine:
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
-            logits = self.trunk.prefill(
-                given.packed, first_cache, [r.past for r in rows[::samples]]
-            )
+            before = [row.past for row in rows[::samples]]
+            logits = self._prefill(given.packed, first_cache, before)
             logits = logits.repeat_interleave(samples, dim=0)
             cache = first_cache.repeated(samples)
             while True:
@@ -187,7 +157,7 @@ class Engine:
                 running = np.array([row.stop_reason is None for row in rows])
                 if not running.any():
                     break
-                logits = self.trunk.feed(
+                logits = self._feed(
                     units.push(tokens, running), cache, [len(row.raw) for row in rows]
                 )
             complete = True
@@ -218,11 +188,10 @@ class Engine:
             raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
         # The last token chosen is never fed.
         limit = int(units.max()) + new - 1
-        preserved = self.compressed.unit_positions == "preserved"
-        highest = int(raw.max()) + new - 1 if preserved else limit
+        highest = int(raw.max()) + new - 1 if self._preserved else limit
         check_room(self.backbone, highest, new, overlong)
         rows = len(units) * samples_per_prompt(config)
-        if rows > 1 or preserved:  # one row keeps the backbone's windows
+        if rows > 1 or self._preserved:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
             layers = self.backbone.model.config.num_hidden_layers
@@ -232,3 +201,80 @@ class Engine:
         cache = past.take()
         cache.allow(max(limit, padded))
         return cache
+
+    def _forward(self, embeddings: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:
+        """Run W units per row [B, W, d] through the trunk on top of the cache: [B, W, d].
+
+        ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
+        """
+        out = self.backbone.trunk(
+            inputs_embeds=embeddings,
+            attention_mask=step_mask(cache, embeddings.dtype),
+            position_ids=cache.columns if positions is None else positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        assert isinstance(out, Tensor)  # noqa: S101  every transformers trunk returns one
+        return out
+
+    def _prefill(self, packed: PackedUnits, cache: RowCache, past: Sequence[int]) -> Tensor:
+        """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
+
+        Args:
+            packed: The prompts.
+            cache: Where they go.
+            past: Raw tokens that each row holds already.
+        """
+        cache.begin(packed.token_ids.shape[1])
+        if self._preserved:
+            before = torch.tensor(past, device=self.backbone.device)[:, None]
+            positions = packed.position_ids("preserved") + before
+        else:  # padding takes its row's last position: its column may lie beyond the backbone's
+            last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
+            positions = cache.columns.minimum(last_unit)
+        hidden = self._forward(self._unit_embeddings(packed), cache, positions)
+        cache.commit(packed.unit_counts.cpu())
+        last = packed.unit_counts - 1
+        if bool((last == hidden.shape[1] - 1).all()):
+            # A slice, as in transformers: a gather's other strides take another GEMM kernel and
+            # change the last bit of the logits (seen on CPU, float32).
+            return self.backbone.head(hidden[:, -1:])[:, 0]
+        at_last = hidden[torch.arange(len(last), device=hidden.device), last]
+        return self.backbone.head(at_last[:, None])[:, 0]
+
+    def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
+        """Embed the units of the prompts [B, S, d]."""
+        if self._spans is None or not len(packed.span_ids):
+            return self.backbone.embed(packed.token_ids)
+        pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
+        return fill_units(packed, self.backbone, pooled)
+
+    def _feed(self, step: Advance, cache: RowCache, raw_lengths: Sequence[int]) -> Tensor:
+        """Roll back, feed one unit per row, return the next logits [B, V].
+
+        Args:
+            step: What is taken back and fed.
+            cache: The rows.
+            raw_lengths: Raw tokens per row, the newest included.
+        """
+        if step.rollback.any():
+            cache.rollback(torch.from_numpy(step.rollback))
+        cache.begin(1)
+        positions = None
+        if self._preserved:
+            fed = torch.tensor(raw_lengths, device=self.backbone.device) - 1
+            positions = fed[:, None]
+        hidden = self._forward(self._step_embeddings(step), cache, positions)
+        cache.commit(torch.from_numpy(step.lengths > 0))
+        return self.backbone.head(hidden)[:, 0]
+
+    def _step_embeddings(self, step: Advance) -> Tensor:
+        """Embed the unit of each row [B, 1, d]; an ended row is fed id 0."""
+        device = self.backbone.device
+        embeddings = self.backbone.embed(torch.from_numpy(step.spans[:, :1]).to(device))
+        merged = np.flatnonzero(step.lengths > 1)
+        if merged.size and self._spans is not None:
+            pairs = zip(step.spans[merged].tolist(), step.lengths[merged].tolist(), strict=True)
+            found = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
+            embeddings[torch.from_numpy(merged).to(device), 0] = found
+        return embeddings

@@ -1,17 +1,148 @@
-"""Options of a generation request, beyond transformers' own settings."""
+"""Request to the engine: the settings of transformers that it honours, and options of its own.
+
+A setting that is not given comes from the model's own generation_config, then from transformers'
+defaults, as in ``transformers.generate``; a test holds the table of settings against transformers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
 
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import Observer
 from umim_core.inference.prompts import Overlong
+from umim_core.inference.sampling import ON_IDS, PLAIN, WARPERS
+from umim_core.inference.stopping import end_ids
+
+DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
+HONOURED: Final = frozenset(
+    {
+        *ON_IDS,
+        *PLAIN,
+        *WARPERS,
+        "bad_words_ids",
+        "do_sample",
+        "eos_token_id",
+        "max_new_tokens",
+        "max_time",
+        "min_length",
+        "min_new_tokens",
+        "num_return_sequences",
+        "stop_strings",
+    }
+)
+# Settings that say how transformers runs or reports, and that change no token.
+_WITHOUT_EFFECT: Final = frozenset(
+    {"bos_token_id", "pad_token_id", "use_cache", "transformers_version", "return_dict_in_generate"}
+)
+# More of them, with those of beam search and of assistants: refused where a caller gives them to
+# ``generate``, left out with a warning in an evaluation, never taken over from a model's file.
+IGNORED: Final = _WITHOUT_EFFECT | {
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "decoder_start_token_id",
+    "disable_compile",
+    "diversity_penalty",
+    "early_stopping",
+    "is_assistant",
+    "length_penalty",
+    "low_memory",
+    "max_cache_len",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "prefill_chunk_size",
+    "renormalize_logits",
+    "target_lookbehind",
+}
+_NEUTRAL: Final[dict[str, object]] = {
+    "num_beams": 1,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+}
+
+
+def check_generation_config(config: GenerationConfig) -> None:
+    """Refuse what the engine would otherwise ignore.
+
+    Args:
+        config: The generation settings.
+
+    Raises:
+        GenerationError: If ``max_new_tokens`` is not positive, a setting is not supported, or
+            several samples are asked for without sampling.
+    """
+    new = config.max_new_tokens
+    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
+        raise GenerationError(
+            "max_new_tokens must be an integer of at least 1", new, "Ask for one token or more."
+        )
+    unknown = sorted(
+        name
+        for name, value in config.to_diff_dict().items()
+        if value is not None
+        and name not in HONOURED | _WITHOUT_EFFECT
+        and not name.startswith("_")
+        and _NEUTRAL.get(name) != value
+    )
+    if unknown:
+        raise GenerationError(
+            f"generation settings must be among {sorted(HONOURED)}",
+            {name: config.to_dict()[name] for name in unknown},
+            "Leave the others out (beam search is not supported); where the model's own "
+            "generation_config names them, give others in `config`.",
+        )
+    samples = samples_per_prompt(config)
+    if samples < 1 or (samples > 1 and not config.do_sample):
+        raise GenerationError(
+            "num_return_sequences must be 1, or more with do_sample",
+            samples,
+            "Sample, or ask for one.",
+        )
+
+
+def samples_per_prompt(config: GenerationConfig) -> int:
+    """Return how many rows each prompt gets."""
+    return 1 if config.num_return_sequences is None else int(config.num_return_sequences)
+
+
+def with_defaults(given: GenerationConfig, backbone: Backbone) -> GenerationConfig:
+    """Return settings in which those not given (None) are filled as transformers fills them.
+
+    A length is not taken over (``max_length`` counts the prompt), nor is what changes no token. The
+    text's end falls back to the tokenizer's.
+
+    Args:
+        given: Settings; they stay as they are.
+        backbone: Its model's generation_config comes first.
+    """
+    config = GenerationConfig.from_dict(given.to_dict())
+    values = vars(config)
+    for name, value in backbone.model.generation_config.to_dict().items():
+        inherited = name not in IGNORED and name != "max_length" and _NEUTRAL.get(name) != value
+        said = value is not None and value is not False  # 0 is said: a top_k of 0 keeps all
+        if inherited and said and values.get(name, False) is None:
+            values[name] = value
+    if config.eos_token_id is None:
+        config.eos_token_id = end_ids(backbone) or None
+    if config.do_sample and config.top_k is None:
+        config.top_k = DEFAULT_TOP_K
+    return config
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from transformers import (
 
 from umim_core.backbone.devices import float64_device
 from umim_core.errors import GenerationError, NumericalError
-from umim_core.inference.history import History
-from umim_core.inference.stopping import eos_ids
+from umim_core.inference.stopping import History, eos_ids
 
 # Settings, in transformers' own order: the values without effect and what makes the processor.
 # The first table's need a row's ids, the second's do not; the third's count when sampling only.

@@ -4,13 +4,19 @@ A prompt's different spans are merged in one pass. While decoding a row merges o
 often one it has seen before; each is computed alone and kept, so that what a request gets depends
 neither on the other rows nor on the requests before it.
 
-Shapes: M spans, N tokens of the longest, d embedding size.
+What a token contributes depends on it alone (on its offset, too, with learned positions and in the
+linear form), so it can be computed once per vocabulary entry: a merge is then a lookup, a softmax
+and one d x d product, exactly. The table has V x d numbers, four times as many where offsets count.
+
+Shapes: V vocabulary, O offsets with a table of their own (1 or 4), M spans, N tokens of the
+longest, d embedding size.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import Final
@@ -18,9 +24,66 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
-from umim_core.merging.tabulated import TabulatedMerger
+
+
+@dataclass(frozen=True)
+class TabulatedMerger:
+    """Surrogates by token id, without gradients.
+
+    Attributes:
+        module: The module whose weights were tabulated; changing them makes the table stale.
+        table: What every vocabulary entry contributes at every offset [V, O, d].
+    """
+
+    module: MergeModule
+    table: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, module: MergeModule, embedding_table: Tensor, chunk: int = 8192) -> TabulatedMerger:
+        """Tabulate a module.
+
+        Args:
+            module: The module, on the device of the embeddings.
+            embedding_table: What the backbone reads for every id [V, d].
+            chunk: Vocabulary entries projected at once.
+
+        Raises:
+            ConfigError: If the embeddings have another size than the module, or if its tokens look
+                at their neighbours (depth 3).
+        """
+        size = module.hidden_size
+        if embedding_table.shape[1] != size:
+            raise ConfigError(
+                f"the embeddings must have the module's size {size}",
+                embedding_table.shape[1],
+                "Use the backbone that the module was trained for.",
+            )
+        offsets = module.table_offsets
+        parts = [
+            module.project(part.to(module.dtype)[:, None].expand(-1, offsets, -1))
+            for part in torch.split(embedding_table, chunk)
+        ]
+        return cls(module, torch.cat(parts))
+
+    @torch.no_grad()
+    def __call__(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Pool spans of ids.
+
+        Args:
+            span_ids: Token ids [M, N] (int64); beyond a span's length any id of the vocabulary.
+            lengths: Tokens of each span [M] (int64), 1 .. N.
+
+        Returns:
+            Surrogate embeddings [M, d] in the module's own data type.
+        """
+        width, offsets = span_ids.shape[1], self.table.shape[1]
+        columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
+        return self.module.pool(self.table[span_ids, columns], lengths)
+
 
 # A table of V x d numbers pays on small backbones; of a large one it would cost gigabytes for a
 # pass that is a thousandth of the prefill.

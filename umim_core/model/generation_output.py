@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.inference.outputs import EngineOutput, Spans, Timings, TopTokens
-from umim_core.inference.state import GenerationState
+from umim_core.inference.outputs import EngineOutput, GenerationState, Spans, Timings, TopTokens
 from umim_core.inference.stopping import StopReason
 from umim_core.model.showing import Decode, View, generation_view
 
@@ -105,3 +105,30 @@ class GenerationOutput:
     def html(self) -> str:
         """Return a self-contained HTML fragment of all rows; see ``showing.View.html``."""
         return "".join(view.html() for view in self.views)
+
+
+class TextPieces(TextStreamer):
+    """Collect text as transformers' streamer finds it complete: whole words and lines.
+
+    Args:
+        backbone: Its tokenizer decodes.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(
+            backbone.require_tokenizer(),
+            skip_prompt=True,
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        self._pieces: list[str] = []
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Keep a piece of text."""
+        if text:
+            self._pieces.append(text)
+
+    def drain(self) -> list[str]:
+        """Return the pieces since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return pieces

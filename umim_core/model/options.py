@@ -10,11 +10,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.inference.generation_settings import with_defaults
-from umim_core.inference.outputs import Observer
+from umim_core.inference.outputs import GenerationState, Observer
 from umim_core.inference.prompts import Overlong
-from umim_core.inference.request import Request
-from umim_core.inference.state import GenerationState
+from umim_core.inference.request import Request, with_defaults
 from umim_core.inference.stopping import eos_ids
 from umim_core.merging.compressed import Merge, check_merge
 from umim_core.model.inputs import Mask, PromptInput

@@ -17,11 +17,10 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.inference.engine import Engine, Steps, exhaust
 from umim_core.merging.compressed import Compressed, Merge, check_merge
 from umim_core.merging.module import MergeModule
-from umim_core.model.chat import TextPieces, encode_prompts
 from umim_core.model.compression import Compression
-from umim_core.model.generation_output import GenerationOutput
+from umim_core.model.generation_output import GenerationOutput, TextPieces
 from umim_core.model.hub import upload_checkpoint
-from umim_core.model.inputs import PromptInput, prompt_items
+from umim_core.model.inputs import PromptInput, encode_prompts, prompt_items
 from umim_core.model.loading import (
     LoadOptions,
     check_load_options,
