@@ -93,14 +93,14 @@ def _draw_curves(axes: Axes, points: list[Point], marked: set[int]) -> None:
         x = [point["rules"] for point in curves[name]]
         y = [100 * point["token_reduction"] for point in curves[name]]
         axes.plot(x, y, color=colours[name])
-        beside = {"textcoords": "offset points", "color": colours[name]}
+        label = {"textcoords": "offset points", "color": colours[name]}
         for point, at, high in zip(curves[name], x, y, strict=True):
             if point["tau"] not in marked:
                 continue
             axes.plot([at], [high], marker="o", markersize=5, color=colours[name])
             if math.isinf(lowest):  # the lowest curve speaks for all
                 below = {"xytext": (0, -7), "ha": "center", "va": "top", "fontsize": 8.5}
-                axes.annotate(f"τ = {point['tau']}", (at, high), **below, **beside)
+                axes.annotate(f"τ = {point['tau']}", (at, high), **below, **label)
         lowest = max(y[0], lowest + _NAME_GAP)
         white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        axes.annotate(name, (x[0], lowest), xytext=(8, 0), va="center", bbox=white, **beside)
+        axes.annotate(name, (x[0], lowest), xytext=(8, 0), va="center", bbox=white, **label)

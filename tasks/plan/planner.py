@@ -13,7 +13,7 @@ from umim_core.config.recipe import RunRecipe
 class Planner:
     """Stands in for a pipeline run: it notes every stage and hands back an empty artifact.
 
-    Artifacts are told apart: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
+    Artifacts differ: that of the third stage, ``tokenize``, has the path ``3-tokenize``.
     """
 
     def __init__(self, recipe: RunRecipe) -> None:

@@ -50,25 +50,25 @@ class RecipeCost:
     def as_dict(self) -> dict[str, object]:
         """Return the numbers for JSON; what is not predicted is left out."""
         document: dict[str, object] = {
-            "mining": {backbone: told.as_dict() for backbone, told in self.mining.items()}
+            "mining": {backbone: cost.as_dict() for backbone, cost in self.mining.items()}
         }
         if self.mining_unpredicted is not None:
             document["mining_unpredicted"] = self.mining_unpredicted
         for name in ("distillation", "distillation_here"):
-            if told := getattr(self, name):
-                document[name] = [{"cell": label} | one.as_dict() for label, one in told.items()]
+            if cost := getattr(self, name):
+                document[name] = [{"cell": label} | one.as_dict() for label, one in cost.items()]
         return document
 
     def lines(self) -> list[str]:
         """Return the predictions for people, cells that take the same together."""
         lines: list[str] = []
-        for backbone, told in self.mining.items():
-            lines += ["", f"mining for {backbone}, predicted from a sample:", *told.lines()]
+        for backbone, cost in self.mining.items():
+            lines += ["", f"mining for {backbone}, predicted from a sample:", *cost.lines()]
         if self.mining_unpredicted is not None:
             lines += ["", f"mining is not predicted: {self.mining_unpredicted}"]
-        for told in (self.distillation, self.distillation_here):
+        for cost in (self.distillation, self.distillation_here):
             groups: dict[tuple[str, ...], list[str]] = {}
-            for label, one in told.items():
+            for label, one in cost.items():
                 groups.setdefault(tuple(one.lines()), []).append(label)
             for text, labels in groups.items():
                 lines += ["", "distillation, predicted from shapes, each of:"]
@@ -81,8 +81,8 @@ class RecipeCost:
         Raises:
             ResourceLimitError: If there is such a prediction.
         """
-        for told in (*self.mining.values(), *self.distillation.values()):
-            told.check()
+        for cost in (*self.mining.values(), *self.distillation.values()):
+            cost.check()
 
 
 def predict_recipe(recipe: RunRecipe) -> RecipeCost:
@@ -97,7 +97,7 @@ def predict_recipe(recipe: RunRecipe) -> RecipeCost:
     if not isinstance(recipe, Recipe):
         return RecipeCost({}, reason, {}, {})
     mining = _predict_mining(recipe) if reason is None else {}
-    tokens = {backbone: int(told.figures["tokens"]) for backbone, told in mining.items()}
+    tokens = {backbone: int(cost.figures["tokens"]) for backbone, cost in mining.items()}
     on_gpus, here = predict_on_gpus(recipe, tokens), _predict_here(recipe, tokens)
     return RecipeCost(mining, reason, on_gpus, here)
 
@@ -131,7 +131,7 @@ def _predict_mining(recipe: Recipe) -> dict[str, Prediction]:
     for backbone, revision in dict.fromkeys((cell.backbone, cell.revision) for cell in counted):
         cells = [cell for cell in counted if (cell.backbone, cell.revision) == (backbone, revision)]
         try:
-            told = predict_mining(
+            cost = predict_mining(
                 recipe.corpus.train,
                 tokenizer=backbone,
                 revision=revision,
@@ -149,8 +149,8 @@ def _predict_mining(recipe: Recipe) -> dict[str, Prediction]:
             )
         except UnknownSizeError:
             continue
-        if told is not None:
-            found[backbone] = replace(told, limits=limits)
+        if cost is not None:
+            found[backbone] = replace(cost, limits=limits)
     return found
 
 
@@ -170,9 +170,9 @@ def predict_on_gpus(recipe: Recipe, tokens: Mapping[str, int]) -> dict[str, Pred
     hardware, found = recipe.hardware, {}
     for cell in recipe.cells if hardware is not None else ():
         bf16 = recipe.placement[1] == "bfloat16"
-        told = _predict_cell(recipe, cell, tokens, _shape(hardware, cell), hardware, bf16)
+        cost = _predict_cell(recipe, cell, tokens, _shape(hardware, cell), hardware, bf16)
         label = cell_row(cell).label
-        found[label] = replace(told, work=f"distillation of {label}")
+        found[label] = replace(cost, work=f"distillation of {label}")
     return found
 
 
@@ -197,9 +197,9 @@ def _predict_here(recipe: Recipe, tokens: Mapping[str, int]) -> dict[str, Predic
             bf16_tflops=_SHARE / MFU * gflops / 1e3,
             memory_bandwidth_gbs=1e6,
         )
-        told = _predict_cell(recipe, cell, tokens, shape, processor, recipe.distill.bf16).figures
-        step, steps = max(_LEAST_SECONDS, told["step_seconds"]), told["steps"]
-        figures = {name: told[name] for name in ("steps", "token_reduction")}
+        cost = _predict_cell(recipe, cell, tokens, shape, processor, recipe.distill.bf16).figures
+        step, steps = max(_LEAST_SECONDS, cost["step_seconds"]), cost["steps"]
+        figures = {name: cost[name] for name in ("steps", "token_reduction")}
         found[cell_row(cell).label] = Prediction(
             work="distillation",
             basis="this machine's processor, validation left out",
@@ -209,7 +209,7 @@ def _predict_here(recipe: Recipe, tokens: Mapping[str, int]) -> dict[str, Predic
             notes={
                 "steps at most": f"{steps:,}",
                 "time of a step": f"about {step:.2g} s",
-                "assumed": f"token reduction {told['token_reduction']:.0%}, {_SHARE:.0%} of the "
+                "assumed": f"token reduction {cost['token_reduction']:.0%}, {_SHARE:.0%} of the "
                 f"{gflops:,.0f} GFLOP/s that large float32 products reach here now",
             },
         )

@@ -184,7 +184,7 @@ def _predict(
     shards: TokenShards, corpus: Corpus, options: SearchOptions, config: MiningConfig
 ) -> Prediction | None:
     """Predict the cost from a sample counted here, and refuse one beyond the limits."""
-    told = predict_search(
+    predicted = predict_search(
         shards,
         corpus.offsets,
         corpus.excluded,
@@ -193,31 +193,31 @@ def _predict(
         workers=cluster_cpus(),
         block_tokens=config.block_tokens,
     )
-    if told is None:
+    if predicted is None:
         return None
     limits = Limits(config.max_memory_gib, config.max_disk_gib, config.max_hours)
-    replace(told, limits=limits).check()
+    replace(predicted, limits=limits).check()
     logger.info(
         "count: %.1f s, %s per worker and %s shuffled are predicted",
-        sum(told.seconds.values()),
-        gib(told.memory_bytes),
-        gib(told.figures["shuffle_bytes"]),
+        sum(predicted.seconds.values()),
+        gib(predicted.memory_bytes),
+        gib(predicted.figures["shuffle_bytes"]),
     )
-    return told
+    return predicted
 
 
 def _errors(prediction: Prediction, seconds: float) -> Metrics:
     """Return what was predicted, and how wrong the time was.
 
-    Memory is told but not compared: it is that of a worker, and the driver's peak says nothing
+    Memory is predicted but not compared: it is that of a worker, and the driver's peak says nothing
     about it.
     """
-    told = sum(prediction.seconds.values())
+    predicted = sum(prediction.seconds.values())
     return {
-        "predicted_seconds": told,
+        "predicted_seconds": predicted,
         "predicted_memory_bytes": prediction.memory_bytes,
         "predicted_shuffle_bytes": prediction.figures["shuffle_bytes"],
-        "prediction_error_seconds": told / max(seconds, 1e-9) - 1,
+        "prediction_error_seconds": predicted / max(seconds, 1e-9) - 1,
     }
 
 

@@ -95,7 +95,7 @@ def report_data(
     """Gather everything the report shows."""
     rows = comparison_rows(cells, shipped, recipe.seed)
     speeds = [_measured_speeds(result) for result in (*cells, *shipped)]
-    looks = _Looks(cells, shipped)
+    examples = _Examples(cells, shipped)
     return ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
@@ -106,9 +106,9 @@ def report_data(
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
-        examples=(looks.example(),),
-        attention=looks.attention(),
-        similarity=looks.similarity(),
+        examples=(examples.example(),),
+        attention=examples.attention(),
+        similarity=examples.similarity(),
         chance=_CHANCE if any(result.scores for result in cells) else None,
         links=links,
     )
@@ -127,7 +127,7 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Chec
     return tuple(trained + found)
 
 
-class _Looks:
+class _Examples:
     """Examples on held-out text, from the first shipped checkpoint or else the first trained."""
 
     def __init__(self, cells: list[CellResult], shipped: list[ShippedResult]) -> None:

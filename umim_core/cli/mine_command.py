@@ -160,8 +160,8 @@ def mine(
             if dry_run:
                 emit({"prediction": None}, [small], as_json)
         elif dry_run:
-            told = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
-            emit({"prediction": prediction.as_dict()}, told, as_json)
+            lines = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
+            emit({"prediction": prediction.as_dict()}, lines, as_json)
         if prediction is not None:
             replace(prediction, limits=limits).check()
     if dry_run or out is None:
@@ -204,8 +204,8 @@ def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float
         "seconds": (sum(prediction.seconds.values()), seconds),
     }
     return {
-        name: {"predicted": told, "measured": found, "error": told / found - 1}
-        for name, (told, found) in pairs.items()
+        name: {"predicted": predicted, "measured": found, "error": predicted / found - 1}
+        for name, (predicted, found) in pairs.items()
     }
 
 

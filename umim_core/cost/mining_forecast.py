@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
     Attributes:
         ids: Some of its ids [S].
-        total: Tokens of the whole corpus, as far as they can be told.
+        total: Tokens of the whole corpus, as far as they are known.
         seconds_per_token: Time of tokenizing.
     """
 
@@ -65,7 +65,7 @@ def predict_mining(
         tokenizer: Name of the tokenizer; may be None for ready ids.
         options: How it is to be mined.
         revision: Revision of the tokenizer on the hub.
-        tokens: Tokens of the corpus, where they cannot be told from the sizes of its files:
+        tokens: Tokens of the corpus, where they do not follow from the sizes of its files:
             compressed ones, Parquet, data sets.
         at_most: Tokens after which mining stops; None for no limit.
         workers: Workers of a cluster, each of one thread; None for one process.
