@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from matplotlib.figure import Figure
 
@@ -25,30 +25,24 @@ from tasks.report.page_template import Report
 from tasks.report.report_drawing import ON_PAPER, STYLE, svg_file
 from umim_core.store.artifacts import sha256_bytes
 
-
-class _Drawing(NamedTuple):
-    """The figure of a benchmark: its file, its title, what draws it and in which style."""
-
-    stem: str
-    title: str
-    draw: Callable[[Report], Figure]
-    style: dict[str, object]
-
-
-_DRAWINGS: Final = {
-    "mining_scaling": _Drawing(
-        "mining-scaling", "Time and memory of mining against tokens", scaling_figure, STYLE
+# Benchmark -> what draws its figure, the figure's file and title, and its style.
+_FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, object]]]] = {
+    "mining_scaling": (
+        scaling_figure,
+        "mining-scaling",
+        "Time and memory of mining against tokens",
+        STYLE,
     ),
-    "cache_capacity": _Drawing(
+    "cache_capacity": (
+        capacity_figure,
         "cache_capacity",
         "Cache memory of a row, and rows that fit into the same memory",
-        capacity_figure,
         STYLE | ON_PAPER,
     ),
-    "wikitext_rules": _Drawing(
+    "wikitext_rules": (
+        wikitext_figure,
         "wikitext2-tr-against-rules",
         "Token reduction against number of rules",
-        wikitext_figure,
         STYLE,
     ),
 }
@@ -73,8 +67,8 @@ def documents_of(results: Path) -> list[Document]:
         figures = {f"{results.stem}-{name}": partial(figure_svg, data, name) for name in FIGURES}
     elif (name := found.get("benchmark")) in PAGES:
         page = partial(benchmark_page, found)
-        if name in _DRAWINGS:
-            figures = {_DRAWINGS[name].stem: partial(benchmark_figure, found)}
+        if name in _FIGURES:
+            figures = {_FIGURES[name][1]: partial(benchmark_figure, found)}
     else:
         return []
     return [
@@ -85,5 +79,5 @@ def documents_of(results: Path) -> list[Document]:
 
 def benchmark_figure(report: Report) -> str:
     """Return the figure of a benchmark's results as an SVG file."""
-    stem, title, draw, style = _DRAWINGS[report["benchmark"]]
-    return svg_file(partial(draw, report), stem, title, style)
+    draw, *about = _FIGURES[report["benchmark"]]
+    return svg_file(partial(draw, report), *about)

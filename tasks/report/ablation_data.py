@@ -1,31 +1,22 @@
-"""Results of an ablation, as data that explains itself; ``ablation.py`` turns it into pages."""
+"""Results of an ablation, as data that explains itself; ``ablation_page.py`` makes its page."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tasks.report.comparison import ComparisonRow
+from tasks.report.report_data import Part
 from tasks.run.stage import Artifact
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Budget(Part):
+    """Training budget of every cell."""
 
-
-class Budget(_Part):
-    """Training budget of every cell.
-
-    Attributes:
-        steps: Optimiser steps at most.
-        rows: Rows of the global batch.
-        tokens: Raw tokens of a row.
-    """
-
-    steps: int = Field(ge=1)
-    rows: int = Field(ge=1)
-    tokens: int = Field(ge=1)
+    steps: int = Field(ge=1)  # of the optimiser, at most
+    rows: int = Field(ge=1)  # of the global batch
+    tokens: int = Field(ge=1)  # raw, of a row
 
     @property
     def total(self) -> int:
@@ -33,27 +24,17 @@ class Budget(_Part):
         return self.steps * self.rows * self.tokens
 
 
-class AblationCell(_Part):
-    """One cell: what it was, what it was trained with, what was measured.
+class AblationCell(Part):
+    """One cell: what it was, what it was trained with, what was measured."""
 
-    Attributes:
-        row: The cell's row of the comparison, with the metrics that the table shows.
-        rules: Number of rules by order.
-        collision_rate: Share of rules that share a surrogate with another in a module without
-            positions, 0..1.
-        training: What the training recorded: its steps, the step that was kept, seconds.
-        trained_on: Platform of the training.
-        further: Everything else that was measured.
-        withdrawn: Metrics whose figures no longer stand; the page marks them and says why.
-    """
-
-    row: ComparisonRow
-    rules: dict[int, int]
+    row: ComparisonRow  # with the metrics that the table shows
+    rules: dict[int, int]  # number by order
+    # Share of rules that share a surrogate with another in a module without positions, 0..1.
     collision_rate: float | None = None
-    training: dict[str, float] = Field(default_factory=dict)
-    trained_on: str = ""
-    further: dict[str, float] = Field(default_factory=dict)
-    withdrawn: tuple[str, ...] = ()
+    training: dict[str, float] = Field(default_factory=dict)  # steps, the step kept, seconds
+    trained_on: str = ""  # platform
+    further: dict[str, float] = Field(default_factory=dict)  # everything else that was measured
+    withdrawn: tuple[str, ...] = ()  # metrics that no longer stand; the page marks them
 
     @property
     def steps(self) -> int | None:
@@ -61,31 +42,18 @@ class AblationCell(_Part):
         return int(self.training["steps"]) if "steps" in self.training else None
 
 
-class AblationData(_Part):
-    """A whole ablation.
+class AblationData(Part):
+    """A whole ablation."""
 
-    Attributes:
-        kind: Tells the file apart from other results.
-        name: Name of the recipe; files next to it begin with it.
-        description: Of the recipe.
-        seed: Of every training.
-        budget: What every cell may train on.
-        evaluation: Held-out rows of the measurements.
-        recipe: The validated recipe.
-        machine: Facts of the machine that made the table, in the order to be shown.
-        versions: Libraries of the trainings; every version where the cells differ.
-        cells: In the order of the recipe.
-    """
-
-    kind: Literal["ablation"] = "ablation"
-    name: str
+    kind: Literal["ablation"] = "ablation"  # tells the file apart from other results
+    name: str  # of the recipe; files next to it begin with it
     description: str = ""
     seed: int
     budget: Budget
-    evaluation: dict[str, int] = Field(default_factory=dict)
+    evaluation: dict[str, int] = Field(default_factory=dict)  # held-out rows of the measurements
     recipe: dict[str, object] = Field(default_factory=dict)
-    machine: dict[str, str] = Field(default_factory=dict)
-    versions: dict[str, str] = Field(default_factory=dict)
+    machine: dict[str, str] = Field(default_factory=dict)  # that made the table
+    versions: dict[str, str] = Field(default_factory=dict)  # all where the cells differ
     cells: tuple[AblationCell, ...] = Field(min_length=1)
 
     @property

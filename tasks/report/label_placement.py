@@ -17,9 +17,15 @@ Points = NDArray[np.float64]
 _FONT: Final = 8.5  # points
 _SPACING: Final = 2.0  # of the samples of a line, in points
 _LEADER: Final = 16.0  # a label that is farther away is tied to its point by a line
-_REACH: Final = (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 40.0)  # from the point to the label's near edge
-_ANGLES: Final = np.deg2rad(np.arange(0, 360, 15))
 _LABEL, _POINT, _LINE, _FAR = 40.0, 15.0, 1.0, 0.12  # what it costs to cover one, or to be far
+# Places around a point: distance to the label's near edge [C] and direction [C, 2].
+_FARS, _ANGLES = (
+    grid.ravel()
+    for grid in np.meshgrid(
+        (7.0, 9.0, 12.0, 16.0, 22.0, 30.0, 40.0), np.deg2rad(np.arange(0, 360, 15)), indexing="ij"
+    )
+)
+_WAYS: Final = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 
 
 def place_labels(
@@ -49,9 +55,13 @@ def place_labels(
     taken: list[Points] = []
     for at, (x, y, text, colour) in zip(anchors, labels, strict=True):
         size = np.array([0.62 * _FONT * len(text), 1.1 * _FONT])
-        boxes = _candidates(at, size)
-        costs = [_cost(box, far, frame, taken, anchors, samples) for box, far in boxes]
-        box, far = boxes[int(np.argmin(costs))]
+        middles = at + _WAYS * (_FARS[:, None] + size / 2)  # the nearest edge or corner is near
+        boxes = np.stack([middles - size / 2, middles + size / 2], axis=1)  # [C, low or high, 2]
+        costs = _LABEL * _covered(taken, boxes) + _POINT * _inside(anchors, boxes, 4)
+        costs += _LINE * _inside(samples, boxes, 1) + _FAR * _FARS
+        costs[((boxes[:, 0] < frame[0]) | (boxes[:, 1] > frame[1])).any(axis=1)] = np.inf
+        best = int(np.argmin(costs))
+        box, far = boxes[best], _FARS[best]
         taken.append(box)
         left, right = box[:, 0] - at[0]
         # Text is narrower than its estimate: it begins, or ends, at the edge next to the point.
@@ -87,35 +97,13 @@ def _sampled(line: Points) -> Points:
     return np.concatenate(pieces)
 
 
-def _candidates(at: Points, size: Points) -> list[tuple[Points, float]]:
-    """Return boxes (low corner, high corner) around a point, each with its distance."""
-    found = []
-    for far in _REACH:
-        for angle in _ANGLES:
-            way = np.array([np.cos(angle), np.sin(angle)])
-            middle = at + way * (far + size / 2)  # the nearest edge or corner is near, in any way
-            found.append((np.stack([middle - size / 2, middle + size / 2]), far))
-    return found
+def _covered(taken: Sequence[Points], boxes: Points) -> Points:
+    """Return how many of the labels that have a place each box would cover [C]."""
+    covered = [((boxes[:, 0] < b[1]) & (b[0] < boxes[:, 1])).all(axis=1) for b in taken]
+    return np.sum(covered, axis=0, dtype=np.float64) if covered else np.zeros(len(boxes))
 
 
-def _cost(
-    box: Points,
-    far: float,
-    frame: Points,
-    taken: Sequence[Points],
-    anchors: Points,
-    samples: Points,
-) -> float:
-    if (box[0] < frame[0]).any() or (box[1] > frame[1]).any():
-        return float("inf")
-    covered = sum(1 for other in taken if (box[0] < other[1]).all() and (other[0] < box[1]).all())
-    return (
-        _LABEL * covered
-        + _POINT * _inside(anchors, box, 4)
-        + _LINE * _inside(samples, box, 1)
-        + _FAR * far
-    )
-
-
-def _inside(points: Points, box: Points, margin: float) -> int:
-    return int(((points > box[0] - margin) & (points < box[1] + margin)).all(axis=1).sum())
+def _inside(points: Points, boxes: Points, margin: float) -> Points:
+    """Return how many points lie in each box or near it [C]."""
+    low, high = boxes[:, None, 0] - margin, boxes[:, None, 1] + margin
+    return np.asarray(((points > low) & (points < high)).all(axis=2).sum(axis=1), np.float64)

@@ -14,32 +14,28 @@ _LABEL_CHARACTERS: Final = 14
 
 
 def draw_attention(example: AttentionExample | None) -> ReportFigure | None:
-    """Draw attention before and after merging side by side, on one scale.
-
-    Args:
-        example: What was measured; None draws nothing.
-    """
+    """Draw attention before and after merging side by side, on one scale; nothing for None."""
     if example is None or not example.units:
         return None
     size = len(example.units)
     figure = Figure(figsize=(12.6, 2.6 + 0.16 * size))
     panels = figure.subplots(1, 2, sharey=True)
     highest = max(max(max(row) for row in grid) for grid in (example.before, example.after))
-    names = [
-        _name(text, tokens) for text, tokens in zip(example.units, example.tokens, strict=True)
-    ]
-    titles = ("before: raw tokens, added up by unit", "after: units")
-    for axes, grid, title in zip(panels, (example.before, example.after), titles, strict=True):
+    names = [_name(*unit) for unit in zip(example.units, example.tokens, strict=True)]
+    places = [place + 0.5 for place in range(size)]
+    grids = (
+        ("before: raw tokens, added up by unit", example.before),
+        ("after: units", example.after),
+    )
+    for axes, (title, grid) in zip(panels, grids, strict=True):
         # Squares and no image: a picture inside SVG would not follow the page's size.
         mesh = axes.pcolormesh(grid, cmap="Blues", vmin=0, vmax=highest, edgecolors="none")
-        axes.set_xticks([place + 0.5 for place in range(size)], names, rotation=90, fontsize=7.5)
-        axes.set_yticks([place + 0.5 for place in range(size)], names, fontsize=7.5)
+        axes.set_xticks(places, names, rotation=90, fontsize=7.5)
+        axes.set_yticks(places, names, fontsize=7.5)
         for label, tokens in zip(axes.get_xticklabels(), example.tokens, strict=True):
             label.set_color(PALETTE[1] if tokens > 1 else label.get_color())
-        axes.set_ylim(size, 0)
+        axes.set(ylim=(size, 0), title=title, xlabel="Attended unit")
         axes.grid(visible=False)
-        axes.set_title(title)
-        axes.set_xlabel("Attended unit")
     panels[0].set_ylabel("Attending unit")
     figure.colorbar(mesh, ax=panels, label="Attention weight", shrink=0.8)
     caption = (
@@ -51,30 +47,21 @@ def draw_attention(example: AttentionExample | None) -> ReportFigure | None:
 
 
 def draw_similarity(rows: Sequence[SimilarityRow]) -> ReportFigure | None:
-    """Draw the cosine of surrogates with their tokens, their mean and a random token.
-
-    Args:
-        rows: One per order; none draws nothing.
-    """
+    """Draw the cosine of surrogates with their tokens, their mean and a random token, by order."""
     if not rows:
         return None
     figure = Figure(figsize=(6.4, 4.4))
     axes = figure.add_subplot()
     places, names, start = [], [], 0.0
     for row in rows:
-        bars = [*((f"{i + 1}", value, 0) for i, value in enumerate(row.by_offset))]
+        bars = [(f"{place}", value, 0) for place, value in enumerate(row.by_offset, 1)]
         bars += [("mean", row.mean, 1), ("random", row.random, 2)]
         for offset, (name, value, colour) in enumerate(bars):
             axes.bar(start + offset, value, 0.8, color=PALETTE[colour])
             places.append(start + offset)
             names.append(name)
-        axes.annotate(
-            f"{row.order} tokens ({row.spans:,})",
-            (start, 1.0),
-            xycoords=("data", "axes fraction"),
-            fontsize=8.5,
-            va="top",
-        )
+        top = {"xycoords": ("data", "axes fraction"), "fontsize": 8.5, "va": "top"}
+        axes.annotate(f"{row.order} tokens ({row.spans:,})", (start, 1.0), **top)
         start += len(bars) + 1
     axes.set_xticks(places, names, rotation=90)
     axes.set_ylabel("Cosine similarity")

@@ -1,4 +1,4 @@
-"""Data of the report; ``report.py`` turns it into pages."""
+"""Data of the report, as its JSON file holds it; ``report_page.py`` turns it into pages."""
 
 from __future__ import annotations
 
@@ -10,53 +10,36 @@ from tasks.report.comparison import ComparisonRow
 from umim_core.adaptation.settings import WT
 
 Point = tuple[int, float | None]
+Phase = Literal["prefill", "decode", "request"]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a result file: frozen, and without unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LossCurve(_Part):
-    """Losses of one training run.
+class LossCurve(Part):
+    """Losses (step, value) of one training run; KL and cross-entropy in nats per aligned row."""
 
-    Attributes:
-        label: Which cell was trained, e.g. ``umim-docs-llama, τ 5``.
-        train: (step, value) on the training batches.
-        validation: (step, value) on the validation split.
-        quantity: ``KL`` or ``cross-entropy`` (nats per aligned row), or ``preference`` loss.
-    """
-
-    label: str
+    label: str  # cell and setting, e.g. ``umim-docs-llama, τ 5, WT``
     train: tuple[Point, ...] = ()
     validation: tuple[Point, ...] = ()
     quantity: Literal["KL", "cross-entropy", "preference"] = "cross-entropy"
 
 
-class SpeedRow(_Part):
-    """One measured speed, base and UMIM side by side.
+class SpeedRow(Part):
+    """One measured speed of base and UMIM, in raw tokens/s; matching and merging are included."""
 
-    Attributes:
-        label: Which checkpoint and rules.
-        phase: Reading the prompt, generating, or both.
-        prompt_tokens: Raw tokens of the prompt.
-        batch_size: Rows side by side.
-        base_tokens_per_s: Raw tokens per second, base model.
-        umim_tokens_per_s: Raw tokens per second, UMIM (matching and merging included).
-        token_reduction: Realised TR of the prompt, 0..1.
-        bound: Largest speed-up that this TR can give.
-        base_kv_bytes: Keys and values at the end of the phase, base model.
-        umim_kv_bytes: The same for UMIM.
-    """
-
-    label: str
-    phase: Literal["prefill", "decode", "request"] = "prefill"
-    prompt_tokens: int = Field(gt=0)
+    label: str  # checkpoint and rules
+    phase: Phase = "prefill"
+    prompt_tokens: int = Field(gt=0)  # raw
     batch_size: int = Field(default=1, gt=0)
     base_tokens_per_s: float | None
     umim_tokens_per_s: float | None
-    token_reduction: float | None = None
-    bound: float | None = None
-    base_kv_bytes: int | None = None
+    token_reduction: float | None = None  # realised on the prompt, 0..1
+    bound: float | None = None  # largest speed-up that this TR can give
+    base_kv_bytes: int | None = None  # keys and values at the end of the phase
     umim_kv_bytes: int | None = None
 
     @property
@@ -67,130 +50,73 @@ class SpeedRow(_Part):
         return self.umim_tokens_per_s / self.base_tokens_per_s
 
 
-class BreakEvenRow(_Part):
-    """From which prompt length on a checkpoint pays.
+class BreakEvenRow(Part):
+    """The prompt length from which a checkpoint pays."""
 
-    Attributes:
-        label: Which checkpoint and rules.
-        phase: Reading the prompt, generating, or both.
-        batch_size: Rows side by side.
-        prompt_tokens: Measured lengths, rising.
-        pays_from: Least of them from which UMIM is faster, lower quartile included; None if never.
-    """
-
-    label: str
-    phase: Literal["prefill", "decode", "request"]
+    label: str  # checkpoint and rules
+    phase: Phase
     batch_size: int = Field(gt=0)
-    prompt_tokens: tuple[int, ...]
-    pays_from: int | None
+    prompt_tokens: tuple[int, ...]  # measured lengths, rising
+    pays_from: int | None  # the least of them that is faster, lower quartile included
 
 
-class RuleCounts(_Part):
-    """Number of n-grams of each order that pass each step of mining.
+class RuleCounts(Part):
+    """Number of n-grams by order that pass each step of mining."""
 
-    Attributes:
-        label: Which rule set.
-        raw: Count by order of n-grams that reach the threshold.
-        overlap: Count by order after the overlap filter.
-        rules: Count by order after the containment filter.
-    """
-
-    label: str
-    raw: dict[int, int] = Field(default_factory=dict)
-    overlap: dict[int, int] = Field(default_factory=dict)
+    label: str  # rule set
+    raw: dict[int, int] = Field(default_factory=dict)  # reach the threshold
+    overlap: dict[int, int] = Field(default_factory=dict)  # pass the overlap filter
     rules: dict[int, int]
 
 
-class SpanExample(_Part):
-    """A text cut into units.
+class SpanExample(Part):
+    """A text cut into units."""
 
-    Attributes:
-        label: Which rule set cut it.
-        spans: (text, raw tokens in the unit) in order; 2 or more tokens means merged.
-    """
-
-    label: str
-    spans: tuple[tuple[str, int], ...]
+    label: str  # rule set
+    spans: tuple[tuple[str, int], ...]  # (text, raw tokens of the unit), in order
 
     @property
-    def token_reduction(self) -> float:
-        """Share of raw tokens that merging removed, 0..1."""
-        tokens = sum(n for _, n in self.spans)
-        return 1 - len(self.spans) / tokens if tokens else 0.0
+    def caption(self) -> str:
+        """The label with the figures of the text."""
+        tokens, units = sum(n for _, n in self.spans), len(self.spans)
+        reduction = 100 * (1 - units / tokens) if tokens else 0.0
+        return f"{self.label}: {tokens} tokens, {units} units, TR {reduction:.1f} %"
 
 
-class AttentionExample(_Part):
-    """Attention of one layer, raw and merged, between the units of one text.
+class AttentionExample(Part):
+    """Attention [query][key] of one layer between the units of one text."""
 
-    Attributes:
-        label: Which checkpoint and layer.
-        units: Text of each unit.
-        tokens: Raw tokens of each unit.
-        before: Attention [query][key] over raw tokens, those of a unit added up.
-        after: The same over units.
-    """
-
-    label: str
+    label: str  # checkpoint and layer
     units: tuple[str, ...]
-    tokens: tuple[int, ...]
-    before: tuple[tuple[float, ...], ...]
-    after: tuple[tuple[float, ...], ...]
+    tokens: tuple[int, ...]  # raw tokens of each unit
+    before: tuple[tuple[float, ...], ...]  # over raw tokens, those of a unit added up
+    after: tuple[tuple[float, ...], ...]  # over units
 
 
-class SimilarityRow(_Part):
-    """Mean cosine similarities of the surrogates of one order.
-
-    Attributes:
-        order: Tokens of a span.
-        spans: Number of spans.
-        by_offset: With the embedding of the token at each offset.
-        mean: With the mean of the span's embeddings.
-        random: With a random token's embedding.
-    """
+class SimilarityRow(Part):
+    """Mean cosine similarities of the surrogates of one order with embeddings."""
 
     order: int
     spans: int
-    by_offset: tuple[float, ...]
-    mean: float
-    random: float
+    by_offset: tuple[float, ...]  # of the token at each offset
+    mean: float  # of the span's mean
+    random: float  # of a random token
 
 
-class CheckpointPlace(_Part):
-    """Place of a checkpoint.
+class CheckpointPlace(Part):
+    """Place of a checkpoint."""
 
-    Attributes:
-        label: Which cell and setting.
-        path: Directory, or the name that ``umim generate -c`` takes.
-    """
-
-    label: str
-    path: str
+    label: str  # cell and setting
+    path: str  # directory, or the name that ``umim generate -c`` takes
 
 
-class ReportData(_Part):
-    """Everything the report shows.
-
-    Attributes:
-        recipe: Name of the recipe.
-        config: The validated recipe.
-        host: Facts of the machine, in the order to be shown.
-        rows: The comparison, in the order to be shown; the first one leads the page.
-        checkpoints: What was trained and measured, in the same order.
-        curves: Losses by cell.
-        throughput: Speeds.
-        break_even: From which prompt length on merging pays.
-        rule_counts: Mining by rule set.
-        examples: Texts with their merged spans.
-        attention: Attention before and after merging; None where not measured.
-        similarity: Surrogates against their tokens, by order.
-        chance: Accuracy of guessing on the task, 0..1; None where unknown.
-        links: Addresses by name (the MLflow and Prefect pages of the run).
-    """
+class ReportData(Part):
+    """Everything the report shows, in the order to be shown."""
 
     recipe: str
     config: dict[str, object] = Field(default_factory=dict)
     host: dict[str, str] = Field(default_factory=dict)
-    rows: tuple[ComparisonRow, ...] = ()
+    rows: tuple[ComparisonRow, ...] = ()  # the first one leads the page
     checkpoints: tuple[CheckpointPlace, ...] = ()
     curves: tuple[LossCurve, ...] = ()
     throughput: tuple[SpeedRow, ...] = ()
@@ -199,8 +125,8 @@ class ReportData(_Part):
     examples: tuple[SpanExample, ...] = ()
     attention: AttentionExample | None = None
     similarity: tuple[SimilarityRow, ...] = ()
-    chance: float | None = None
-    links: dict[str, str] = Field(default_factory=dict)
+    chance: float | None = None  # accuracy of guessing on the task, 0..1
+    links: dict[str, str] = Field(default_factory=dict)  # pages of MLflow and Prefect
 
     def addresses(self) -> dict[str, str]:
         """Return the links that a browser can open, by name."""

@@ -114,16 +114,15 @@ def _examples(examples: Sequence[SpanExample]) -> Section:
     marks = "".join(f'<span class="n{n}">{n} tokens, one unit</span>' for n in (2, 3, 4))
     html.append(f'<p class="soft key">{marks}unmarked: left as it was</p>')
     for example in examples:
-        tokens = sum(n for _, n in example.spans)
-        reduction = shown(example.token_reduction, 1, scale=100)
-        caption = f"{example.label}: {tokens} tokens, {len(example.spans)} units, TR {reduction} %"
         coloured = "".join(
             f'<span class="n{min(n, 4)}">{escape(piece)}</span>' if n > 1 else escape(piece)
             for piece, n in example.spans
         )
-        html.append(f'<div class="spans">{coloured}</div><p class="note">{escape(caption)}</p>')
+        html.append(
+            f'<div class="spans">{coloured}</div><p class="note">{escape(example.caption)}</p>'
+        )
         marked = "".join(f"⟦{text}⟧" if n > 1 else text for text, n in example.spans)
-        texts.append(f"{caption}\n\n````text\n{marked}\n````")
+        texts.append(f"{example.caption}\n\n````text\n{marked}\n````")
     return Section("What gets merged", "\n".join(html), "\n\n".join(texts))
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table as RichTable
-
 DASH: Final = "–"
-_ROOM: Final = 1 << 16  # rich takes of it what the cells need
 _NOTE_WIDTH: Final = 140
 
 
@@ -78,45 +74,31 @@ def make_table(title: str, columns: Sequence[Column], rows: Sequence[Any], note:
     )
 
 
-def table_text(table: Table, width: int | None = None) -> str:
-    """Return a table for a terminal, its note below it.
+def _aligned(table: Table, lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return lines of cells with all cells of a column as wide as the widest, and at least 3."""
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    sides = [str.ljust if index in table.left else str.rjust for index in range(len(widths))]
+    return [
+        [side(cell, width) for cell, side, width in zip(line, sides, widths, strict=True)]
+        for line in lines
+    ]
 
-    Args:
-        table: What to show; its title is left out.
-        width: Columns of the terminal, where longer lines are cut; None gives the table the room
-            it needs.
 
-    Returns:
-        Text without colour codes, ending in a newline.
-    """
-    drawn = RichTable(box=None, pad_edge=False, header_style="")
-    for index, heading in enumerate(table.headings):
-        side = "left" if index in table.left else "right"
-        drawn.add_column(heading, justify=side, no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*row)
-    printed = io.StringIO()
-    console = Console(file=printed, width=width or _ROOM, color_system=None)
-    console.print(drawn)
-    console.width = width or _NOTE_WIDTH
-    console.print(table.note, highlight=False)
-    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()) + "\n"
+def table_text(table: Table) -> str:
+    """Return a table without its title for a terminal, the note below it, ending in a newline."""
+    lines = _aligned(table, [table.headings, *table.rows])
+    shown_lines = ["  ".join(line).rstrip() for line in lines]
+    return "\n".join([*shown_lines, *textwrap.wrap(table.note, _NOTE_WIDTH)]) + "\n"
 
 
 def table_markdown(table: Table) -> str:
     """Return a table and its note as GitHub-flavoured markdown; its columns are aligned."""
-    lines = [list(table.headings), *([escaped(cell) for cell in row] for row in table.rows)]
-    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(lines[0]))]
-    sides = [str.ljust if i in table.left else str.rjust for i in range(len(widths))]
-    ends = ["-" if i in table.left else ":" for i in range(len(widths))]
-    rule = ["-" * (width - 1) + end for width, end in zip(widths, ends, strict=True)]
-
-    def text(line: list[str]) -> str:
-        cells = (side(cell, w) for cell, side, w in zip(line, sides, widths, strict=True))
-        return f"| {' | '.join(cells)} |"
-
-    note = f"\n\n{escaped(table.note)}" if table.note else ""
-    return "\n".join(map(text, [lines[0], rule, *lines[1:]])) + note
+    rows = [[escaped(cell) for cell in row] for row in table.rows]
+    head, *body = _aligned(table, [table.headings, *rows])
+    ends = ["-" if index in table.left else ":" for index in range(len(head))]
+    rule = ["-" * (len(cell) - 1) + end for cell, end in zip(head, ends, strict=True)]
+    note = ["", escaped(table.note)] if table.note else []
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in (head, rule, *body)), *note])
 
 
 def table_html(table: Table) -> str:

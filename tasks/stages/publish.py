@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +15,15 @@ from tasks.report.report_data import (
     BreakEvenRow,
     CheckpointPlace,
     LossCurve,
+    Part,
     Point,
     ReportData,
     RuleCounts,
-    SimilarityRow,
     SpanExample,
     SpeedRow,
 )
 from tasks.report.report_page import write_report
+from tasks.report.report_tables import ORDERS
 from tasks.report.row_labels import shown_name
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import throughput_rows
@@ -40,7 +42,7 @@ from umim_core.task_sets.spec import DEFAULT_TASK
 _EXAMPLE_TOKENS = 160
 _ATTENTION_TOKENS = 32
 _SIMILARITY_TOKENS = 4096
-_PAIRS = 0.5  # two tokens are always one unit
+_PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
 _CHANCE = 0.25  # the embedded task has four choices
 
 
@@ -95,7 +97,6 @@ def report_data(
     """Gather everything the report shows."""
     rows = comparison_rows(cells, shipped, recipe.seed)
     speeds = [_measured_speeds(result) for result in (*cells, *shipped)]
-    examples = _Examples(cells, shipped)
     return ReportData(
         recipe=recipe.name,
         config=recipe.model_dump(mode="json"),
@@ -106,11 +107,9 @@ def report_data(
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
-        examples=(examples.example(),),
-        attention=examples.attention(),
-        similarity=examples.similarity(),
         chance=_CHANCE if any(result.scores for result in cells) else None,
         links=links,
+        **_examples(cells, shipped),
     )
 
 
@@ -127,45 +126,35 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Chec
     return tuple(trained + found)
 
 
-class _Examples:
-    """Examples on held-out text, from the first shipped checkpoint or else the first trained."""
+def _examples(cells: list[CellResult], shipped: list[ShippedResult]) -> dict[str, Any]:
+    """Return spans, attention and similarities on held-out text, as fields of the report.
 
-    def __init__(self, cells: list[CellResult], shipped: list[ShippedResult]) -> None:
-        source = shipped[0].name if shipped else str(cells[0].settings[WT].path / "checkpoint")
-        self._label = f"{shown_name(source)} on held-out text" if shipped else "held-out text"
-        self._umim = UMIM.from_pretrained(source)
-        self._ids = np.array(tokens(cells[0].tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
-
-    def example(self) -> SpanExample:
-        """Cut the text."""
-        umim = self._umim
-        compression = umim.compress(umim.backbone.decode(self._ids[:_EXAMPLE_TOKENS].tolist()))
-        return SpanExample(
-            label=self._label,
-            spans=tuple(zip(compression.units, compression.unit_lengths, strict=True)),
-        )
-
-    def attention(self) -> AttentionExample:
-        """Look at the last layer."""
-        umim, ids = self._umim, self._ids[:_ATTENTION_TOKENS]
-        maps = attention_maps(ids, umim.compressed)
-        return AttentionExample(
-            label=f"{self._label}, layer {maps.layer + 1}, mean over heads",
-            units=unit_texts(ids.tolist(), maps.lengths, umim.backbone.decode),
+    The checkpoint is the first shipped one, or else the first trained.
+    """
+    source = shipped[0].name if shipped else str(cells[0].settings[WT].path / "checkpoint")
+    label = f"{shown_name(source)} on held-out text" if shipped else "held-out text"
+    umim = UMIM.from_pretrained(source)
+    ids = np.array(tokens(cells[0].tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
+    cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
+    maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
+    units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)
+    starts, lengths = umim.matcher.segment(ids)
+    places = zip(starts, lengths, strict=True)
+    spans = {tuple(ids[start : start + n].tolist()) for start, n in places if n > 1}
+    similar = surrogate_similarity(sorted(spans), umim.compressed) if spans else []
+    return {
+        "examples": [
+            SpanExample(label=label, spans=tuple(zip(cut.units, cut.unit_lengths, strict=True)))
+        ],
+        "attention": AttentionExample(
+            label=f"{label}, layer {maps.layer + 1}, mean over heads",
+            units=units,
             tokens=maps.lengths,
-            before=tuple(tuple(row) for row in maps.before.tolist()),
-            after=tuple(tuple(row) for row in maps.after.tolist()),
-        )
-
-    def similarity(self) -> tuple[SimilarityRow, ...]:
-        """Compare the surrogates of the text with their tokens; nothing where none was merged."""
-        umim = self._umim
-        cut = zip(*umim.matcher.segment(self._ids), strict=True)
-        spans = {tuple(self._ids[s : s + n].tolist()) for s, n in cut if n > 1}
-        if not spans:
-            return ()
-        found = surrogate_similarity(sorted(spans), umim.compressed)
-        return tuple(SimilarityRow(**vars(row)) for row in found)
+            before=maps.before.tolist(),
+            after=maps.after.tolist(),
+        ),
+        "similarity": [vars(row) for row in similar],
+    }
 
 
 def host() -> dict[str, str]:
@@ -185,10 +174,9 @@ def _curves(result: CellResult) -> list[LossCurve]:
             continue
         curve = read_curve(artifact.path)
         preference = training == "dpo"
-        names = ("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl")
         train, validation = (
             tuple[Point, ...]((int(row["step"]), row[name]) for row in curve if name in row)
-            for name in names
+            for name in (("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl"))
         )
         found.append(
             LossCurve(
@@ -210,47 +198,24 @@ def _measured_speeds(
     cell = isinstance(result, CellResult)
     name = cell_row(result.cell).label if cell else f"{shown_name(result.name)} (shipped)"
     rows = throughput_rows(result.benchmark)
-    speeds = [
-        SpeedRow(
-            label=f"{name}, {_rules_label(row)}",
-            phase=row.phase,
-            prompt_tokens=row.prompt_tokens,
-            batch_size=row.batch_size,
-            base_tokens_per_s=row.base_tokens_per_s,
-            umim_tokens_per_s=row.umim_tokens_per_s,
-            token_reduction=row.token_reduction,
-            bound=row.bound,
-            base_kv_bytes=row.base_kv_bytes,
-            umim_kv_bytes=row.umim_kv_bytes,
-        )
-        for row in rows
-    ]
-    starts = [
-        BreakEvenRow(
-            label=f"{name}, {_rules_label(found)}",
-            phase=found.phase,
-            batch_size=found.batch_size,
-            prompt_tokens=found.prompt_tokens,
-            pays_from=found.pays_from,
-        )
-        for found in break_even(rows)
-    ]
-    return speeds, starts
+    return (
+        [SpeedRow(**_labelled(name, row, SpeedRow)) for row in rows],
+        [BreakEvenRow(**_labelled(name, found, BreakEvenRow)) for found in break_even(rows)],
+    )
 
 
-def _rules_label(of: ThroughputRow | BreakEven) -> str:
-    """Return the rules for people; pairs are those of 50 % unless they say otherwise."""
-    if of.asked_reduction is None:
-        return "natural rules"
-    return "pairs" if of.asked_reduction == _PAIRS else f"pairs at {100 * of.asked_reduction:.3g} %"
+def _labelled(name: str, of: ThroughputRow | BreakEven, part: type[Part]) -> dict[str, Any]:
+    """Return the fields that the report shows, under a label for people."""
+    asked = of.asked_reduction
+    kind = "pairs" if asked == _PAIRS else f"pairs at {100 * (asked or 0):.3g} %"
+    label = f"{name}, {'natural rules' if asked is None else kind}"
+    fields = {field: getattr(of, field) for field in part.model_fields if field != "label"}
+    return {"label": label, **fields}
 
 
 def _rule_counts(result: CellResult) -> RuleCounts:
-    metrics = result.filtered.metrics
-    return RuleCounts(
-        label=cell_row(result.cell).label,
-        **{
-            name: {n: int(metrics[f"{name}_{n}"]) for n in (2, 3, 4)}
-            for name in ("raw", "overlap", "rules")
-        },
-    )
+    steps = {
+        step: {n: int(result.filtered.metrics[f"{step}_{n}"]) for n in ORDERS}
+        for step in ("raw", "overlap", "rules")
+    }
+    return RuleCounts(label=cell_row(result.cell).label, **steps)

@@ -185,25 +185,16 @@ def generation_view(
     """
     border = len(prompt_ids)
     spans = dict(prompt_spans) | {start + border: length for start, length in generated_spans}
-    lengths: list[int] = []
-    start, total = 0, border + len(ids)
-    while start < total:
-        lengths.append(spans.get(start, 1))
-        start += lengths[-1]
-    parts: list[tuple[int, int, int]] = []  # unit, tokens of the unit, tokens of the part
-    start = 0
-    for unit, length in enumerate(lengths):
+    parts: list[tuple[int, int, int, bool]] = []  # tokens, of the whole unit, unit, in the prompt
+    start = unit = 0
+    while start < border + len(ids):
+        length = spans.get(start, 1)
         inside = border - start  # tokens of the unit in the prompt
         cut = (inside, length - inside) if 0 < inside < length else (length,)
-        parts += [(unit, length, part) for part in cut]
-        start += length
-    sizes = [part for _, _, part in parts]
-    pieces, start = [], 0
-    for (unit, length, part), text in zip(
-        parts, unit_texts([*prompt_ids, *ids], sizes, decode), strict=True
-    ):
-        pieces.append(Piece(text, length, unit, prompt=start < border))
-        start += part
+        parts += [(n, length, unit, inside > 0 and not i) for i, n in enumerate(cut)]
+        start, unit = start + length, unit + 1
+    texts = unit_texts([*prompt_ids, *ids], [tokens for tokens, *_ in parts], decode)
+    pieces = [Piece(text, *part[1:]) for text, part in zip(texts, parts, strict=True)]
     units = border - round(token_reduction * border)
     saved = round(gen_kv_reduction * max(0, len(ids) - 1))
     figures = [
