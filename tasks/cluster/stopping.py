@@ -1,4 +1,4 @@
-"""The one way in which a run is stopped: TERM, Ctrl-C and a cancelled flow run end it in seconds.
+"""Stop of a run: TERM, Ctrl-C and a cancelled flow run end it in seconds.
 
 Everything that is worth keeping is on disk already, whole or not at all, so a stop clears up and
 ends the process where it stands; nothing is unwound through libraries that swallow signals, retry

@@ -1,4 +1,4 @@
-"""Exact counts of given n-grams on Ray Data, and the one who counts for :mod:`tasks.stages.mine`.
+"""Exact counts of given n-grams on Ray Data, and the cluster's counter for the stage ``count``.
 
 A map task counts its own range of tokens into vectors; they are added up on the driver. Nothing is
 shuffled. There is one task per core, so the vectors that move do not grow with the corpus.

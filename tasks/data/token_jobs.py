@@ -1,4 +1,4 @@
-"""One file of one split into token shards: what a worker does, or this process for one file.
+"""Token shards of one file of one split, written by a worker or by this process.
 
 Workers import this module, so it stays free of torch until a job loads its tokenizer.
 """

@@ -1,4 +1,4 @@
-"""Show a finished run where people look: the terminal, Prefect's artifacts, MLflow's files."""
+"""Announcement of a finished run: the terminal, Prefect's artifacts, MLflow's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card of a backbone: what it is, how it was trained, what it was measured to do."""
+"""Model card of a backbone: architecture, training, measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pipeline run: where artifacts lie, which MLflow run they belong to, how a stage is started.
+"""Pipeline run: its artifact root, its run in MLflow, and the start of its stages.
 
 Flows read as a table of contents because everything around a stage is here: the Prefect task, the
 cluster lease, the MLflow run of the stage.

@@ -1,4 +1,4 @@
-"""Stage ``ablation``: what every cell of a recipe came to, as data, page and figures.
+"""Stage ``ablation``: comparison of a recipe's cells as data, page and figures.
 
 Page and figures are made of the data alone: ``python -m docs.make`` makes them again from a
 committed file.

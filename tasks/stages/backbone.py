@@ -1,4 +1,4 @@
-"""Stages ``tokenizer`` and ``backbone``: what a small language model of one's own is made of."""
+"""Stages ``tokenizer`` and ``backbone``: a small language model from nothing."""
 
 from __future__ import annotations
 

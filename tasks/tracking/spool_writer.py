@@ -1,4 +1,4 @@
-"""From the spool to the store, as far as the store answers and patience lasts."""
+"""Delivery of the spool's records, as far as the store answers and patience lasts."""
 
 from __future__ import annotations
 

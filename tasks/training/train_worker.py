@@ -1,4 +1,4 @@
-"""Training workers on Ray Train or in process: what they run, and their launch.
+"""Training workers on Ray Train or in process, and their launch.
 
 Workers share the file system of the artifact root.
 """

@@ -1,4 +1,4 @@
-"""The shape of a backbone: what its memory and its time follow from, without its weights.
+"""Shape of a backbone: the sizes that its memory and time follow from, without its weights.
 
 Symbols: d hidden size, f feed-forward size, l layers, h heads of size k, g heads of keys and
 values, V vocabulary. Biases, norms and position tables, under 0.2 % of the weights, are left out.

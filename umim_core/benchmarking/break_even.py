@@ -1,4 +1,4 @@
-"""From which prompt length and token reduction on UMIM pays, of measured speeds.
+"""Break-even of UMIM from measured speeds: the prompt length and token reduction it pays from.
 
 UMIM pays where even the lower quartile of the speed-up is above 1. It pays *from* a length if it
 does so at that and at every longer measured length: one lucky cell is no break-even.

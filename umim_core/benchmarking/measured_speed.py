@@ -1,4 +1,4 @@
-"""One measured speed: base and UMIM side by side."""
+"""Measured speed of base and UMIM at one length and batch size."""
 
 from __future__ import annotations
 

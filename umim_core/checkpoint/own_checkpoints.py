@@ -1,4 +1,4 @@
-"""Checkpoints of one's own: under which root results lie, and what the checkpoints are called.
+"""Own checkpoints: artifact root, names and records.
 
 Whatever trains leaves a record per checkpoint, ``checkpoints/<name>.json`` under the artifact root:
 a pipeline under ``<recipe>/<cell>/<setting>``, ``umim train`` under ``trained/<folder>``.

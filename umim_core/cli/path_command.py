@@ -1,4 +1,4 @@
-"""``umim path``: which checkpoints there are, and where."""
+"""``umim path``: checkpoints by name and their directories."""
 
 from __future__ import annotations
 

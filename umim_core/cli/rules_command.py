@@ -1,4 +1,4 @@
-"""``umim rules``: look at a rule set."""
+"""``umim rules``: inspect a rule set."""
 
 from __future__ import annotations
 

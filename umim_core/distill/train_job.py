@@ -1,4 +1,4 @@
-"""One training run as plain data, and what a worker builds from it.
+"""Training run as plain data, and the objective that a worker builds from it.
 
 A job is a plain mapping of paths and settings, so that it travels to any worker.
 """

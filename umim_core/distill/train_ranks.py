@@ -1,4 +1,4 @@
-"""Communication between the ranks of a training run: sums, one number, and whose root is whose.
+"""Communication between the ranks of a training run: sums, votes, and a check of shared folders.
 
 Only tensors travel. Every function that names ranks must be called by all of them.
 """

@@ -1,4 +1,4 @@
-"""Train the byte-level BPE that both embedded backbones share."""
+"""Training of the byte-level BPE that both embedded backbones share."""
 
 from __future__ import annotations
 

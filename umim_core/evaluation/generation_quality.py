@@ -1,4 +1,4 @@
-"""Quality of generated texts: repetition, diversity, and what the base model thinks.
+"""Quality of generated texts: repetition, diversity, and perplexity under the base model.
 
 n-grams are of token ids. Rep-n is a mean over texts, Dist-n pools all texts of a set.
 

@@ -1,4 +1,4 @@
-"""A frozen language model that reads units: the value that everything which runs a model takes.
+"""Frozen language model that reads units: backbone, merge module, matcher and positions.
 
     backbone         the frozen model
     module           makes the embedding of a merged span

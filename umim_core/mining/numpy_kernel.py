@@ -1,4 +1,4 @@
-"""The same counting in plain numpy: for platforms without a compiler, and to check the other.
+"""N-gram counting in plain numpy: for platforms without a compiler, and to check the kernel.
 
 Blocks are counted by sorting and added up by sorting.
 """

@@ -1,4 +1,4 @@
-"""A compressed text for the eye: its units, coloured in the terminal or as HTML."""
+"""Display of a compressed text: its units, coloured in the terminal or as HTML."""
 
 from __future__ import annotations
 

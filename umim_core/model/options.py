@@ -1,4 +1,4 @@
-"""The options of ``UMIM.generate`` and ``UMIM.stream``, and what they mean to the engine."""
+"""Options of ``UMIM.generate`` and ``UMIM.stream``, translated for the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units for the eye: merged spans coloured in the terminal, as HTML and as SVG.
+"""Display of units: merged spans coloured in the terminal, as HTML and as SVG.
 
 A view is a row of pieces and a line of figures. One unit is one piece, but for a unit that reaches
 from the prompt into the generated tokens (border matching): that one is two pieces of one colour.

@@ -1,4 +1,4 @@
-"""The table of a rule set: ``rules.parquet`` and what every row of it must fulfil.
+"""Table of a rule set: ``rules.parquet`` and the checks of its rows.
 
 Columns ``n`` int8, ``ids`` list<int32>, ``count`` int64, sorted by (n, ids).
 """

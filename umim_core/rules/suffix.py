@@ -1,4 +1,4 @@
-"""The end of a growing text: which rule the newest token completes, for many rows at once.
+"""Matching at the end of a growing text: rules that the newest token completes, many rows at once.
 
 A row's state is its last four raw tokens and which of them begin a unit. With the rule (b, c) and
 the tokens a b c added one after the other::

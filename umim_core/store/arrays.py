@@ -1,4 +1,4 @@
-"""Array files: opened as what they are, memory-mapped, never unpickled; written whole or not."""
+"""Array files: memory-mapped, never unpickled, written whole or not at all."""
 
 from __future__ import annotations
 

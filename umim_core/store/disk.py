@@ -1,4 +1,4 @@
-"""Writing that survives: atomic files, flushed folders, refusals of the disk by name."""
+"""Durable writes: atomic files, flushed folders, refusals of the disk by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timings have the machine to themselves: what measures waits for what computes, and the reverse.
+"""Lock of the machine: measurements wait for computations, and computations for measurements.
 
 The lock is an ``flock`` on one file per user and machine, so the kernel frees it when its holder
 dies. Whatever computes holds it shared, whatever measures alone; both hold it as shortly as a stage

@@ -1,4 +1,4 @@
-"""Attention pooling of tokens that have looked at one another: the capacity ablation, depth 3.
+"""Attention pooling of tokens that attend to each other first: the capacity ablation, depth 3.
 
 Shapes: M spans, N tokens in the longest span, d embedding size, h heads, d_h = d / h.
 
