@@ -1,4 +1,4 @@
-"""The walls of the house: layers, single places, file sizes, light import, no machine paths."""
+"""The walls of the house: layers, single places, sizes, light import, no machine paths, words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,6 +21,8 @@ HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tok
 # Preceded by nothing that makes it part of an address or of a relative path. Images of Ray have
 # their home at /home/ray.
 MACHINE_PATH = re.compile(r"(?<![\w.:/-])/(?:home(?!/ray\b)|root|work|Users|mnt/data)/[\w.]")
+RELATIVE = re.compile(r"(?:What|Which|Whether|Wherever|Where|Who|When|How)(?:ever)?\b")
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def forbidden_imports(tree: ast.AST, forbidden: set[str]) -> list[str]:
@@ -222,3 +225,40 @@ def test_machine_path_checker_sees_absolute_paths(folder: str) -> None:
 def test_machine_path_checker_leaves_addresses_and_relative_paths_alone() -> None:
     text = "https://host.example/work/x ../work/x ./root/x a/home/x"
     assert machine_paths(text) == []
+
+
+def relative_clauses(tree: ast.Module, *, modules_only: bool) -> Iterator[str]:
+    """First lines of a module's docstrings that begin with a relative clause."""
+    documented: list[ast.Module | Definition] = [tree]
+    if not modules_only:
+        documented += [node for node in ast.walk(tree) if isinstance(node, Definition)]
+    for node in documented:
+        first = (ast.get_docstring(node) or "").partition("\n")[0]
+        # "Whether ..." is the usual first line of a property that is true or false.
+        if RELATIVE.match(first) and (node is tree or not first.startswith("Whether")):
+            yield first
+
+
+def test_no_first_line_is_a_relative_clause() -> None:
+    found: list[str] = []
+    for path in python_files(*FOLDERS, "packaging"):
+        in_tests = path.is_relative_to(ROOT / "tests")
+        found += report(path, list(relative_clauses(parse(path), modules_only=in_tests)))
+    assert found == []
+
+
+def test_first_line_checker_sees_modules_classes_and_functions() -> None:
+    source = (
+        '"""{} it is."""\nclass A:\n    """What A holds."""\n    def f(self):\n        """How."""'
+    )
+    for word in ("What", "Whether", "Wherever"):
+        tree = ast.parse(source.format(word))
+        assert list(relative_clauses(tree, modules_only=False)) == [
+            f"{word} it is.", "What A holds.", "How.",
+        ]  # fmt: skip
+        assert list(relative_clauses(tree, modules_only=True)) == [f"{word} it is."]
+
+
+def test_first_line_checker_leaves_verbs_and_truths_alone() -> None:
+    tree = ast.parse('"""Show how."""\ndef f():\n    """Whether it is so."""\n')
+    assert list(relative_clauses(tree, modules_only=False)) == []

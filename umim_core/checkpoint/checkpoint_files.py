@@ -24,7 +24,7 @@ _MAX_HIDDEN: Final = 1 << 16
 
 
 class BackboneRecord(BaseModel):
-    """What a backbone's fingerprint was made of, so that a mismatch can be explained.
+    """Parts of a backbone's fingerprint, so that a mismatch can be explained.
 
     Attributes:
         model_type: Its family.
