@@ -67,7 +67,7 @@ def _form(config: CheckpointConfig) -> str:
     if config.depth > 1:
         layers = f"{config.depth - 1} layers of self-attention over the span, then {layers}"
     heads = f"{size}, {config.num_heads} heads"
-    return f"{layers}, {heads}, positions `{config.positions}`{placed}"
+    return f"{layers}, {heads}, positions `{config.module_positions}`{placed}"
 
 
 def _origin(rules: RuleSet) -> str:
@@ -133,7 +133,7 @@ def card(
         origin=_origin(rules),
         config=config,
         form=_form(config),
-        formula=_FORMULAS[config.kind, config.depth, config.positions],
+        formula=_FORMULAS[config.kind, config.depth, config.module_positions],
         parameters=sum(p.numel() for p in checkpoint.module.parameters()),
         recipe=recipe,
         budget=_budget(recipe),

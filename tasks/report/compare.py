@@ -95,7 +95,7 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
         cell=Cell(
             backbone=config.backbone,
             rules=str(resolve_checkpoint(result.name) / "rules"),
-            positions=config.positions,
+            module_positions=config.module_positions,
             depth=config.depth,
             kind=config.kind,
             unit_positions=config.unit_positions,

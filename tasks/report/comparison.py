@@ -54,6 +54,7 @@ _CELL: Final = (
     *("backbone", "rule_budget", "confidence_tokens", "revision"),
     *("positions", "depth", "kind", "unit_positions"),
 )
+_FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
 
 
 class Measured(BaseModel):
@@ -189,7 +190,7 @@ class ComparisonRow(BaseModel):
         empty = {"source": "none", "overlap": "none", "containment": "none"}
         rules = empty if self.rules is None else self.rules.model_dump()
         return {
-            **{name: getattr(self.cell, name) for name in _CELL},
+            **{name: getattr(self.cell, _FIELDS.get(name, name)) for name in _CELL},
             **{name: rules.get(field) for name, field in _RULES.items()},
             **{name: getattr(self, name) for name in ("method", "setting", "seed", "source")},
         }

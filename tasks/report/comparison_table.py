@@ -31,7 +31,7 @@ _VARIANTS: Final = (
     number_column("most rules", lambda row: row.cell.rule_budget, 0),
     number_column("tokens asked", lambda row: row.cell.confidence_tokens, 0),
     Column("revision", lambda row: row.cell.revision or DASH, left=True),
-    Column("positions", lambda row: row.cell.positions, left=True),
+    Column("positions", lambda row: row.cell.module_positions, left=True),
     Column("depth", lambda row: str(row.cell.depth)),
     Column("kind", lambda row: row.cell.kind, left=True),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),

@@ -7,7 +7,6 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from umim_core.config.form import deviations
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import read_manifest
@@ -81,5 +80,5 @@ def cell_words(cell: Cell) -> list[str]:
         else f"asked about {cell.confidence_tokens:,} tokens",
         None if cell.revision is None else f"revision {cell.revision}",
     )
-    form = deviations(cell.positions, cell.depth, cell.kind, cell.unit_positions)
+    form = cell.deviations()
     return [*filter(None, limits), *form]

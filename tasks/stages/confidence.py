@@ -106,7 +106,7 @@ def confidence_stage(
                         backbone,
                         shards[first:last],
                         UniformOffsets(segment_length, (last - first) // segment_length),
-                        threshold=cell.min_probability,
+                        min_probability=cell.min_probability,
                         batch_size=_BATCH,
                         excluded=excluded,
                     )

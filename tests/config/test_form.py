@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from support.merge_modules import FORMS
-from umim_core.config.form import ModuleForm, check_form, deviations
+from umim_core.config.form import ModuleForm, check_form
 from umim_core.errors import ConfigError
 
 WRONG = {
     "positions": (("rotary", 1, "attention"), "positions must be 'none' or 'learned'; got rotary"),
     "depth": (("none", 2, "attention"), "depth must be 1 or 3; got 2"),
-    "kind": (("none", 1, "mean"), "kind must be 'attention' or 'linear'; got mean"),
+    "kind": (("none", 1, "mean"), "kind must be one of attention, linear; got mean"),
     "linear, learned": (("learned", 1, "linear"), "linear .*; got positions 'learned', depth 1"),
     "linear, deep": (("none", 3, "linear"), "linear .*; got positions 'none', depth 3"),
 }
@@ -48,7 +48,8 @@ def test_a_configuration_refuses_what_does_not_go_together() -> None:
 
 
 def test_labels_say_only_what_deviates_from_the_paper() -> None:
-    assert deviations("none", 1, "attention") == ()
-    assert deviations("learned", 3, "attention") == ("depth 3", "learned positions")
-    assert deviations("none", 1, "linear") == ("linear",)
-    assert deviations("none", 1, "attention", "preserved") == ("preserved unit positions",)
+    assert ModuleForm().deviations() == ()
+    deep = ModuleForm(depth=3, positions="learned")
+    assert deep.deviations() == ("depth 3", "learned positions")
+    assert ModuleForm(kind="linear").deviations() == ("linear",)
+    assert ModuleForm(unit_positions="preserved").deviations() == ("preserved unit positions",)

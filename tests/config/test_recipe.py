@@ -59,7 +59,7 @@ def test_a_recipe_survives_being_saved(tmp_path: Path) -> None:
 def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path / "a.yaml", GOOD))
     cell, train = recipe.cells[0], recipe.distill
-    assert (cell.overlap, cell.containment, cell.positions) == ("greedy", "drop", "none")
+    assert (cell.overlap, cell.containment, cell.module_positions) == ("greedy", "drop", "none")
     assert (recipe.segment_length, train.max_epochs, train.patience) == (512, 15, 3)
     assert (train.warmup_fraction, train.weight_decay, train.clip_norm) == (0.1, 1e-3, 1.0)
 
@@ -136,7 +136,7 @@ def test_recipes_are_frozen() -> None:
         ("cells.0.overlap", "all", r"cells\.0\.overlap: .*'greedy' or 'none'; got all"),
         ("cells.0.tua", 5, r"cells\.0\.tua: Extra inputs are not permitted; got 5"),
         ("cells.0.depth", 2, r"cells\.0\.depth: Input should be 1 or 3; got 2"),
-        ("cells.0.kind", "mean", r"cells\.0\.kind: .*'attention' or 'linear'; got mean"),
+        ("cells.0.kind", "mean", r"cells\.0\.kind: .*one of attention, linear; got mean"),
         (
             "cells",
             [{"backbone": "a", "kind": "linear", "positions": "learned"}],

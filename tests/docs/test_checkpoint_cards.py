@@ -28,7 +28,8 @@ FORMS = [
 
 def checkpoint(rules: RuleSet, **form: Any) -> Checkpoint:
     module = MergeModule(16, 4, **form)
-    fields = {"hidden_size": 16, "num_heads": 4, "positions": "none", "depth": 1}
+    placed = form.get("positions", "none")
+    fields = {"hidden_size": 16, "num_heads": 4, "module_positions": placed, "depth": 1}
     fields |= {
         "kind": "attention",
         "unit_positions": "compact",

@@ -105,7 +105,7 @@ def test_the_ablations_of_the_paper_are_all_there() -> None:
     assert {cell.tau for cell in found if cell.source == "frequency"} == {5, 50, 500}
     assert {cell.depth for cell in found} == {1, 3}
     assert {cell.kind for cell in found} == {"attention", "linear"}
-    assert {cell.positions for cell in found} == {"none", "learned"}
+    assert {cell.module_positions for cell in found} == {"none", "learned"}
     assert {cell.source for cell in found} == {"frequency", "confidence"}
 
 

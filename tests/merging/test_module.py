@@ -215,7 +215,7 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
     [
         ({"positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
         ({"depth": 2}, "depth must be 1 or 3; got 2"),
-        ({"kind": "mean"}, "kind must be 'attention' or 'linear'; got mean"),
+        ({"kind": "mean"}, "kind must be one of attention, linear; got mean"),
         ({"kind": "linear", "positions": "learned"}, "linear merge module must have positions"),
         ({"kind": "linear", "depth": 3}, "linear merge module must have .* depth 1"),
     ],

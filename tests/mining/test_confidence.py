@@ -91,7 +91,7 @@ def test_runs_are_those_found_token_by_token(
         found = confidence_counts(
             tiny_backbone,
             *flat(segments),
-            threshold=THRESHOLD,
+            min_probability=THRESHOLD,
             batch_size=batch_size,
             excluded=excluded - {0},
         )
@@ -101,7 +101,7 @@ def test_runs_are_those_found_token_by_token(
 def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:
     ids = np.tile([0, 3, 4, 0, 6, 7], 9)
     offsets = np.array([0, len(ids)], dtype=np.int64)
-    found = confidence_counts(tiny_llama, ids, offsets, threshold=1e-9)
+    found = confidence_counts(tiny_llama, ids, offsets, min_probability=1e-9)
     assert grams(*found) == {(3, 4): 9, (6, 7): 9}
 
 
@@ -109,13 +109,13 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     sure = [sure_tokens(tiny_llama, segment, THRESHOLD) for segment in segments]
     runs = oracle(segments, sure, {0})
     twice = {run: n for run, n in runs.items() if len(run) in ORDERS and n >= 2}
-    mined = mine_confidence_rules(tiny_llama, *flat(segments), threshold=THRESHOLD, tau=2)
+    mined = mine_confidence_rules(tiny_llama, *flat(segments), min_probability=THRESHOLD, tau=2)
     assert rules_of(mined) == twice != {}
     assert mined.source == "confidence"
     assert (mined.tau, mined.overlap, mined.containment) == (2, "none", "keep")
     assert mined.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
     filtered = mine_confidence_rules(
-        tiny_llama, *flat(segments), threshold=THRESHOLD, overlap="greedy", containment="drop"
+        tiny_llama, *flat(segments), min_probability=THRESHOLD, overlap="greedy", containment="drop"
     )
     assert filtered.infix_free
     assert 0 < len(filtered) < len(mined) + sum(1 for n in runs.values() if n == 1)
@@ -126,7 +126,7 @@ def test_rules_survive_the_disk(
     tiny_llama: Backbone, segments: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     mined = mine_confidence_rules(
-        tiny_llama, *flat(segments), threshold=THRESHOLD, segment_length=30
+        tiny_llama, *flat(segments), min_probability=THRESHOLD, segment_length=30
     )
     directory = tmp_path_factory.mktemp("rules") / "out"
     mined.save(directory)
@@ -141,11 +141,11 @@ def test_uniform_segments_need_no_array_of_borders(tiny_llama: Backbone) -> None
         tiny_llama,
         ids,
         UniformOffsets(30, 3),
-        threshold=THRESHOLD,
+        min_probability=THRESHOLD,
         batch_size=2,
         progress=done.append,
     )
-    listed = confidence_counts(tiny_llama, ids, np.arange(4) * 30, threshold=THRESHOLD)
+    listed = confidence_counts(tiny_llama, ids, np.arange(4) * 30, min_probability=THRESHOLD)
     assert grams(*found) == grams(*listed)
     assert done == [60, 90]
 
@@ -167,8 +167,8 @@ def test_an_empty_corpus_gives_no_rules(tiny_llama: Backbone) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"threshold": 0.0}, ConfigError, "between 0 and 1"),
-        ({"threshold": 1.0}, ConfigError, "between 0 and 1"),
+        ({"min_probability": 0.0}, ConfigError, "between 0 and 1"),
+        ({"min_probability": 1.0}, ConfigError, "between 0 and 1"),
         ({"batch_size": 0}, ConfigError, "batch_size"),
         ({"tau": 0}, RuleSetError, "tau must be at least 1"),
     ],

@@ -30,7 +30,7 @@ def test_a_bad_pattern_is_refused_before_the_corpus_is_read(
     ("options", "threshold", "error", "message"),
     [
         (PLAIN, 0.5, CorpusError, "no.txt"),
-        (PLAIN, 1.5, ConfigError, "threshold must lie between 0 and 1; got 1.5"),
+        (PLAIN, 1.5, ConfigError, "min_probability must lie between 0 and 1; got 1.5"),
         (BAD_PATTERN, 0.5, ConfigError, r"\("),
         (MiningOptions(segment_length=65), 0.5, EvaluationError, "64 positions; got 65 positions"),
     ],
@@ -46,5 +46,9 @@ def test_confidence_options_are_refused_before_the_corpus_is_read(
 ) -> None:
     with pytest.raises(error, match=message):
         mine_confident_spans(
-            MISSING, tmp_path / "out", backbone=tiny_llama, options=options, threshold=threshold
+            MISSING,
+            tmp_path / "out",
+            backbone=tiny_llama,
+            options=options,
+            min_probability=threshold,
         )

@@ -45,7 +45,7 @@ def evaluated(what: str, backbone: Backbone, module: MergeModule) -> dict[str, A
         return {"ppl": continuation_perplexity([[1, 2], [3]], [[4, 5, 6], []], backbone)}
     if what == "confidence":
         flat, borders = np.concatenate(ROWS), np.cumsum([0, *map(len, ROWS)])
-        spans, support = confidence_counts(backbone, flat, borders, threshold=0.1)
+        spans, support = confidence_counts(backbone, flat, borders, min_probability=0.1)
         return {f"{n}": [*spans[n].ravel(), *support[n]] for n in spans}
     if what == "throughput":
         protocol = BenchmarkConfig(warmup=0, pairs=1, new_tokens=3, prompt_lengths=(16,))

@@ -192,7 +192,11 @@ class Checkpoint:
         config = read_config(directory)
         with torch.device("meta"):  # a declared size allocates nothing and draws no weights
             module = MergeModule(
-                config.hidden_size, config.num_heads, config.positions, config.depth, config.kind
+                config.hidden_size,
+                config.num_heads,
+                config.module_positions,
+                config.depth,
+                config.kind,
             )
         weights = _read_weights(directory / "model.safetensors", module)
         module.load_state_dict(weights, assign=True)
@@ -205,7 +209,7 @@ def _shape(module: MergeModule) -> dict[str, Any]:
     return {
         "hidden_size": module.hidden_size,
         "num_heads": module.num_heads,
-        "positions": module.positions,
+        "module_positions": module.positions,
         "depth": module.depth,
         "kind": module.kind,
     }

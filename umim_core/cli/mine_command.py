@@ -187,13 +187,15 @@ def _refuse(options: dict[str, object], rule: str) -> None:
 
 
 def _confident(
-    source: Source, out: Path, backbone: str, options: MiningOptions, threshold: float | None
+    source: Source, out: Path, backbone: str, options: MiningOptions, min_probability: float | None
 ) -> MiningReport:
     from umim_core.backbone.backbone import load_backbone
     from umim_core.mining.corpus_mining import mine_confident_spans
 
     model = load_backbone(backbone)
-    return mine_confident_spans(source, out, backbone=model, options=options, threshold=threshold)
+    return mine_confident_spans(
+        source, out, backbone=model, options=options, min_probability=min_probability
+    )
 
 
 def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:

@@ -1,17 +1,17 @@
 """Forms of the merge module, as recipes, checkpoints and modules name them.
 
-==============  =============  ================================================================
-policy          values         meaning
-==============  =============  ================================================================
-kind            ``attention``  tokens are projected and pooled by attention (the paper's form)
-                ``linear``     embeddings side by side, one linear layer
-depth           1              each token is projected on its own (the paper's form)
-                3              two layers of self-attention over the span come first
-positions       ``none``       no sign of a token's offset in its span (the paper's form)
-                ``learned``    one learned vector per offset, added to the embeddings
-unit_positions  ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
-                ``preserved``  a unit has the position of its last raw token
-==============  =============  ================================================================
+================  =============  ==============================================================
+policy            values         meaning
+================  =============  ==============================================================
+kind              ``attention``  tokens are projected and pooled by attention (the paper's form)
+                  ``linear``     embeddings side by side, one linear layer
+depth             1              each token is projected on its own (the paper's form)
+                  3              two layers of self-attention over the span come first
+module_positions  ``none``       no sign of a token's offset in its span (the paper's form)
+                  ``learned``    one learned vector per offset, added to the embeddings
+unit_positions    ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
+                  ``preserved``  a unit has the position of its last raw token
+================  =============  ==============================================================
 
 The first value of each is the default. A linear module has a weight per offset, hence sees the
 order without positions; it has one layer. ``unit_positions`` is no part of the module itself: it
@@ -23,18 +23,58 @@ says which positions the backbone gives to units while the module is trained, an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from umim_core.config.model_base import LATER, StableDump
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean
+from umim_core.registry import Registry
 
 Positions = Literal["none", "learned"]
 Depth = Literal[1, 3]
-Kind = Literal["attention", "linear"]
 UnitPositions = Literal["compact", "preserved"]
-_POLICIES: Final = {"positions": Positions, "depth": Depth, "kind": Kind}
+PAPER: Final = "attention"
+_DEEPER: Final = " of depth "
+
+
+@dataclass(frozen=True)
+class MergeForm:
+    """A form of the merge module.
+
+    Attributes:
+        module: Its class, of ``umim_core.merging.forms``.
+        positions: The positions that it takes.
+    """
+
+    module: type[object]
+    positions: tuple[Positions, ...]
+
+
+# The files of the package add their classes: a form is one file. They import torch, which reading
+# a recipe of the paper's kind does without.
+MERGE_FORMS: Final = Registry[MergeForm]("umim_core.merging.forms", "merge form")
+
+
+def form_name(kind: str, depth: int) -> str:
+    """Return the name of a form in the registry: its kind, with the depth if not 1."""
+    return kind if depth == 1 else f"{kind}{_DEEPER}{depth}"
+
+
+def check_kind(kind: str) -> str:
+    """Return a kind of merge module that exists.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    if kind != PAPER:
+        kinds = [name for name in MERGE_FORMS.names() if _DEEPER not in name]
+        if kind not in kinds:
+            raise ConfigError(
+                f"kind must be one of {', '.join(kinds)}", kind, did_you_mean(kind, kinds)
+            )
+    return kind
 
 
 def check_form(positions: str, depth: int, kind: str) -> None:
@@ -43,70 +83,88 @@ def check_form(positions: str, depth: int, kind: str) -> None:
     Args:
         positions: ``none`` or ``learned``.
         depth: 1 or 3.
-        kind: ``attention`` or ``linear``; linear takes neither positions nor more depth.
+        kind: A kind of ``MERGE_FORMS``; the paper's takes all positions and depths.
 
     Raises:
         ConfigError: If a policy is unknown or they do not go together.
     """
-    values = {"positions": positions, "depth": depth, "kind": kind}
-    for name, value in values.items():
-        if value not in get_args(_POLICIES[name]):
-            known = " or ".join(map(repr, get_args(_POLICIES[name])))
-            raise ConfigError(f"{name} must be {known}", value, "Choose one.")
-    if kind == "linear" and (positions, depth) != ("none", 1):
+    for name, value, known in (
+        ("positions", positions, get_args(Positions)),
+        ("depth", depth, get_args(Depth)),
+    ):
+        if value not in known:
+            words = " or ".join(map(repr, known))
+            raise ConfigError(f"{name} must be {words}", value, "Choose one.")
+    if check_kind(kind) == PAPER:
+        return
+    taken = MERGE_FORMS.find(kind).positions
+    depths = [n for n in get_args(Depth) if form_name(kind, n) in MERGE_FORMS.names()]
+    if positions not in taken or depth not in depths:
         raise ConfigError(
-            "a linear merge module must have positions 'none' and depth 1",
+            f"a {kind} merge module must have positions {' or '.join(map(repr, taken))} "
+            f"and depth {' or '.join(map(str, depths))}",
             f"positions {positions!r}, depth {depth}",
-            "It sees the order by itself; leave both out.",
+            "Leave them out, or take another kind.",
         )
-
-
-def deviations(
-    positions: str, depth: int, kind: str, unit_positions: str = "compact"
-) -> tuple[str, ...]:
-    """Return in words where a form deviates from the paper's, for labels; empty for the paper's."""
-    words = (
-        "" if kind == "attention" else kind,
-        "" if depth == 1 else f"depth {depth}",
-        "" if positions == "none" else f"{positions} positions",
-        "" if unit_positions == "compact" else f"{unit_positions} unit positions",
-    )
-    return tuple(filter(None, words))
 
 
 class ModuleForm(StableDump):
     """The form of a merge module and of its use, as fields of a configuration.
 
-    All but ``positions`` are dumped only where they deviate from the paper's form: what was written
-    before they existed keeps its bytes, its digest and its stage key.
+    All but ``module_positions`` are dumped only where they deviate from the paper's form: what was
+    written before they existed keeps its bytes, its digest and its stage key. ``module_positions``
+    is written under its first name, ``positions``, and read under both.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, serialize_by_alias=True)
 
-    positions: Positions = Field("none", description="What the module sees of a token's offset.")
+    module_positions: Positions = Field(
+        "none",
+        validation_alias=AliasChoices("module_positions", "positions"),
+        serialization_alias="positions",
+        description="What the module sees of a token's offset in its span.",
+    )
     depth: Annotated[Depth, LATER] = Field(
         1, description="Layers over a span before it is pooled, projection too."
     )
-    kind: Annotated[Kind, LATER] = Field(
-        "attention", description="How the module makes one embedding of a span."
+    kind: Annotated[str, LATER] = Field(
+        PAPER, description="How the module makes one embedding of a span: `attention`, `linear`."
     )
     unit_positions: Annotated[UnitPositions, LATER] = Field(
         "compact", description="Which positions units have in the backbone."
     )
 
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        try:
+            return check_kind(kind)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
     @model_validator(mode="after")
     def _exists(self) -> Self:
         try:
-            check_form(self.positions, self.depth, self.kind)
+            check_form(self.module_positions, self.depth, self.kind)
         except ConfigError as error:
-            raise ValueError(error.rule) from error
+            raise ValueError(str(error)) from error
         return self
 
     def form(self) -> dict[str, object]:
         """Return the policies alone, as a stage's key holds them."""
         return self.model_dump(include=set(ModuleForm.model_fields))
 
+    def deviations(self) -> tuple[str, ...]:
+        """Return in words where it deviates from the paper's form, for labels."""
+        words = (
+            "" if self.kind == PAPER else self.kind,
+            "" if self.depth == 1 else f"depth {self.depth}",
+            "" if self.module_positions == "none" else f"{self.module_positions} positions",
+            "" if self.unit_positions == "compact" else f"{self.unit_positions} unit positions",
+        )
+        return tuple(filter(None, words))
+
     @property
     def permutation_invariant(self) -> bool:
         """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too."""
-        return self.kind == "attention" and self.positions == "none"
+        return self.kind == PAPER and self.module_positions == "none"

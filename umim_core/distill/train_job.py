@@ -78,7 +78,7 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
         module = MergeModule(
-            backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
+            backbone.hidden_size, positions=form.module_positions, depth=form.depth, kind=form.kind
         )
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
         return Compressed(backbone, module.to(backbone.device), matcher, form.unit_positions)

@@ -1,7 +1,7 @@
 """The merge module: a span's embeddings become one surrogate embedding.
 
 ``MergeModule(d)`` is the paper's attention pooling; ``positions``, ``depth`` and ``kind`` choose
-another form (``umim_core.config.form``), the last two a class each:
+another form (``umim_core.config.form``), the last two a class and a file of ``forms/`` each:
 
 =======================  ================================  ================  ================
 form                     policies                          parameters        sees the order
@@ -16,7 +16,6 @@ form                     policies                          parameters        see
 
 from __future__ import annotations
 
-from umim_core.config.form import Depth, Kind, Positions
 from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.contextual_form import ContextualPooling
 from umim_core.merging.forms.linear_form import LinearMerge
@@ -25,9 +24,6 @@ from umim_core.merging.forms.merge_form import MAX_SPAN
 __all__ = [
     "MAX_SPAN",
     "ContextualPooling",
-    "Depth",
-    "Kind",
     "LinearMerge",
     "MergeModule",
-    "Positions",
 ]

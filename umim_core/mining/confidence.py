@@ -1,10 +1,11 @@
 """Rules by confidence: spans that the language model itself finds hard to get wrong.
 
-A run is a maximal stretch of tokens, inside a segment, each of which has a probability above the
-threshold given all raw tokens before it in the segment. Runs of 2 to 4 tokens are rules, counted as
-often as they occur; a single token or a longer run gives none, and no part of a longer run counts.
+A run is a maximal stretch of tokens, inside a segment, each of which has more than
+``min_probability`` given all raw tokens before it in the segment. Runs of 2 to 4 tokens are rules,
+counted as often as they occur; a single token or a longer run gives none, and no part of a longer
+run counts.
 
-Example (threshold 0.5)::
+Example (``min_probability`` 0.5)::
 
     ids    4    7    8    9    7    8    4
     p      -   .6   .9   .2   .7   .8   .1      runs (7 8) and (7 8)     (7, 8): 2
@@ -34,17 +35,19 @@ from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
 
 Ints = NDArray[np.int64]
 SpanCounts = tuple[dict[int, Ids], dict[int, Counts]]
-DEFAULT_THRESHOLD: Final = 0.5  # paper
+DEFAULT_PROBABILITY: Final = 0.5  # paper
 
 
-def check_threshold(threshold: float) -> None:
+def check_probability(min_probability: float) -> None:
     """Check a probability to be exceeded.
 
     Raises:
         ConfigError: If it is not between 0 and 1.
     """
-    if not 0 < threshold < 1:
-        raise ConfigError("threshold must lie between 0 and 1", threshold, "The paper takes 0.5.")
+    if not 0 < min_probability < 1:
+        raise ConfigError(
+            "min_probability must lie between 0 and 1", min_probability, "The paper takes 0.5."
+        )
 
 
 def check_segment(backbone: Backbone, length: int) -> None:
@@ -67,7 +70,7 @@ def confidence_counts(
     ids: Tokens,
     offsets: Offsets,
     *,
-    threshold: float = DEFAULT_THRESHOLD,
+    min_probability: float = DEFAULT_PROBABILITY,
     batch_size: int = 8,
     excluded: Iterable[int] = (),
     progress: Callable[[int], object] = lambda tokens: None,
@@ -78,7 +81,7 @@ def confidence_counts(
         backbone: The model whose confidence counts.
         ids: Raw token ids, flat [T].
         offsets: Segment borders [num_segments + 1], first 0, last T; segments may be ragged.
-        threshold: Probability that every token of a run exceeds, between 0 and 1.
+        min_probability: Probability that every token of a run exceeds, between 0 and 1.
         batch_size: Segments per forward.
         excluded: Ids that end a run and are in none; the tokenizer's special ids always are.
         progress: Called with the number of tokens done so far.
@@ -87,12 +90,12 @@ def confidence_counts(
         Per order n the spans [R_n, n], rows ascending, and how many runs they are [R_n].
 
     Raises:
-        ConfigError: If threshold or batch size are out of bounds.
+        ConfigError: If min_probability or batch size are out of bounds.
         CorpusError: If an id is not in the backbone's vocabulary, or borders are not in order.
         EvaluationError: If a segment exceeds the backbone's positions.
         NumericalError: If a probability is NaN.
     """
-    check_threshold(threshold)
+    check_probability(min_probability)
     if batch_size < 1:
         raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
@@ -107,7 +110,7 @@ def confidence_counts(
                 int(tokens.max()),
                 "Tokenize the corpus with the backbone's tokenizer.",
             )
-        sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(threshold)
+        sure = _log_probs(backbone, tokens, borders - borders[0]) > math.log(min_probability)
         sure &= ~np.isin(tokens, dropped)
         # The first token of a segment is never sure, so no run crosses a border.
         edges = np.flatnonzero(np.diff(sure.astype(np.int8), prepend=0, append=0))
@@ -169,7 +172,7 @@ def mine_confidence_rules(
     ids: Tokens,
     offsets: Offsets,
     *,
-    threshold: float = DEFAULT_THRESHOLD,
+    min_probability: float = DEFAULT_PROBABILITY,
     tau: int = 1,
     batch_size: int = 8,
     excluded: Iterable[int] = (),
@@ -184,7 +187,7 @@ def mine_confidence_rules(
         backbone: The model whose confidence counts.
         ids: Raw token ids, flat [T].
         offsets: Segment borders [num_segments + 1].
-        threshold: Probability that every token of a run exceeds.
+        min_probability: Probability that every token of a run exceeds.
         tau: Least number of runs of a rule; the paper names none.
         batch_size: Segments per forward.
         excluded: Ids in no rule, besides the special ones.
@@ -208,7 +211,7 @@ def mine_confidence_rules(
         backbone,
         ids,
         offsets,
-        threshold=threshold,
+        min_probability=min_probability,
         batch_size=batch_size,
         excluded=excluded,
         progress=progress,

@@ -187,7 +187,7 @@ def mine_confident_spans(
     *,
     backbone: Backbone,
     options: MiningOptions,
-    threshold: float | None = None,
+    min_probability: float | None = None,
 ) -> MiningReport:
     """Make rules of the spans that a language model is confident about, and write their directory.
 
@@ -197,7 +197,7 @@ def mine_confident_spans(
         backbone: The model, with its tokenizer.
         options: tau, segment length, filters and protected tokens; budget, documents and sample
             have no part in it.
-        threshold: Probability that every token of a span exceeds; None for the paper's.
+        min_probability: Probability that every token of a span exceeds; None for the paper's.
 
     Raises:
         BackboneError: If the backbone has no tokenizer.
@@ -205,14 +205,14 @@ def mine_confident_spans(
         UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
     """
     from umim_core.mining.confidence import (  # it needs torch
-        DEFAULT_THRESHOLD,
+        DEFAULT_PROBABILITY,
+        check_probability,
         check_segment,
-        check_threshold,
         mine_confidence_rules,
     )
 
     chosen = options.check()
-    asked = DEFAULT_THRESHOLD if threshold is None else threshold
+    asked = DEFAULT_PROBABILITY if min_probability is None else min_probability
     for name in ("rule_budget", "min_documents", "sample_tokens"):
         value = getattr(chosen, name)
         if value != getattr(MiningOptions, name):
@@ -221,7 +221,7 @@ def mine_confident_spans(
             )
     check_absent(out)
     tokenizer = backbone.require_tokenizer()
-    check_threshold(asked)
+    check_probability(asked)
     check_segment(backbone, chosen.segment_length)
     excluded = excluded_ids(tokenizer, chosen.protect)
     began = time.perf_counter()
@@ -232,7 +232,7 @@ def mine_confident_spans(
             backbone,
             shards,
             offsets,
-            threshold=asked,
+            min_probability=asked,
             tau=chosen.tau,
             excluded=excluded,
             overlap=chosen.overlap,

@@ -13,13 +13,21 @@ Source: paper, "Module Architecture and Integration".
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self, cast
+from typing import Self, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from umim_core.config.form import Depth, Kind, Positions, check_form
+from umim_core.config.form import (
+    MERGE_FORMS,
+    PAPER,
+    Depth,
+    MergeForm,
+    Positions,
+    check_form,
+    form_name,
+)
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
 
@@ -31,15 +39,16 @@ class MergeModule(nn.Module):
     2 d^2 + 7 d parameters. Without positions it sees neither order nor repetition. ``learned`` adds
     one vector per offset to the embeddings, 4 d parameters that begin at zero.
 
-    The other forms are its subclasses and declare the policies they stand for. ``MergeModule(...)``
-    returns the one that is asked for, as ``pathlib.Path`` gives the class of the system.
+    The other forms are its subclasses, a file each; a class statement names kind, depth and the
+    positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
+    that is asked for, as ``pathlib.Path`` gives the class of the system.
 
     Args:
         hidden_size: Embedding size d of the backbone.
         num_heads: Heads h; must divide d.
         positions: ``none`` or ``learned``.
         depth: 1 or 3.
-        kind: ``attention`` or ``linear``.
+        kind: ``attention``, or another kind of ``MERGE_FORMS``.
 
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
@@ -48,14 +57,14 @@ class MergeModule(nn.Module):
         ConfigError: If the heads do not divide the size or there is no such form.
     """
 
-    _forms: ClassVar[dict[tuple[Kind, Depth], type[MergeModule]]] = {}
-
     norm_o: nn.LayerNorm
     offset: nn.Parameter | None
 
-    def __init_subclass__(cls, *, kind: Kind, depth: Depth) -> None:
+    def __init_subclass__(
+        cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
+    ) -> None:
         super().__init_subclass__()
-        cls._forms[kind, depth] = cls
+        MERGE_FORMS.add(form_name(kind, depth))(MergeForm(cls, positions))
 
     def __new__(
         cls,
@@ -63,12 +72,14 @@ class MergeModule(nn.Module):
         num_heads: int = 4,
         positions: Positions = "none",
         depth: Depth = 1,
-        kind: Kind = "attention",
+        kind: str = PAPER,
     ) -> Self:
         """Return an object of the class that stands for the policies."""
-        # A copy makes an object of its own class, without arguments.
-        form = cls._forms.get((kind, depth), cls) if cls is MergeModule else cls
-        return cast(Self, super().__new__(form))
+        if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
+            return super().__new__(cls)
+        check_form(positions, depth, kind)
+        form = MERGE_FORMS.find(form_name(kind, depth)).module
+        return super().__new__(cast("type[Self]", form))
 
     def __init__(
         self,
@@ -76,7 +87,7 @@ class MergeModule(nn.Module):
         num_heads: int = 4,
         positions: Positions = "none",
         depth: Depth = 1,
-        kind: Kind = "attention",
+        kind: str = PAPER,
     ) -> None:
         super().__init__()
         if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
@@ -180,3 +191,6 @@ class MergeModule(nn.Module):
         pooled = torch.einsum("mhn,mnhk->mhk", weights, heads).reshape(count, size)
         out: Tensor = self.norm_o(F.gelu(self.linear_o(pooled)))
         return out
+
+
+MERGE_FORMS.add(PAPER)(MergeForm(MergeModule, get_args(Positions)))

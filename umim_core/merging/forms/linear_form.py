@@ -16,7 +16,7 @@ from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
 
 
-class LinearMerge(MergeModule, kind="linear", depth=1):
+class LinearMerge(MergeModule, kind="linear"):
     """Concatenate the embeddings, zero-padded to 4 d, and map them to d: 4 d^2 + 3 d parameters.
 
     It has a weight per offset: it sees order and repetition. Heads play no part in it.

@@ -1,0 +1,122 @@
+"""A new merge form is one file: found by name, distilled, evaluated, in the comparison."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from tasks.cluster.lease import ClusterLease
+from tasks.report.compare import CellResult, comparison_rows
+from tasks.run.stage import Metrics, StageSpec, run_stage
+from tasks.stages.distill import distill_stage
+from tasks.stages.evaluate import evaluate_stage
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.corpus import DocstringCorpus
+from umim_core.config.form import MERGE_FORMS
+from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, EvaluateConfig, Recipe
+from umim_core.merging import forms
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.shards import ShardWriter
+
+LENGTH = 16
+SOURCE = '''
+"""The mean of a span's tokens, normed."""
+
+import torch
+from torch import nn
+
+from umim_core.merging.forms.attention_form import MergeModule
+from umim_core.merging.forms.merge_form import inside_spans, reset_norm
+
+
+class NormedMean(MergeModule, kind="normed-mean"):
+    def make_weights(self):
+        self.norm_o = nn.LayerNorm(self.hidden_size, eps=1e-5)
+
+    @torch.no_grad()
+    def initialise(self, embedding_std, generator=None):
+        reset_norm(self.norm_o, embedding_std)
+
+    @property
+    def table_offsets(self):
+        return 1
+
+    def project(self, tokens):
+        return tokens
+
+    def pool(self, projected, lengths):
+        inside = inside_spans(lengths, projected.shape[1])[..., None]
+        return self.norm_o(projected.where(inside, 0.0).sum(dim=1) / lengths[:, None])
+'''
+
+
+@pytest.fixture
+def new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A file in the package of forms; what it added is gone afterwards."""
+    (tmp_path / "forms").mkdir()
+    (tmp_path / "forms" / "normed_mean_form.py").write_text(SOURCE)
+    monkeypatch.setattr(forms, "__path__", [*forms.__path__, str(tmp_path / "forms")])
+    yield
+    MERGE_FORMS._found.pop("normed-mean", None)
+    sys.modules.pop("umim_core.merging.forms.normed_mean_form", None)
+
+
+def tokens(out: Path) -> Metrics:
+    for split, rows in (("train", 8), ("valid", 2), ("test", 4)):
+        writer = ShardWriter(out / split)
+        writer.add(np.arange(rows * LENGTH, dtype=np.int32) % 7 + 1)
+        writer.end_document()
+        writer.close()
+    return {}
+
+
+@pytest.mark.usefixtures("new_file")
+def test_a_new_form_is_one_file_down_to_its_comparison_row(
+    tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    tiny_llama.model.save_pretrained(tmp_path / "backbone")
+    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
+    fingerprint = tiny_llama.tokenizer_fingerprint
+    mined = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
+
+    def rules(out: Path) -> Metrics:
+        mined.save(out / "rules")
+        return {}
+
+    tokenized, filtered = (
+        run_stage(tmp_path, StageSpec(name, 1, {}, {}), build)
+        for name, build in (("tokens", tokens), ("rules", rules))
+    )
+    cell = Cell(backbone=str(tmp_path / "backbone"), kind="normed-mean")
+    recipe = Recipe(
+        name="tiny",
+        corpus=DocstringCorpus(),
+        segment_length=LENGTH,
+        cells=(cell,),
+        distill=DistillConfig(max_steps=4, batch_size=4, bf16=False),
+        cluster=ClusterConfig(workers=0),
+    )
+    with ClusterLease(recipe.cluster) as lease:
+        distilled = distill_stage(tmp_path, lease, recipe, cell, tokenized, filtered)
+    assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
+    measured = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
+    evaluated = evaluate_stage(tmp_path, tokenized, distilled.path / "checkpoint", measured, LENGTH)
+    result = CellResult(cell, tokenized, filtered, distilled)
+    result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
+    [row] = comparison_rows([result], [], seed=17)
+    assert row.cell.kind == "normed-mean"
+    assert "normed-mean" in row.label
+    assert row.metrics["rules"] == 2.0
+    assert row.metrics["kl"] is not None and row.metrics["kl"] > 0.0
+
+
+def test_an_unknown_form_lists_all_and_suggests_one() -> None:
+    with pytest.raises(ValidationError, match=r"one of attention, linear; got linaer.*'linear'"):
+        Cell(backbone="b", kind="linaer")
