@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from tasks.cluster.stopping import stoppable
-from umim_core.cli.console_output import JsonFlag, VersionFlag
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def run(
         steps, cost = plan(loaded), predict_recipe(loaded)
         document: dict[str, object] = {"recipe": loaded.name, "stages": steps}
         lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
-        _emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
+        emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
         cost.check()
         if not cost.distillation:  # a recipe with hardware is meant for that machine
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
@@ -109,12 +109,12 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
         from flows.backbone import backbone
 
         model = backbone(recipe)
-        _emit({"path": model}, [f"backbone: {model}"], as_json)
+        emit({"path": model}, [f"backbone: {model}"], as_json)
         return
     if flow != "full":
         found = getattr(import_module(f"flows.{flow}"), flow)(recipe)
         shown = found if isinstance(found, str) else json.dumps(found, indent=1)
-        _emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
+        emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     from flows.full_pipeline import full_pipeline
     from tasks.report.comparison_table import comparison
@@ -131,7 +131,7 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
         f"{time.monotonic() - began:.0f} s",
         *_checkpoint_lines(loaded.name),
     ]
-    _emit(data.model_dump(mode="json") | {"path": str(path)}, lines, as_json)
+    emit(data.model_dump(mode="json") | {"path": str(path)}, lines, as_json)
 
 
 @app.command()
@@ -141,7 +141,7 @@ def recipes(as_json: JsonFlag = False) -> None:
 
     found = {name: find_recipe(name).description for name in recipe_names()}
     lines = [f"{name:<24} {text.strip().splitlines()[0]}" for name, text in found.items()]
-    _emit({"recipes": found}, lines, as_json)
+    emit({"recipes": found}, lines, as_json)
 
 
 @app.command()
@@ -150,7 +150,7 @@ def report(as_json: JsonFlag = False) -> None:
     from tasks.run.recipes import newest_report
 
     path = newest_report()
-    _emit({"path": str(path)}, [str(path)], as_json)
+    emit({"path": str(path)}, [str(path)], as_json)
 
 
 @app.command()
@@ -170,7 +170,7 @@ def replay(as_json: JsonFlag = False) -> None:
     line = "MLflow has everything"
     if refused := tracker.refused():
         line = f"{len(refused)} records were refused, see {refused[0].parent}"
-    _emit({"waiting": 0, "refused": len(refused)}, [line], as_json)
+    emit({"waiting": 0, "refused": len(refused)}, [line], as_json)
 
 
 _SHOWN: Final = {
@@ -183,10 +183,6 @@ _SHOWN: Final = {
     "umim.generate",
     "umim.confidence",
 }
-
-
-def _emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False) if as_json else "\n".join(lines))
 
 
 def _checkpoint_lines(recipe: str) -> list[str]:

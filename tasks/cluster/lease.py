@@ -49,7 +49,6 @@ class ClusterLease:
                     self.config.cpus,
                     self.config.address,
                     object_store_bytes=round(self.config.object_store_gib * (1 << 30)),
-                    dashboard=self.config.dashboard,
                 )
             )
         return self._cluster

@@ -9,7 +9,6 @@ prepared first, and refreshed where another module has imported Ray before.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import signal
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from tasks.cluster.cluster_folder import cluster_folder
 from tasks.cluster.sockets import listening_addresses, loopback_interface, require_loopback
-from umim_core.errors import ClusterError, MissingExtraError
+from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOCAL = "local"
@@ -39,7 +38,6 @@ class Cluster:
         address: ``host:port`` of the cluster's control service.
         cpus: CPU cores it offers.
         gpus: GPUs it offers.
-        dashboard_url: Address of the dashboard, or "" where none was asked for.
         started: Whether this process started the cluster (and stops it).
         logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
     """
@@ -47,7 +45,6 @@ class Cluster:
     address: str
     cpus: int
     gpus: int
-    dashboard_url: str
     started: bool
     logs: Path | None = None
 
@@ -59,7 +56,6 @@ def ray_cluster(
     *,
     object_store_bytes: int = 1024 * _MIB,
     threads: int | None = None,
-    dashboard: bool = False,
     log_to_driver: bool = False,
 ) -> Iterator[Cluster]:
     """Connect to Ray for the length of a ``with`` block.
@@ -74,7 +70,6 @@ def ray_cluster(
         object_store_bytes: Shared memory of a cluster started here, in bytes.
         threads: OpenMP threads of every worker; None leaves Ray's rule (the CPUs a task asked
             for).
-        dashboard: Whether a cluster started here serves its dashboard (on 127.0.0.1).
         log_to_driver: Whether the output of workers is repeated here.
 
     Yields:
@@ -84,13 +79,8 @@ def ray_cluster(
         ClusterError: If an argument is out of bounds, the cluster does not answer, a named
             cluster is used without an explicit ``RAY_AUTH_MODE``, or a socket of a local cluster
             is open to other machines.
-        MissingExtraError: If the dashboard was asked for and its packages are absent.
     """
     _check_arguments(cpus, object_store_bytes, threads)
-    if dashboard and importlib.util.find_spec("aiohttp_cors") is None:
-        raise MissingExtraError(
-            "the Ray dashboard needs more packages", remedy="pip install 'ray[default]'"
-        )
     import ray
 
     if ray.is_initialized():
@@ -113,7 +103,7 @@ def ray_cluster(
                 "address": LOCAL,
                 "num_cpus": cpus,
                 "object_store_memory": object_store_bytes,
-                "include_dashboard": dashboard,
+                "include_dashboard": False,
                 "_node_ip_address": "127.0.0.1",
                 "_temp_dir": str(folder),
             }
@@ -265,12 +255,10 @@ def _describe(*, started: bool) -> Cluster:
     import ray
 
     resources = ray.cluster_resources()
-    url = ray._private.worker.get_dashboard_url()
     return Cluster(
         address=ray.get_runtime_context().gcs_address,
         cpus=int(resources.get("CPU", 0)),
         gpus=int(resources.get("GPU", 0)),
-        dashboard_url=f"http://{url}" if url else "",
         started=started,
         logs=Path(ray._private.worker._global_node.get_logs_dir_path()) if started else None,
     )

@@ -33,11 +33,11 @@ from umim_core.store.artifacts import (
     read_manifest,
     safe_join,
     sha256_bytes,
-    write_manifest,
 )
-from umim_core.store.disk import flush, flush_tree, is_refusal
+from umim_core.store.disk import is_refusal
 from umim_core.store.locking import directory_lock
 from umim_core.store.machine_lock import computing
+from umim_core.store.publication import publish_result, take_back_state
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1
@@ -178,18 +178,19 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     kept = _kept_state(final)
-    if spec.resumable and kept.is_dir():  # killed on the way to its final name
-        kept.rename(partial / "state")
+    if spec.resumable:
+        take_back_state(partial, kept)
     logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
         with _thrown_away(partial, spec), spec.machine():
             metrics = build(partial)
-        if spec.resumable and (partial / "state").is_dir():
-            (partial / "state").rename(kept)
-        shutil.rmtree(partial / "state", ignore_errors=True)
-        digest = write_manifest(
+        if not spec.resumable:
+            shutil.rmtree(partial / "state", ignore_errors=True)
+        digest = publish_result(
             partial,
+            final,
+            kept,
             kind="stage",
             schema=STAGE_SCHEMA,
             body={
@@ -202,10 +203,6 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
                 "facts": _facts(time.monotonic() - began),
             },
         )
-        flush_tree(partial)
-        partial.rename(final)
-        flush(final.parent)
-        shutil.rmtree(kept, ignore_errors=True)
     except OSError as error:
         if not is_refusal(error):
             raise

@@ -34,7 +34,8 @@ from umim_core.progress import followed, leave_note
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
 from umim_core.store.arrays import save_array
-from umim_core.store.artifacts import publish_directory, read_manifest, write_manifest
+from umim_core.store.artifacts import read_manifest, write_manifest
+from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import UniformOffsets
 
 logger = logging.getLogger("umim.confidence")

@@ -36,13 +36,8 @@ from umim_core.rules.collisions import collision_rate
 from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.store.arrays import save_array
-from umim_core.store.artifacts import (
-    publish_directory,
-    read_json,
-    read_manifest,
-    write_json,
-    write_manifest,
-)
+from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
+from umim_core.store.publication import publish_directory
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")

@@ -15,8 +15,8 @@ from support.command_line import Result, Umim, console
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import load_any_recipe
-from umim_core.distill import own_training
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store import publication
 from umim_core.store.artifacts import directory_digest
 
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
@@ -131,11 +131,12 @@ def test_a_training_killed_on_the_way_to_its_name_trains_nothing_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def killed(_: Path) -> None:
-        raise KeyboardInterrupt
+    def killed(folder: Path) -> None:
+        if (folder / "manifest.json").exists():  # the result, and it is whole
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(own_training, "flush_tree", killed)
+        patch.setattr(publication, "flush_tree", killed)
         assert train(umim, folder, *TINY, "--out", tmp_path / "trained").code == 130
     assert not (tmp_path / "trained").exists()
     assert "resuming at step 6" in train(umim, folder, *TINY, "--out", tmp_path / "trained").err

@@ -19,7 +19,9 @@ from umim_core.errors import UmimError
 
 MINUTES = 4.0
 # Places that every stage passes on its way to disk.
-PLACES = ("tasks.run.stage.write_manifest", "tasks.run.stage.flush_tree", "tasks.run.stage.flush")
+PLACES = tuple(
+    f"umim_core.store.publication.{name}" for name in ("write_manifest", "flush_tree", "flush")
+)
 
 
 class Soak:

@@ -32,7 +32,7 @@ RESUME = (
     SeededBug(
         "a directory gets its name before it is flushed",
         "resume",
-        "umim_core/store/artifacts.py",
+        "umim_core/store/publication.py",
         "                flush_tree(partial)\n                partial.rename(final)\n",
         "                partial.rename(final)\n                flush_tree(final)\n",
         ("tests/store/test_disk.py", "tests/store/test_artifacts.py"),

@@ -18,7 +18,6 @@ from umim_core.store.artifacts import (
     canonical_json,
     directory_digest,
     finite_or_none,
-    publish_directory,
     read_json,
     read_manifest,
     safe_join,
@@ -27,6 +26,7 @@ from umim_core.store.artifacts import (
     write_json,
     write_manifest,
 )
+from umim_core.store.publication import publish_directory
 
 JSON = st.recursive(
     st.none()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tasks.run.stage import StageSpec, run_stage
-from umim_core.store.artifacts import publish_directory
 from umim_core.store.disk import write_bytes
+from umim_core.store.publication import publish_directory
 
 
 class Disk:

@@ -16,8 +16,8 @@ import pytest
 
 from support.lock_holders import holding
 from umim_core.errors import LockError
-from umim_core.store.artifacts import publish_directory
 from umim_core.store.locking import directory_lock
+from umim_core.store.publication import publish_directory
 
 HOLD = """
 import sys

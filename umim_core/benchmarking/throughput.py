@@ -135,12 +135,9 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
 
 
 def _kinds(config: BenchmarkConfig, natural: Matcher | None) -> Iterator[_Rules]:
-    for kind in config.rules:
-        if kind == "natural":
-            yield _Rules(kind, None, natural)
-        else:
-            for asked in config.token_reductions:
-                yield _Rules(kind, asked, FixedPairs(asked))
+    for asked in config.token_reductions:
+        yield _Rules("fixed-pairs", asked, FixedPairs(asked))
+    yield _Rules("natural", None, natural)
 
 
 def _sizes(config: BenchmarkConfig) -> list[Sizes]:

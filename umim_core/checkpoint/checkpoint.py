@@ -26,12 +26,8 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import (
-    publish_directory,
-    read_manifest,
-    write_json,
-    write_manifest,
-)
+from umim_core.store.artifacts import read_manifest, write_json, write_manifest
+from umim_core.store.publication import publish_directory
 
 _log: Final = logging.getLogger("umim")
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from umim_core.config.model_base import LATER, Model, StableDump
 
-RuleKind = Literal["fixed-pairs", "natural"]
+RuleKind = Literal["fixed-pairs", "natural"]  # a controlled token reduction; the checkpoint's own
 Reduction = Annotated[float, Field(gt=0.0, le=0.5)]
 
 
@@ -28,10 +28,6 @@ class BenchmarkConfig(Model, StableDump):
     pairs: Annotated[int, Field(ge=1, description="Alternating base/UMIM pairs.")] = 10
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1), LATER] = (
         Field((1,), description="Rows generated side by side.")
-    )
-    rules: Annotated[tuple[RuleKind, ...], Field(min_length=1), LATER] = Field(
-        ("fixed-pairs", "natural"),
-        description="fixed-pairs: a controlled token reduction; natural: the checkpoint's rules.",
     )
     token_reductions: Annotated[tuple[Reduction, ...], Field(min_length=1), LATER] = Field(
         (0.5,), description="Token reductions of fixed pairs; several make a break-even table."

@@ -178,9 +178,6 @@ class ClusterConfig(Model, StableDump):
     object_store_gib: Annotated[
         float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."), LATER
     ] = 1.0
-    dashboard: Annotated[
-        bool, Field(description="Whether a local cluster serves Ray's dashboard."), LATER
-    ] = False
 
     @property
     def device(self) -> Device:
@@ -189,10 +186,9 @@ class ClusterConfig(Model, StableDump):
 
     @model_validator(mode="after")
     def _options_of_a_local_cluster(self) -> Self:
-        if self.address is not None and (self.object_store_gib != 1.0 or self.dashboard):
+        if self.address is not None and self.object_store_gib != 1.0:
             raise ValueError(
-                "object_store_gib and dashboard are of a cluster started here: leave them out "
-                "with an address"
+                "object_store_gib is of a cluster started here: leave it out with an address"
             )
         return self
 

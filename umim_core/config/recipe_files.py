@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -12,6 +12,12 @@ from pydantic import BaseModel, ValidationError
 from umim_core.errors import ConfigError, did_you_mean
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
+# Fields that recipes had once, and what to do instead.
+_REMOVED: Final = {
+    "benchmark.rules": "Leave it out: fixed pairs and the checkpoint's own rules are both timed.",
+    "cluster.dashboard": "Start a cluster with its dashboard (ray start --head "
+    "--include-dashboard=true) and name its address.",
+}
 
 
 def read_recipe_file(path: Path) -> object:
@@ -47,6 +53,9 @@ def validated(model: type[AnyModel], raw: object, what: str) -> AnyModel:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the recipe"
         remedy = "Correct the field."
+        if where in _REMOVED:
+            message = f"{what}: {where} is no field any more"
+            raise ConfigError(message, first.get("input"), _REMOVED[where]) from error
         if first["type"] == "extra_forbidden":
             known = _fields(model, first["loc"][:-1])
             guess = did_you_mean(str(first["loc"][-1]), known)

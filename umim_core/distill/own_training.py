@@ -41,15 +41,13 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,
-    publish_directory,
     read_json,
     read_manifest,
     sha256_bytes,
     write_json,
-    write_manifest,
 )
-from umim_core.store.disk import flush, flush_tree
 from umim_core.store.locking import directory_lock
+from umim_core.store.publication import publish_directory, publish_result, take_back_state
 from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
@@ -134,20 +132,14 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
                 )
         rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
         state = partial / "state"
-        if kept.is_dir():
-            kept.rename(state)
+        take_back_state(partial, kept)
         if (newest := newest_state(state, 1)) is not None:
             logger.info("resuming at step %d", step_of(newest))
         job = place_rows(_job(training, partial), rows)
         with followed(state):
             run_job(job, AdamWStrategy)
-        state.rename(kept)  # it is no part of the result, and needed until that has its name
         _write_recipe(partial, out, training)
-        write_manifest(partial, kind=KIND, schema=SCHEMA, body={"key": key})
-        flush_tree(partial)
-        partial.rename(out)
-        flush(out.parent)
-        shutil.rmtree(kept, ignore_errors=True)
+        publish_result(partial, out, kept, kind=KIND, schema=SCHEMA, body={"key": key})
         return _summary(out)
 
 

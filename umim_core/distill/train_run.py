@@ -26,7 +26,8 @@ from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import publish_directory, write_json
+from umim_core.store.artifacts import write_json
+from umim_core.store.publication import publish_directory
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"

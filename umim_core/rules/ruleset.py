@@ -20,13 +20,8 @@ from umim_core.rules.filters import Containment, Overlap, filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
-from umim_core.store.artifacts import (
-    canonical_json,
-    publish_directory,
-    read_manifest,
-    sha256_bytes,
-    write_manifest,
-)
+from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
+from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1

@@ -10,14 +10,12 @@ import hashlib
 import json
 import math
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from umim_core.errors import ArtifactError
-from umim_core.store.disk import flush, flush_tree, is_refusal, write_bytes
-from umim_core.store.locking import directory_lock
+from umim_core.store.disk import write_bytes
 
 MANIFEST: Final = "manifest.json"
 _CHUNK: Final = 1 << 20
@@ -227,51 +225,6 @@ def safe_join(root: Path, name: str) -> Path:
             "an artifact's name must stay inside its root", name, "Use a plain relative name."
         )
     return target
-
-
-def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
-    """Build a directory next to ``final`` and rename it when it is whole.
-
-    Args:
-        final: Where the directory must appear; it must not exist yet.
-        build: Fills the empty directory that it is handed; writes its manifest last.
-
-    Raises:
-        ArtifactError: If ``final`` exists or the disk refuses a write; nothing half-written stays.
-        LockError: If another live process is building the same directory.
-    """
-    final = final.resolve()  # "." and dangling links have no name of their own
-    partial = final.with_name(final.name + ".partial")
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with directory_lock(final, wait_seconds=0.0):
-            if final.exists():
-                raise ArtifactError(
-                    "the output directory must not exist",
-                    str(final),
-                    "Remove it or choose another name; results are never overwritten.",
-                )
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
-                build(partial)
-                flush_tree(partial)
-                partial.rename(final)
-                try:
-                    flush(final.parent)
-                except OSError:
-                    final.rename(partial)  # what failed has no final name
-                    raise
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        raise ArtifactError(
-            f"{final} must be writable",
-            error.strerror or str(error),
-            "Free space or choose another directory.",
-        ) from error
 
 
 def finite_or_none(value: float) -> float | None:

@@ -25,7 +25,7 @@ BY_START = "reaches the stage through the checkpoint it starts from"
 NO_MATTER_HOW = "where and how fast it runs, not what comes out"
 SPECIAL_ALL_THE_SAME = "another special token ends a text; all of them take no part in rules"
 NOT_WEIGHTS = "only the tokenizer of the backbone counts, and the other one has the same"
-CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib", "dashboard")
+CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib")
 NOT_TRAINED_ON = (
     "name description corpus mining cells task adapt evaluate benchmark shipped hardware"
 )

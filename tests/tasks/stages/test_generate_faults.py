@@ -119,8 +119,8 @@ POINTS = {
     "sampled": (("tasks.stages.generate.write_shard", 3, "before"), 2),
     "not renamed": (("os.fsync", 4, "after"), 2),
     "written": (("tasks.stages.generate.write_shard", 3, "after"), 3),
-    "no manifest": (("tasks.run.stage.write_manifest", 1, "before"), SHARDS),
-    "stage not renamed": (("tasks.run.stage.flush_tree", 1, "after"), SHARDS),
+    "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), SHARDS),
+    "stage not renamed": (("umim_core.store.publication.flush_tree", 1, "after"), SHARDS),
 }
 
 

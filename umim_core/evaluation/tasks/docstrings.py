@@ -17,8 +17,9 @@ from umim_core.embedded.docstring_corpus import TRAINING_PACKAGES, build_corpus,
 from umim_core.embedded.docstring_task import build_task
 from umim_core.errors import CorpusError
 from umim_core.evaluation.console import one_line_errors
-from umim_core.store.artifacts import canonical_json, publish_directory, sha256_bytes
+from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.locking import directory_lock
+from umim_core.store.publication import publish_directory
 
 TASK: Final = "umim_docstrings"
 DATA_VARIABLE: Final = "UMIM_TASK_DATA"
