@@ -168,7 +168,7 @@ def measure_step(
         hardware=hardware,
         steps=1,
     )
-    memory = predicted.memory
+    told = predicted.figures
     return {
         "rows": rows,
         "tokens": rows * length,
@@ -177,13 +177,13 @@ def measure_step(
         "sides": {
             name: {
                 "seconds": found,
-                "mfu": predicted.flops.total / found["median"] / peak,
+                "mfu": told["step_flops"] / found["median"] / peak,
                 "bytes": extra_bytes(sides[name], device),
             }
             for name, found in seconds.items()
         },
-        "predicted_seconds": predicted.step_seconds,
-        "predicted_bytes": memory.spans + memory.working,
+        "predicted_seconds": told["step_seconds"],
+        "predicted_bytes": told["memory"]["spans"] + told["working_bytes"],
     }
 
 

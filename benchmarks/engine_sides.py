@@ -27,6 +27,7 @@ from umim_core.merging.span_cache import SpanCache
 from umim_core.mining.counting import count_ngrams
 from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 OURS, DYNAMIC, STATIC = "ours", "transformers, dynamic cache", "transformers, static cache"
@@ -109,7 +110,7 @@ def random_subject(
     text = phrase_text(mined + tokens, config.vocab_size)
     offsets = np.arange(0, mined + 1, _SEGMENT, dtype=np.int64)
     counts = count_ngrams(text[: offsets[-1]].astype(np.int32), offsets, _TAU)
-    matcher = Matcher(RuleSet.from_counts(counts, tau=_TAU))
+    matcher = Matcher(RuleSet.from_counts(counts, RuleOrigin(tau=_TAU)))
     return Subject(Compressed(backbone, module, matcher, "compact"), text[mined:])
 
 

@@ -29,6 +29,7 @@ from benchmarks.timing import alternate, ratio, spread, timed
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 OURS, LOOP, AHO, TOKENIZER = "ours", "Python sets", "pyahocorasick", "tokenizer"
@@ -41,9 +42,11 @@ _MATCHERS: Final = (OURS, LOOP, AHO)
 def rule_sets(counts: NgramCounts) -> dict[str, RuleSet]:
     """Return the rule sets that are measured; counts must reach down to tau 5."""
     return {
-        "tau 5": RuleSet.from_counts(counts, tau=5),
-        "tau 50": RuleSet.from_counts(counts, tau=50),
-        "tau 5, nested": RuleSet.from_counts(counts, tau=5, overlap="none", containment="keep"),
+        "tau 5": RuleSet.from_counts(counts, RuleOrigin(tau=5)),
+        "tau 50": RuleSet.from_counts(counts, RuleOrigin(tau=50)),
+        "tau 5, nested": RuleSet.from_counts(
+            counts, RuleOrigin(tau=5, overlap="none", containment="keep")
+        ),
     }
 
 
@@ -127,7 +130,7 @@ def synthetic_rules(per_order: Mapping[int, int], seed: int = 0) -> RuleSet:
         columns = [(keys >> bits * (n - 1 - i)) & (_VOCABULARY - 1) for i in range(n)]
         ids[n] = np.stack(columns, axis=1).astype(np.int32)
         support[n] = np.ones(count, dtype=np.int64)
-    return RuleSet(ids, support, overlap="none", containment="keep", source="explicit")
+    return RuleSet(ids, support, RuleOrigin(overlap="none", containment="keep", source="explicit"))
 
 
 def load_times(folder: Path, ids: Ids, rounds: int) -> list[float]:

@@ -22,6 +22,7 @@ from benchmarks.timing import alternate, peak_bytes, ratio, timed
 from umim_core.cost.mining_law import SAMPLE_TOKENS, fit_mining_law
 from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
 from umim_core.mining.hashing import rank_indexes
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import Ints, UniformOffsets
@@ -53,8 +54,8 @@ def predict(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> R
         sample_tokens=options.sample_tokens,
         resident_bytes=peak_bytes,
     )
-    prediction = law.predict(options.total or len(ids))
-    return {"sample_tokens": min(options.sample_tokens, len(ids)), **prediction.as_dict()}
+    prediction = law.predict(options.total or len(ids), SearchOptions(options.tau))
+    return prediction.as_dict() | {"sample_tokens": min(options.sample_tokens, len(ids))}
 
 
 def count(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) -> Report:

@@ -30,6 +30,7 @@ from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 BASE: Final = "base model"
@@ -51,7 +52,7 @@ def rule_sets(given: Subject, mined: NDArray[np.int64]) -> dict[str, Matcher]:
         mined: Text [T] that the nested ones are mined on.
     """
     counts = count_ngrams(mined.astype(np.int32), np.array([0, len(mined)]), _TAU)
-    nested = Matcher(RuleSet.from_counts(counts, overlap="none", containment="keep"))
+    nested = Matcher(RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep")))
     return {"plain": given.compressed.require_matcher(), "nested": nested}
 
 

@@ -20,10 +20,11 @@ from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.collisions import collision_rate
-from umim_core.rules.filters import Containment, Overlap, step_counts
+from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.rules.inspection import coverage
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes, sha256_file
 from umim_core.text.token_ids import segments
@@ -88,7 +89,7 @@ def _point(
 ) -> tuple[dict[str, Any], RuleSet]:
     """Mine with one threshold and policy; return a point of the figure and its rules."""
     rules = RuleSet.from_counts(
-        counts, tau=tau, overlap=overlap, containment=containment, segment_length=LENGTH
+        counts, RuleOrigin(tau=tau, overlap=overlap, containment=containment, segment_length=LENGTH)
     )
     point = {"tau": tau, "overlap": overlap, "containment": containment, "rules": len(rules)}
     return point | {"token_reduction": coverage(*test, Matcher(rules)).token_reduction}, rules

@@ -24,8 +24,8 @@ library_name: umim
 
 A UMIM merge checkpoint (`checkpoint/`: merge module and rules) for the frozen backbone `{name}` (`backbone/`, with a card of its own).
 
-- **Rules**: {count:,} spans ({orders}), {origin}, overlap `{rules.overlap}`, containment `{rules.containment}`, segments
-  of {rules.segment_length} tokens.
+- **Rules**: {count:,} spans ({orders}), {origin}, overlap `{rules.origin.overlap}`, containment `{rules.origin.containment}`, segments
+  of {rules.origin.segment_length} tokens.
 - **Module**: {form}, {parameters:,} parameters ({formula}).
 - **Training**: predictive distillation, {config.training[steps]} steps of {budget}; selected by
   validation cross-entropy (step {config.training[best_step]}). `python -m flows run {recipe.name}` makes it again.
@@ -72,13 +72,13 @@ def _form(config: CheckpointConfig) -> str:
 
 def _origin(rules: RuleSet) -> str:
     """Return in words what made the rules."""
-    if rules.source == "explicit":
+    if rules.origin.source == "explicit":
         return "given as a list"
     spans = {
         "frequency": "mined on the docstring corpus at",
         "confidence": "spans of the docstring corpus that the backbone is confident about,",
     }
-    return f"{spans[rules.source]} tau {rules.tau}"
+    return f"{spans[rules.origin.source]} tau {rules.origin.tau}"
 
 
 def _budget(recipe: Recipe) -> str:

@@ -66,9 +66,9 @@ class RecipeCost:
             lines += ["", f"mining for {backbone}, predicted from a sample:", *cost.lines()]
         if self.mining_unpredicted is not None:
             lines += ["", f"mining is not predicted: {self.mining_unpredicted}"]
-        for cost in (self.distillation, self.distillation_here):
+        for cells in (self.distillation, self.distillation_here):
             groups: dict[tuple[str, ...], list[str]] = {}
-            for label, one in cost.items():
+            for label, one in cells.items():
                 groups.setdefault(tuple(one.lines()), []).append(label)
             for text, labels in groups.items():
                 lines += ["", "distillation, predicted from shapes, each of:"]

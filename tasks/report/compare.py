@@ -89,7 +89,7 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
 
 def _shipped_row(result: ShippedResult) -> ComparisonRow:
     checkpoint = Checkpoint.load(result.name)
-    config, rules = checkpoint.config, checkpoint.rules
+    config, rules, origin = checkpoint.config, checkpoint.rules, checkpoint.rules.origin
     seed = config.training.get("seed")
     return ComparisonRow(
         cell=Cell(
@@ -101,11 +101,12 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
             unit_positions=config.unit_positions,
         ),
         rules=RowRules(
-            source=rules.source,
-            tau=rules.tau,
-            min_probability=None if rules.source == "confidence" else 0.0,  # no checkpoint tells it
-            overlap=rules.overlap,
-            containment=rules.containment,
+            source=origin.source,
+            tau=origin.tau,
+            # The checkpoint of a recipe does not tell it.
+            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
+            overlap=origin.overlap,
+            containment=origin.containment,
         ),
         seed=seed if isinstance(seed, int) else None,
         source="shipped",

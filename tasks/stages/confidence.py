@@ -27,12 +27,13 @@ from umim_core.mining.confidence import (
     add_span_counts,
     check_segment,
     confidence_counts,
-    confidence_rules,
 )
 from umim_core.mining.preparation import excluded_ids, ids_digest, whole_segments
 from umim_core.progress import followed, leave_note
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import read_manifest, write_manifest
 from umim_core.store.publication import publish_directory
@@ -146,15 +147,16 @@ def confidence_rules_stage(
     )
 
     def build(out: Path) -> Metrics:
-        rules = confidence_rules(
-            _read_counts(counted.path),
+        origin = RuleOrigin(
             tau=cell.tau,
             overlap=cell.overlap,
             containment=cell.containment,
             segment_length=segment_length,
             tokenizer_fingerprint=fingerprint,
             corpus_digest=corpus_digest(counted.path),
+            source="confidence",
         )
+        rules = RuleSet.filtered(*_read_counts(counted.path), origin)
         (out / "rules").mkdir()
         rules.write(out / "rules")
         # No filter stands between what reaches tau and the rules; the report shows every step.

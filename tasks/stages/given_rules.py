@@ -38,7 +38,7 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
         # How many n-grams the filters dropped is not known any more; the report shows every step.
         steps, found = ("raw", "overlap", "rules"), given.counts_by_order
         numbers = {f"{step}_{n}": float(found[n]) for step in steps for n in ORDERS}
-        tau = {} if given.tau is None else {"tau": float(given.tau)}
+        tau = {} if given.origin.tau is None else {"tau": float(given.origin.tau)}
         return {**numbers, **tau, "collision_rate": collision_rate(given)}
 
     return run_stage(root, spec, build)

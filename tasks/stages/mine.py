@@ -24,7 +24,8 @@ from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError
 from umim_core.mining.corpus_mining import MiningOptions, make_rules
-from umim_core.mining.finding import SearchOptions, find_ngrams
+from umim_core.mining.finding import find_ngrams
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.mining.preparation import (
     check_documents,
     excluded_ids,
@@ -162,8 +163,7 @@ def filter_stage(
         kept, ruleset = make_rules(
             _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
             options,
-            tokenizer_fingerprint=fingerprint,
-            corpus_digest=corpus_digest(counted.path),
+            options.origin(fingerprint, corpus_digest(counted.path)),
         )
         (out / "rules").mkdir()
         ruleset.write(out / "rules")

@@ -72,7 +72,11 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
     assert list(mined) == list(TAUS)
     for tau, rules in mined.items():
         assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
-        assert (rules.tau, rules.overlap, rules.containment) == (tau, "none", "keep")
+        assert (rules.origin.tau, rules.origin.overlap, rules.origin.containment) == (
+            tau,
+            "none",
+            "keep",
+        )
     sizes = [len(rules) for rules in mined.values()]
     assert 0 < sizes[1] < sizes[2] < sizes[3] < sizes[4]
 
@@ -107,15 +111,15 @@ def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     mined = mine_task_rules(questions, characters, [1, 3], part="context", budget=2)
     found = {tau: rules_of(rules) for tau, rules in mined.items()}
     assert found == {1: {pairs("ab"): 3}, 3: {pairs("ab"): 3}}
-    assert [rules.tau for rules in mined.values()] == [3, 3]
+    assert [rules.origin.tau for rules in mined.values()] == [3, 3]
     free = mine_task_rules(questions, characters, [1], part="context", budget=3)[1]
-    assert (len(free), free.tau) == (3, 1)
+    assert (len(free), free.origin.tau) == (3, 1)
 
 
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
     digests = {
-        mine_task_rules([question], characters, [1, 2], part=part)[tau].corpus_digest
+        mine_task_rules([question], characters, [1, 2], part=part)[tau].origin.corpus_digest
         for part in ("sequence", "context")
         for tau in (1, 2)
     }

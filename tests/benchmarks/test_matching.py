@@ -83,7 +83,7 @@ def test_a_comparison_tells_whether_all_spans_are_equal(rng: np.random.Generator
 def test_three_rule_sets_are_measured(rng: np.random.Generator) -> None:
     ids, offsets = cut_segments(rng.integers(0, 6, 20 * LENGTH), LENGTH)
     found = rule_sets(count_ngrams(ids, offsets, 5))
-    assert [(rules.tau, rules.containment) for rules in found.values()] == [
+    assert [(rules.origin.tau, rules.origin.containment) for rules in found.values()] == [
         (5, "drop"),
         (50, "drop"),
         (5, "keep"),

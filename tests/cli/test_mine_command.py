@@ -131,7 +131,7 @@ def test_rules_of_ids_equal_the_oracle(
     options = ["--tau", tau, "--segment-length", length, "--out", out, "--json"]
     result = umim("mine", tmp_path / "ids.npy", *options)
     check(result, out, ids, length, tau, overlap="greedy", containment="drop")
-    assert RuleSet.load(out).tokenizer_fingerprint is None
+    assert RuleSet.load(out).origin.tokenizer_fingerprint is None
 
 
 def test_rules_of_ids_leave_the_special_tokens_of_a_tokenizer_out(
@@ -143,7 +143,7 @@ def test_rules_of_ids_leave_the_special_tokens_of_a_tokenizer_out(
     options = ["--tokenizer", tokenizer, "--segment-length", 10, "--tau", 2, "--out", out, "--json"]
     result = umim("mine", tmp_path / "ids.npy", *options)
     check(result, out, ids, 10, 2, overlap="greedy", containment="drop", special="yes")
-    assert RuleSet.load(out).tokenizer_fingerprint is not None
+    assert RuleSet.load(out).origin.tokenizer_fingerprint is not None
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])

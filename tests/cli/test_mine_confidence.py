@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Umim, console
+from umim_core.backbone.backbone import load_backbone
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 
@@ -84,6 +86,10 @@ def test_rules_are_the_runs_of_confident_tokens(
     document = json.loads(result.out)
     assert document["raw"] == document["overlap"] == {}
     assert sum(document["rules"].values()) == len(want)
+    origin = rules.origin
+    assert (origin.source, origin.tau, origin.min_probability) == ("confidence", tau, threshold)
+    assert origin.corpus_digest == hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
+    assert origin.tokenizer_fingerprint == load_backbone(str(backbone)).tokenizer_fingerprint
 
 
 def test_the_table_has_no_columns_for_steps_that_there_are_not(

@@ -20,6 +20,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.collisions import collision_rate
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 # span -> count; (1, 2) and (2, 1) share a surrogate
@@ -37,11 +38,13 @@ def ruleset(counted: dict[tuple[int, ...], int], fingerprint: str | None) -> Rul
     return RuleSet(
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
-        tau=5,
-        segment_length=8,
-        tokenizer_fingerprint=fingerprint,
-        corpus_digest="c" * 64,
-        min_documents=2,
+        RuleOrigin(
+            tau=5,
+            segment_length=8,
+            tokenizer_fingerprint=fingerprint,
+            corpus_digest="c" * 64,
+            min_documents=2,
+        ),
     )
 
 
@@ -81,7 +84,7 @@ def test_json_describes_the_rules(umim: Umim, folder: Path) -> None:
     assert (found["rules"], found["orders"]) == (4, {"2": 2, "3": 1, "4": 1})
     assert (found["tau"], found["segment_length"]) == (5, 8)
     assert (found["overlap"], found["containment"]) == ("greedy", "drop")
-    assert found["tokenizer_fingerprint"] == rules.tokenizer_fingerprint
+    assert found["tokenizer_fingerprint"] == rules.origin.tokenizer_fingerprint
     assert (found["corpus_digest"], found["digest"]) == ("c" * 64, rules.digest)
     assert (found["source"], found["min_documents"]) == ("frequency", 2)
     assert found["infix_free"] is True

@@ -20,8 +20,9 @@ from umim_core.cost.mining_law import GrowthLaw, MiningLaw, default_block_tokens
 from umim_core.errors import RuleSetError
 from umim_core.mining.candidates import SAMPLE_TAU
 from umim_core.mining.counting import OrderCounter, count_ngrams, excluded_mask
-from umim_core.mining.finding import LocalCounter, SearchOptions, find_ngrams
+from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.hashing import rank_indexes
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import UniformOffsets
 

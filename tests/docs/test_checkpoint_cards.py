@@ -14,6 +14,7 @@ from docs.make.cards import card
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.merging.module import MergeModule
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,7 +75,7 @@ def test_a_card_names_form_and_parameters(form: dict[str, Any], words: str) -> N
 )
 def test_a_card_says_what_made_the_rules(source: Any, words: str) -> None:
     spans = RuleSet.from_spans([(1, 2)])
-    rules = RuleSet(spans.ids_by_order, spans.support_by_order, tau=1, source=source)
+    rules = RuleSet(spans.ids_by_order, spans.support_by_order, RuleOrigin(tau=1, source=source))
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
     assert words in card("tiny", checkpoint(rules), recipe(), results, metrics)

@@ -22,8 +22,8 @@ from umim_core.merging.compressed import Compressed, Merge
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import Containment, Overlap
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 VOCAB, LENGTH, LIMIT = 3, 5, 16
@@ -39,7 +39,9 @@ def mined(overlap: Overlap, containment: Containment) -> Matcher:
     """Rules that every policy cuts down differently; all texts hold some."""
     ids = np.random.default_rng(1).choice(VOCAB, 400, p=[0.6, 0.3, 0.1]).astype(np.int32)
     counts = count_ngrams(ids, np.array([0, len(ids)]), 6)
-    return Matcher(RuleSet.from_counts(counts, overlap=overlap, containment=containment))
+    return Matcher(
+        RuleSet.from_counts(counts, RuleOrigin(overlap=overlap, containment=containment))
+    )
 
 
 def mass(log_probs: list[torch.Tensor]) -> float:

@@ -18,7 +18,8 @@ from umim_core.mining.candidates import (
     sample_segments,
 )
 from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import CandidateReport, LocalCounter, SearchOptions, find_ngrams
+from umim_core.mining.finding import CandidateReport, LocalCounter, find_ngrams
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import UniformOffsets
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -20,10 +19,11 @@ from umim_core.errors import (
     NumericalError,
     RuleSetError,
 )
-from umim_core.mining.confidence import confidence_counts, mine_confidence_rules
+from umim_core.mining.confidence import confidence_counts
 from umim_core.rules.grams import ORDERS
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
-from umim_core.text.token_ids import UniformOffsets
+from umim_core.text.token_ids import Offsets, UniformOffsets
 
 Grams = dict[tuple[int, ...], int]
 THRESHOLD = 0.02  # a random model of 32 tokens exceeds it in part
@@ -98,6 +98,14 @@ def test_runs_are_those_found_token_by_token(
         assert grams(*found) == expected
 
 
+def mine(backbone: Backbone, ids: np.ndarray, offsets: Offsets, **how: object) -> RuleSet:
+    """Count and filter; options of the origin are told by their names."""
+    names = {"tau", "overlap", "containment", "segment_length"} & set(how)
+    made = {name: how.pop(name) for name in names}
+    origin = RuleOrigin(**{"overlap": "none", "containment": "keep", **made}, source="confidence")
+    return RuleSet.filtered(*confidence_counts(backbone, ids, offsets, **how), origin)
+
+
 def test_special_ids_are_in_no_rule_unasked(tiny_llama: Backbone) -> None:
     ids = np.tile([0, 3, 4, 0, 6, 7], 9)
     offsets = np.array([0, len(ids)], dtype=np.int64)
@@ -109,12 +117,11 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
     sure = [sure_tokens(tiny_llama, segment, THRESHOLD) for segment in segments]
     runs = oracle(segments, sure, {0})
     twice = {run: n for run, n in runs.items() if len(run) in ORDERS and n >= 2}
-    mined = mine_confidence_rules(tiny_llama, *flat(segments), min_probability=THRESHOLD, tau=2)
+    mined = mine(tiny_llama, *flat(segments), min_probability=THRESHOLD, tau=2)
     assert rules_of(mined) == twice != {}
-    assert mined.source == "confidence"
-    assert (mined.tau, mined.overlap, mined.containment) == (2, "none", "keep")
-    assert mined.tokenizer_fingerprint == tiny_llama.tokenizer_fingerprint
-    filtered = mine_confidence_rules(
+    assert mined.origin.source == "confidence"
+    assert (mined.origin.tau, mined.origin.overlap, mined.origin.containment) == (2, "none", "keep")
+    filtered = mine(
         tiny_llama, *flat(segments), min_probability=THRESHOLD, overlap="greedy", containment="drop"
     )
     assert filtered.infix_free
@@ -125,13 +132,15 @@ def test_tau_and_filters_apply_to_the_runs(tiny_llama: Backbone, segments: list[
 def test_rules_survive_the_disk(
     tiny_llama: Backbone, segments: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    mined = mine_confidence_rules(
-        tiny_llama, *flat(segments), min_probability=THRESHOLD, segment_length=30
-    )
+    mined = mine(tiny_llama, *flat(segments), min_probability=THRESHOLD, segment_length=30)
     directory = tmp_path_factory.mktemp("rules") / "out"
     mined.save(directory)
     back = RuleSet.load(directory)
-    assert (back.digest, back.source, back.segment_length) == (mined.digest, "confidence", 30)
+    assert (back.digest, back.origin.source, back.origin.segment_length) == (
+        mined.digest,
+        "confidence",
+        30,
+    )
 
 
 def test_uniform_segments_need_no_array_of_borders(tiny_llama: Backbone) -> None:
@@ -154,13 +163,13 @@ def test_an_embedded_model_is_sure_of_common_phrases() -> None:
     backbone = load_backbone("umim-docs-llama")
     text = "If True, return a copy of the array. Otherwise, return a copy of the array. " * 3
     ids = np.array(backbone.encode(text), dtype=np.int64)
-    rules = mine_confidence_rules(backbone, ids, np.array([0, len(ids)], dtype=np.int64))
+    rules = mine(backbone, ids, np.array([0, len(ids)], dtype=np.int64))
     assert len(rules) > 0
     assert all(backbone.decode(list(span)).strip() in text for span in rules_of(rules))
 
 
 def test_an_empty_corpus_gives_no_rules(tiny_llama: Backbone) -> None:
-    rules = mine_confidence_rules(tiny_llama, np.zeros(0, np.int64), np.zeros(1, np.int64))
+    rules = mine(tiny_llama, np.zeros(0, np.int64), np.zeros(1, np.int64))
     assert len(rules) == 0
 
 
@@ -177,17 +186,17 @@ def test_options_out_of_bounds_are_refused(
     tiny_llama: Backbone, options: dict[str, float], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        mine_confidence_rules(tiny_llama, np.arange(5), np.array([0, 5]), **options)
+        mine(tiny_llama, np.arange(5), np.array([0, 5]), **options)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(CorpusError, match=r"0\.\.31.*got 32"):
-        mine_confidence_rules(tiny_llama, np.array([1, 32, 2]), np.array([0, 3]))
+        mine(tiny_llama, np.array([1, 32, 2]), np.array([0, 3]))
 
 
 def test_a_segment_beyond_the_positions_is_refused(tiny_llama: Backbone) -> None:
     with pytest.raises(EvaluationError, match="64 positions"):
-        mine_confidence_rules(tiny_llama, np.ones(70, np.int64), np.array([0, 70]))
+        mine(tiny_llama, np.ones(70, np.int64), np.array([0, 70]))
 
 
 def test_a_model_that_gives_no_numbers_is_refused(
@@ -198,10 +207,4 @@ def test_a_model_that_gives_no_numbers_is_refused(
     with torch.no_grad():
         backbone.head_weight.fill_(float("nan"))
     with pytest.raises(NumericalError, match="NaN"):
-        mine_confidence_rules(backbone, np.arange(5), np.array([0, 5]))
-
-
-def test_the_corpus_digest_is_that_of_the_ids_in_whole_segments(tiny_llama: Backbone) -> None:
-    ids = np.random.default_rng(0).integers(1, 32, 70)
-    rules = mine_confidence_rules(tiny_llama, ids, UniformOffsets(30, 2))
-    assert rules.corpus_digest == hashlib.sha256(ids[:60].astype("<i4").tobytes()).hexdigest()
+        mine(backbone, np.arange(5), np.array([0, 5]))

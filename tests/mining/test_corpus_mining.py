@@ -95,7 +95,7 @@ def test_rules_of_few_documents_are_left_out(
     found = document_oracle(segments, np.cumsum(LENGTHS).tolist())
     assert rules == {g: c for g, c in oracle(segments, 2).items() if found[g] >= least}
     assert rules
-    assert RuleSet.load(tmp_path / "out").min_documents == least
+    assert RuleSet.load(tmp_path / "out").origin.min_documents == least
 
 
 def test_documents_cannot_be_told_apart_in_ready_ids(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_budget_is_kept_with_the_smallest_tau_that_fits(
     how = {"overlap": overlap, "containment": containment}
     report, rules = mined(corpus, tmp_path, tokenizer, rule_budget=budget, **how)
     assert len(rules) <= budget
-    assert report.tau == RuleSet.load(tmp_path / "out").tau
+    assert report.tau == RuleSet.load(tmp_path / "out").origin.tau
     assert all(count >= report.tau for count in rules.values())
     for tau in range(2, report.tau):
         out = tmp_path / f"{tau}"

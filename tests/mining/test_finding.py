@@ -11,8 +11,9 @@ from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining import finding, recount
 from umim_core.mining.counting import Kernel, count_ngrams
-from umim_core.mining.finding import LocalCounter, SearchOptions, find_ngrams
+from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.hashing import rank_index
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS, NgramCounts, select
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import UniformOffsets

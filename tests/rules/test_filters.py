@@ -18,6 +18,7 @@ from umim_core.rules.filters import (
     tau_for_budget,
 )
 from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
@@ -107,7 +108,7 @@ def test_equals_the_reference_on_real_counts(seed: int) -> None:
         for gram, support in zip(counts.ids(n).tolist(), counts.support[n], strict=True)
     }
     for overlap, containment in POLICIES:
-        rules = RuleSet.from_counts(counts, overlap=overlap, containment=containment)
+        rules = RuleSet.from_counts(counts, RuleOrigin(overlap=overlap, containment=containment))
         kept = {tuple(rule) for n in ORDERS for rule in rules.ids_by_order[n].tolist()}
         assert kept == reference(grams, overlap, containment)[1]
         assert len(kept) > 0
@@ -182,7 +183,9 @@ def zipf_counts(seed: int, tau: int) -> NgramCounts:
 
 
 def size(counts: NgramCounts, tau: int, overlap: Overlap, containment: Containment) -> int:
-    return len(RuleSet.from_counts(counts, tau=tau, overlap=overlap, containment=containment))
+    return len(
+        RuleSet.from_counts(counts, RuleOrigin(tau=tau, overlap=overlap, containment=containment))
+    )
 
 
 @pytest.mark.parametrize(("overlap", "containment"), POLICIES)

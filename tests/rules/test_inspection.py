@@ -25,6 +25,7 @@ from umim_core.rules.inspection import (
     visible,
 )
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 Span = tuple[int, ...]
@@ -38,8 +39,7 @@ def ruleset(counted: dict[Span, int]) -> RuleSet:
     return RuleSet(
         {n: np.array(rows[n], np.int32).reshape(-1, n) for n in rows},
         {n: np.array([counted[span] for span in rows[n]], np.int64) for n in rows},
-        overlap="none",
-        containment="keep",
+        RuleOrigin(overlap="none", containment="keep"),
     )
 
 
@@ -126,22 +126,22 @@ def test_thresholds_reach_the_largest_count() -> None:
 def test_rules_from_a_higher_count_are_not_those_of_mining_again() -> None:
     stream = np.array([1, 2, 3, 4, 9] * 5 + [1, 2, 9] * 4, np.int32)
     counts = count_ngrams(stream, np.array([0, len(stream)]), 5, excluded=[9])
-    mined = RuleSet.from_counts(counts, overlap="none", containment="drop")
+    mined = RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="drop"))
     assert spans_of(mined) == {(1, 2, 3, 4): 5}
     assert spans_of(rules_from(mined, 9)) == {}
-    again = RuleSet.from_counts(counts, tau=9, overlap="none", containment="drop")
+    again = RuleSet.from_counts(counts, RuleOrigin(tau=9, overlap="none", containment="drop"))
     assert spans_of(again) == {(1, 2): 9}
 
 
 def test_rules_from_keeps_where_the_rules_come_from() -> None:
     rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="f" * 64)
     part = rules_from(rules, 1)
-    assert (part.tokenizer_fingerprint, part.overlap, part.containment) == (
+    assert (part.origin.tokenizer_fingerprint, part.origin.overlap, part.origin.containment) == (
         "f" * 64,
         "none",
         "keep",
     )
-    assert part.tau == 1
+    assert part.origin.tau == 1
 
 
 @given(COUNTED, st.integers(0, 14))

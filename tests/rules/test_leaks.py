@@ -25,6 +25,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.leaks import check_export, leak_kind, scan_rules
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import JsonLines
 
@@ -117,7 +118,7 @@ def test_a_secret_cut_into_4_grams_is_put_together_again(text: str) -> None:
     tokenizer = load_tokenizer("umim-docs-llama")
     ids = np.array(tokenizer(f"a {text} b", add_special_tokens=False)["input_ids"], dtype=np.int64)
     counts = count_ngrams(ids, np.array([0, len(ids)], dtype=np.int64), 1)
-    rules = RuleSet.from_counts(counts, overlap="none", containment="keep")
+    rules = RuleSet.from_counts(counts, RuleOrigin(overlap="none", containment="keep"))
     leaks = scan_rules(rules, tokenizer)
     assert leaks
     assert all(tokenizer.decode(leak.span) in leak.text for leak in leaks)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from umim_core.errors import ArtifactError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.matcher_tables import MatcherTables
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.rules.trie import segment, union
 from umim_core.store.artifacts import read_json, write_manifest
@@ -230,7 +231,11 @@ def test_rules_of_full_size_load_within_a_second_and_thirty_three_bytes(tmp_path
         spans = np.unique((rng.zipf(1.2, (4 * count, n)) - 1) % 128_000, axis=0).astype(np.int32)
         ids[n] = spans[np.sort(rng.permutation(len(spans))[:count])]
         assert len(ids[n]) == count
-    rules = RuleSet(ids, {n: np.full(len(spans), 5) for n, spans in ids.items()}, 5, "none", "keep")
+    rules = RuleSet(
+        ids,
+        {n: np.full(len(spans), 5) for n, spans in ids.items()},
+        RuleOrigin(tau=5, overlap="none", containment="keep"),
+    )
     rules.save(tmp_path / "rules")
     size = (tmp_path / "rules" / "matcher" / "tables.npy").stat().st_size
     assert size <= 33 * len(rules)

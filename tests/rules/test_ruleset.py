@@ -16,14 +16,15 @@ from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, write_json
+from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
+from umim_core.store.artifacts import read_json, write_json, write_manifest
 
 
-def mined(tau: int = 2, **origin: str) -> RuleSet:
+def mined(tau: int = 2, **origin: object) -> RuleSet:
     stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
     counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), tau)
-    return RuleSet.from_counts(counts, segment_length=6000, **origin)
+    return RuleSet.from_counts(counts, RuleOrigin(segment_length=6000, **origin))
 
 
 def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path) -> None:
@@ -31,8 +32,8 @@ def test_round_trip_keeps_rules_counts_origin_and_digest(tmp_path: Path) -> None
     rules.save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="f" * 64)
     assert (back.digest, back.counts_by_order) == (rules.digest, rules.counts_by_order)
-    assert (back.tau, back.overlap, back.containment) == (2, "greedy", "drop")
-    assert (back.segment_length, back.corpus_digest) == (6000, "c" * 64)
+    assert (back.origin.tau, back.origin.overlap, back.origin.containment) == (2, "greedy", "drop")
+    assert (back.origin.segment_length, back.origin.corpus_digest) == (6000, "c" * 64)
     for n in ORDERS:
         assert len(back.ids_by_order[n])
         assert np.array_equal(back.ids_by_order[n], rules.ids_by_order[n])
@@ -49,35 +50,53 @@ def test_two_saves_are_byte_equal(tmp_path: Path) -> None:
 def test_the_source_and_the_least_documents_are_recorded(tmp_path: Path) -> None:
     stream = np.array([1, 2] * 9)
     counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
-    rules = RuleSet.from_counts(counts, source="confidence", min_documents=4)
+    rules = RuleSet.from_counts(counts, RuleOrigin(source="confidence", min_documents=4))
     rules.save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules")
-    assert (back.source, back.min_documents) == ("confidence", 4)
+    assert (back.origin.source, back.origin.min_documents) == ("confidence", 4)
     assert back.digest == rules.digest != RuleSet.from_counts(counts).digest
 
 
 def test_spans_are_recorded_as_explicit(tmp_path: Path) -> None:
     RuleSet.from_spans([(1, 2)]).save(tmp_path / "rules")
-    assert RuleSet.load(tmp_path / "rules").source == "explicit"
+    assert RuleSet.load(tmp_path / "rules").origin.source == "explicit"
 
 
 def test_the_usual_source_leaves_manifests_and_digests_as_they_were(tmp_path: Path) -> None:
     mined().save(tmp_path / "rules")
     record = dict(read_json(tmp_path / "rules" / "manifest.json"))
     assert not {"source", "min_documents"} & set(record)
-    assert RuleSet.load(tmp_path / "rules").source == "frequency"
+    assert RuleSet.load(tmp_path / "rules").origin.source == "frequency"
     ids = {2: np.array([[1, 2]], np.int32), 3: np.zeros((0, 3), np.int32)}
     ids[4] = np.zeros((0, 4), np.int32)
     none = np.zeros(0, np.int64)
-    one_rule = RuleSet(ids, {2: np.array([5]), 3: none, 4: none}, 5, segment_length=8)
+    one_rule = RuleSet(
+        ids, {2: np.array([5]), 3: none, 4: none}, RuleOrigin(tau=5, segment_length=8)
+    )
     # Taken from the version before the fields were added.
     assert one_rule.digest == "d276507f079dcbae7a250b17422a6c8c9d0915b71dd5b65be01e778d2e201efb"
+
+
+def test_what_no_digest_depends_on_is_recorded_too(tmp_path: Path) -> None:
+    more = {"protect": ("digits", "^A"), "sample_tokens": 500, "min_probability": 0.7}
+    rules = mined(**more)
+    rules.save(tmp_path / "rules")
+    back = RuleSet.load(tmp_path / "rules")
+    assert back.origin == rules.origin == mined().origin.model_copy(update=more)
+    assert back.digest == mined().digest
+
+
+def test_a_manifest_without_what_every_version_wrote_is_refused(tmp_path: Path) -> None:
+    mined().save(tmp_path / "rules")
+    write_manifest(tmp_path / "rules", kind="rules", schema=RULES_SCHEMA, body={"tau": 2})
+    with pytest.raises(ArtifactError, match=r"manifest\.json must describe its rules"):
+        RuleSet.load(tmp_path / "rules")
 
 
 def test_an_empty_rule_set_survives_the_round_trip(tmp_path: Path) -> None:
     RuleSet.from_spans([]).save(tmp_path / "rules")
     back = RuleSet.load(tmp_path / "rules")
-    assert (len(back), back.tau, back.infix_free) == (0, None, True)
+    assert (len(back), back.origin.tau, back.infix_free) == (0, None, True)
 
 
 def test_the_table_has_the_stable_columns_sorted_by_order_and_ids(tmp_path: Path) -> None:
@@ -141,7 +160,7 @@ def test_rules_of_another_tokenizer_are_refused(
 
 def test_rules_of_an_unknown_tokenizer_fit_any(tmp_path: Path) -> None:
     mined().save(tmp_path / "rules")
-    assert RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="d" * 64).tau == 2
+    assert RuleSet.load(tmp_path / "rules", tokenizer_fingerprint="d" * 64).origin.tau == 2
 
 
 @pytest.mark.parametrize(
@@ -161,7 +180,7 @@ def test_spans_that_cannot_be_rules_are_refused(span: tuple[int, ...], message: 
 def test_a_higher_threshold_equals_counting_again() -> None:
     stream = np.random.default_rng(3).geometric(0.15, 6000) % 50
     counts = count_ngrams(stream, np.array([0, 6000], dtype=np.int64), 2)
-    later = RuleSet.from_counts(counts, tau=10, segment_length=6000)
+    later = RuleSet.from_counts(counts, RuleOrigin(tau=10, segment_length=6000))
     assert later.digest == mined(tau=10).digest
     assert 0 < len(later) < len(mined())
 
@@ -170,7 +189,7 @@ def test_a_threshold_below_the_one_counted_is_refused() -> None:
     stream = np.array([1, 2] * 9)
     counts = count_ngrams(stream, np.array([0, 18], dtype=np.int64), 3)
     with pytest.raises(RuleSetError, match=r"tau must be at least 3, .*; got 2"):
-        RuleSet.from_counts(counts, tau=2)
+        RuleSet.from_counts(counts, RuleOrigin(tau=2))
 
 
 @pytest.mark.parametrize(
@@ -194,22 +213,39 @@ def test_the_digest_tells_rules_counts_and_origin_apart() -> None:
         RuleSet.from_spans([(1, 3)]),
         RuleSet.from_spans([(1, 2)], tokenizer_fingerprint="a"),
         RuleSet(
-            base.ids_by_order, {**base.support_by_order, 2: np.array([2])}, None, "none", "keep"
+            base.ids_by_order,
+            {**base.support_by_order, 2: np.array([2])},
+            RuleOrigin(tau=None, overlap="none", containment="keep"),
         ),
-        RuleSet(base.ids_by_order, base.support_by_order, 1, "none", "keep"),
-        RuleSet(base.ids_by_order, base.support_by_order, None, "greedy", "keep"),
+        RuleSet(
+            base.ids_by_order,
+            base.support_by_order,
+            RuleOrigin(tau=1, overlap="none", containment="keep"),
+        ),
+        RuleSet(
+            base.ids_by_order,
+            base.support_by_order,
+            RuleOrigin(tau=None, overlap="greedy", containment="keep"),
+        ),
     ]
     assert base.digest == RuleSet.from_spans([(1, 2)]).digest
     assert len({base.digest, *(other.digest for other in others)}) == 6
 
 
 @pytest.mark.parametrize("name", ["umim-docs-llama", "umim-docs-gpt2"])
-def test_shipped_rules_without_tables_load_and_match(name: str) -> None:
+def test_shipped_rules_without_tables_load_and_match(name: str, tmp_path: Path) -> None:
     directory = embedded_path(name, "checkpoint")
     assert directory is not None
     assert not (directory / "rules" / "matcher").exists()
     rules = RuleSet.load(directory / "rules")
     assert rules.infix_free
+    rules.save(tmp_path / "rules")
+    of_files = {"files", "digest", "seal"}  # the tables are one more
+    old, new = (
+        {name: value for name, value in read_json(path).items() if name not in of_files}
+        for path in (directory / "rules" / "manifest.json", tmp_path / "rules" / "manifest.json")
+    )
+    assert old == new
     matcher = Matcher(rules)
     for n in ORDERS:
         span = rules.ids_by_order[n][len(rules.ids_by_order[n]) // 2]

@@ -23,6 +23,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, read_manifest, write_manifest
 
@@ -46,7 +47,7 @@ def sha(*parts: bytes | str) -> str:
 
 def mined() -> RuleSet:
     counts = count_ngrams(STREAM, np.array([0, len(STREAM)], dtype=np.int64), 30)
-    return RuleSet.from_counts(counts, containment="keep", segment_length=len(STREAM))
+    return RuleSet.from_counts(counts, RuleOrigin(containment="keep", segment_length=len(STREAM)))
 
 
 def rules_content(directory: Path) -> str:

@@ -28,8 +28,9 @@ from umim_core.adaptation.choices import (
 )
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import Containment, Overlap, tau_for_budget
+from umim_core.rules.filters import tau_for_budget
 from umim_core.rules.grams import check_tau, select
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
 
@@ -89,13 +90,15 @@ def mine_task_rules(
     return {
         tau: RuleSet.from_counts(
             counts,
-            tau=tau
-            if budget is None
-            else tau_for_budget(select(counts, tau), budget, overlap, containment),
-            overlap=overlap,
-            containment=containment,
-            tokenizer_fingerprint=tokenizer_fingerprint,
-            corpus_digest=digest,
+            RuleOrigin(
+                tau=tau
+                if budget is None
+                else tau_for_budget(select(counts, tau), budget, overlap, containment),
+                overlap=overlap,
+                containment=containment,
+                tokenizer_fingerprint=tokenizer_fingerprint,
+                corpus_digest=digest,
+            ),
         )
         for tau in taus
     }

@@ -150,7 +150,7 @@ class Checkpoint:
                 backbone.tokenizer_fingerprint[:12],
                 "Load the tokenizer of the backbone it was trained for.",
             )
-        if self.rules.tokenizer_fingerprint not in backbone.tokenizer_fingerprints:
+        if self.rules.origin.tokenizer_fingerprint not in backbone.tokenizer_fingerprints:
             self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
         check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
 

@@ -143,7 +143,7 @@ def _measure(rules: RuleSet, source: Source, tokenizer: PreTrainedTokenizerBase 
     from umim_core.text.token_ids import segments
     from umim_core.text.tokens import iter_token_pieces
 
-    length = rules.segment_length or _SEGMENT_LENGTH
+    length = rules.origin.segment_length or _SEGMENT_LENGTH
     pieces = list(iter_token_pieces(source, tokenizer))
     ids, offsets = segments((ids for ids, _ in pieces), length)
     if not len(ids):
@@ -174,14 +174,7 @@ def _document(inspection: _Inspection) -> dict[str, object]:
         "directory": inspection.directory,
         "rules": len(rules),
         "orders": {str(n): count for n, count in rules.counts_by_order.items()},
-        "source": rules.source,
-        "tau": rules.tau,
-        "min_documents": rules.min_documents,
-        "overlap": rules.overlap,
-        "containment": rules.containment,
-        "segment_length": rules.segment_length,
-        "tokenizer_fingerprint": rules.tokenizer_fingerprint,
-        "corpus_digest": rules.corpus_digest,
+        **rules.origin.model_dump(),
         "digest": rules.digest,
         "infix_free": rules.infix_free,
         "top": [entry(rule) for rule in inspection.top],
@@ -206,16 +199,17 @@ def _lines(inspection: _Inspection) -> list[str]:
 
 
 def _head(rules: RuleSet) -> list[str]:
-    length = rules.segment_length
+    origin, length = rules.origin, rules.origin.segment_length
     facts = {
-        "source": rules.source,
-        "tau": "none" if rules.tau is None else f"{rules.tau:,}",
-        "documents": f"at least {rules.min_documents or 1:,} per rule",
-        "filters": f"overlap {rules.overlap}, containment {rules.containment}",
+        "source": origin.source,
+        "tau": "none" if origin.tau is None else f"{origin.tau:,}",
+        "documents": f"at least {origin.min_documents or 1:,} per rule",
+        "filters": f"overlap {origin.overlap}, containment {origin.containment}",
         "segments": "ragged" if length is None else f"{length:,} tokens",
         "infix-free": "yes, no rule lies inside another" if rules.infix_free else "no",
-        "tokenizer": (rules.tokenizer_fingerprint or "unknown")[:12],
-        "corpus": (rules.corpus_digest or "unknown")[:12],
+        "tokenizer": (origin.tokenizer_fingerprint or "unknown")[:12],
+        "corpus": (origin.corpus_digest or "unknown")[:12],
+        **{name: str(value) for name, value in origin.recorded().items()},
     }
     return [f"{name:<12}{value}" for name, value in facts.items()]
 

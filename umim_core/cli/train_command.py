@@ -102,7 +102,7 @@ def train(
         source=source_of(tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)),
         config=config,
         form=ModuleForm.model_validate({"positions": positions}),
-        segment_length=segment_length or RuleSet.load(rules).segment_length or _ROW,
+        segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,
         use_gpu=where == "cuda",
     )

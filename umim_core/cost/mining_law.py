@@ -30,8 +30,8 @@ from umim_core.mining.counting import (
     OrderCounter,
     excluded_mask,
 )
-from umim_core.mining.finding import SearchOptions
 from umim_core.mining.hashing import BYTES_PER_PAIR, index_bytes, rank_indexes, table_bytes
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.mining.recount import Recount
 from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Ids, Ints, Offsets, Tokens, read_ids

@@ -27,10 +27,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, NumericalError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs
-from umim_core.mining.preparation import ids_digest
-from umim_core.rules.filters import Containment, Counts, Ids, Overlap, filter_rules
-from umim_core.rules.grams import ORDERS, check_tau
-from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.filters import Counts, Ids
+from umim_core.rules.grams import ORDERS
 from umim_core.text.token_ids import Offsets, Tokens, check_offsets, read_ids
 
 Ints = NDArray[np.int64]
@@ -165,106 +163,3 @@ def _count_rows(rows: Ids, weights: Counts) -> tuple[Ids, Counts]:
     new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     first = np.flatnonzero(new)
     return ordered[first], np.add.reduceat(weights[order], first)
-
-
-def mine_confidence_rules(
-    backbone: Backbone,
-    ids: Tokens,
-    offsets: Offsets,
-    *,
-    min_probability: float = DEFAULT_PROBABILITY,
-    tau: int = 1,
-    batch_size: int = 8,
-    excluded: Iterable[int] = (),
-    overlap: Overlap = "none",
-    containment: Containment = "keep",
-    segment_length: int | None = None,
-    progress: Callable[[int], object] = lambda tokens: None,
-) -> RuleSet:
-    """Make rules of the runs that a language model is confident about.
-
-    Args:
-        backbone: The model whose confidence counts.
-        ids: Raw token ids, flat [T].
-        offsets: Segment borders [num_segments + 1].
-        min_probability: Probability that every token of a run exceeds.
-        tau: Least number of runs of a rule; the paper names none.
-        batch_size: Segments per forward.
-        excluded: Ids in no rule, besides the special ones.
-        overlap: Overlap policy; the paper names none.
-        containment: Containment policy; the paper names none.
-        segment_length: Tokens per segment, recorded.
-        progress: Called with the number of tokens done so far.
-
-    Returns:
-        Rules whose counts are runs, not occurrences, with source ``confidence``.
-
-    Raises:
-        RuleSetError: If ``tau`` is below 1.
-        ConfigError: As :func:`confidence_counts`, and so the others.
-        CorpusError: See there.
-        EvaluationError: See there.
-        NumericalError: See there.
-    """
-    check_tau(tau)
-    counted = confidence_counts(
-        backbone,
-        ids,
-        offsets,
-        min_probability=min_probability,
-        batch_size=batch_size,
-        excluded=excluded,
-        progress=progress,
-    )
-    return confidence_rules(
-        counted,
-        tau=tau,
-        overlap=overlap,
-        containment=containment,
-        segment_length=segment_length,
-        tokenizer_fingerprint=backbone.tokenizer_fingerprint or None,
-        corpus_digest=ids_digest(ids, offsets),
-    )
-
-
-def confidence_rules(
-    counted: SpanCounts,
-    *,
-    tau: int,
-    overlap: Overlap = "none",
-    containment: Containment = "keep",
-    segment_length: int | None = None,
-    tokenizer_fingerprint: str | None = None,
-    corpus_digest: str | None = None,
-) -> RuleSet:
-    """Make rules of counted runs.
-
-    Args:
-        counted: Runs and their counts.
-        tau: Least number of runs of a rule.
-        overlap: Overlap policy.
-        containment: Containment policy.
-        segment_length: Tokens per segment, recorded.
-        tokenizer_fingerprint: Recorded.
-        corpus_digest: Recorded.
-
-    Raises:
-        RuleSetError: If ``tau`` is below 1.
-    """
-    check_tau(tau)
-    spans, support = counted
-    enough = {n: support[n] >= tau for n in ORDERS}
-    spans = {n: spans[n][enough[n]] for n in ORDERS}
-    support = {n: support[n][enough[n]] for n in ORDERS}
-    _, keep = filter_rules(spans, support, overlap, containment)
-    return RuleSet(
-        {n: spans[n][keep[n]] for n in ORDERS},
-        {n: support[n][keep[n]] for n in ORDERS},
-        tau=tau,
-        overlap=overlap,
-        containment=containment,
-        segment_length=segment_length,
-        tokenizer_fingerprint=tokenizer_fingerprint,
-        corpus_digest=corpus_digest,
-        source="confidence",
-    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -23,12 +24,15 @@ from umim_core.mining.preparation import (
 )
 from umim_core.rules.filters import step_counts, tau_for_budget
 from umim_core.rules.grams import NgramCounts, select
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
-from umim_core.text.token_ids import Offsets
+from umim_core.text.token_ids import Offsets, UniformOffsets
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from umim_core.backbone.backbone import Backbone
 
 
@@ -61,6 +65,14 @@ class MiningReport:
     candidates: CandidateReport | None = None
 
 
+class _Found(NamedTuple):
+    rules: RuleSet
+    seconds: dict[str, float]
+    raw: dict[int, int] = {}  # noqa: RUF012  # never written to
+    overlap: dict[int, int] = {}  # noqa: RUF012
+    candidates: CandidateReport | None = None
+
+
 def mine_rules(
     source: Source,
     out: Path,
@@ -90,10 +102,9 @@ def mine_rules(
     check_absent(out)
     known = None if tokenizer is None else load_tokenizer(tokenizer)
     excluded = excluded_ids(known, chosen.protect)  # a bad pattern is refused before hours of work
-    began = time.perf_counter()
-    with tokenized_corpus(source, known, out.parent) as shards:
-        tokenized = time.perf_counter()
-        offsets = whole_segments(shards, known, chosen.segment_length)
+
+    def find(shards: TokenShards, offsets: UniformOffsets) -> _Found:
+        began = time.perf_counter()
         check_documents(shards, chosen.min_documents)
         counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
         ends = shards.document_ends() if chosen.min_documents > 1 else None
@@ -101,30 +112,45 @@ def mine_rules(
         if not any(len(keys) for keys in counts.keys.values()):
             raise _no_rules(shards, offsets, counter, chosen)
         digest = ids_digest(shards, offsets)
+        counted = time.perf_counter()
+        fingerprint = None if known is None else fingerprint_of(known)
+        kept, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
+        if report is not None:
+            missed = miss_probability(kept.tau, report.fraction, report.sample_tau)
+            report = replace(report, miss_probability=missed)
+        raw, overlap = step_counts(kept, kept.tau, chosen.overlap)
+        seconds = {"count": counted - began, "filter": time.perf_counter() - counted}
+        return _Found(rules, seconds, raw, overlap, report)
+
+    return _mined(source, out, known, chosen.segment_length, find)
+
+
+def _mined(
+    source: Source,
+    out: Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    segment_length: int,
+    find: Callable[[TokenShards, UniformOffsets], _Found],
+) -> MiningReport:
+    """Tokenize a corpus, find rules in its whole segments and write their directory."""
+    began = time.perf_counter()
+    with tokenized_corpus(source, tokenizer, out.parent) as shards:
+        seconds = {"tokenize": time.perf_counter() - began}
+        offsets = whole_segments(shards, tokenizer, segment_length)
+        found = find(shards, offsets)
         documents = shards.num_documents
-    counted = time.perf_counter()
-    counts, rules = make_rules(
-        counts,
-        chosen,
-        tokenizer_fingerprint=None if known is None else fingerprint_of(known),
-        corpus_digest=digest,
-    )
-    rules.save(out)
-    tau = counts.tau
-    if report is not None:
-        missed = miss_probability(tau, report.fraction, report.sample_tau)
-        report = replace(report, miss_probability=missed)
-    seconds = {"tokenize": tokenized - began, "count": counted - tokenized}
+    found.rules.save(out)
     return MiningReport(
         int(offsets[-1]),
         offsets.count,
         documents,
-        tau,
-        *step_counts(counts, tau, chosen.overlap),
-        rules.counts_by_order,
-        rules.digest,
-        seconds | {"filter": time.perf_counter() - counted},
-        report,
+        found.rules.origin.tau or 1,
+        found.raw,
+        found.overlap,
+        found.rules.counts_by_order,
+        found.rules.digest,
+        seconds | found.seconds,
+        found.candidates,
     )
 
 
@@ -154,31 +180,18 @@ def _no_rules(
 
 
 def make_rules(
-    counts: NgramCounts,
-    options: MiningOptions,
-    *,
-    tokenizer_fingerprint: str | None,
-    corpus_digest: str | None,
+    counts: NgramCounts, options: MiningOptions, origin: RuleOrigin
 ) -> tuple[NgramCounts, RuleSet]:
     """Filter counts into rules, within the budget where there is one.
 
     Returns:
-        The counts that reach the final threshold, and the rules.
+        The counts that reach the final threshold, and the rules, which record it in ``origin``.
     """
     kept = select(counts, max(options.tau, counts.tau), options.min_documents)
     if options.rule_budget is not None:
         tau = tau_for_budget(kept, options.rule_budget, options.overlap, options.containment)
         kept = select(kept, tau)
-    rules = RuleSet.from_counts(
-        kept,
-        overlap=options.overlap,
-        containment=options.containment,
-        segment_length=options.segment_length,
-        tokenizer_fingerprint=tokenizer_fingerprint,
-        corpus_digest=corpus_digest,
-        min_documents=options.min_documents if options.min_documents > 1 else None,
-    )
-    return kept, rules
+    return kept, RuleSet.from_counts(kept, origin.model_copy(update={"tau": kept.tau}))
 
 
 def mine_confident_spans(
@@ -202,13 +215,13 @@ def mine_confident_spans(
     Raises:
         BackboneError: If the backbone has no tokenizer.
         ConfigError: If an option is given that has no part in it.
-        UmimError: As :func:`mine_rules` and ``confidence.mine_confidence_rules``.
+        UmimError: As :func:`mine_rules` and ``confidence.confidence_counts``.
     """
     from umim_core.mining.confidence import (  # it needs torch
         DEFAULT_PROBABILITY,
         check_probability,
         check_segment,
-        mine_confidence_rules,
+        confidence_counts,
     )
 
     chosen = options.check()
@@ -224,32 +237,17 @@ def mine_confident_spans(
     check_probability(asked)
     check_segment(backbone, chosen.segment_length)
     excluded = excluded_ids(tokenizer, chosen.protect)
-    began = time.perf_counter()
-    with tokenized_corpus(source, tokenizer, out.parent) as shards:
-        tokenized = time.perf_counter()
-        offsets = whole_segments(shards, tokenizer, chosen.segment_length)
-        rules = mine_confidence_rules(
-            backbone,
-            shards,
-            offsets,
-            min_probability=asked,
-            tau=chosen.tau,
-            excluded=excluded,
-            overlap=chosen.overlap,
-            containment=chosen.containment,
-            segment_length=chosen.segment_length,
+
+    def find(shards: TokenShards, offsets: UniformOffsets) -> _Found:
+        began = time.perf_counter()
+        counted = confidence_counts(
+            backbone, shards, offsets, min_probability=asked, excluded=excluded
         )
-        documents = shards.num_documents
-    rules.save(out)
-    seconds = {"tokenize": tokenized - began, "count": time.perf_counter() - tokenized}
-    return MiningReport(
-        offsets[-1],
-        offsets.count,
-        documents,
-        chosen.tau,
-        {},
-        {},
-        rules.counts_by_order,
-        rules.digest,
-        seconds,
-    )
+        recorded = chosen.origin(
+            backbone.tokenizer_fingerprint or None, ids_digest(shards, offsets)
+        )
+        sure = {"source": "confidence", "min_probability": asked}
+        rules = RuleSet.filtered(*counted, recorded.model_copy(update=sure))
+        return _Found(rules, {"count": time.perf_counter() - began})
+
+    return _mined(source, out, tokenizer, chosen.segment_length, find)

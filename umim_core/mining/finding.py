@@ -23,34 +23,10 @@ from umim_core.mining.candidates import (
 )
 from umim_core.mining.counting import Kernel, count_ngrams, thread_count
 from umim_core.mining.hashing import rank_index
-from umim_core.mining.mining_options import MAX_CANDIDATES
+from umim_core.mining.mining_options import SearchOptions
 from umim_core.mining.recount import NO_DOCUMENTS, Recount, document_ranges
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau, select
 from umim_core.text.token_ids import Ints, Offsets, Tokens
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """N-grams that a search looks for.
-
-    Attributes:
-        tau: Least count of an n-gram.
-        count_documents: Count the documents too in which each n-gram occurs.
-        sample_tokens: Choose candidates on a sample of about so many tokens and count those alone;
-            None counts everything.
-        max_candidates: Most candidates.
-        seed: Of the sample.
-    """
-
-    tau: int
-    count_documents: bool = False
-    sample_tokens: int | None = None
-    max_candidates: int = MAX_CANDIDATES
-    seed: int = 0
-
-    def counted_tokens(self, tokens: int) -> int:
-        """Return how many of a corpus's tokens are counted in full: all, or those of the sample."""
-        return tokens if self.sample_tokens is None else min(self.sample_tokens, tokens)
 
 
 class Counter(Protocol):

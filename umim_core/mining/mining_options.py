@@ -7,13 +7,36 @@ from typing import TYPE_CHECKING, Final, Self
 
 from umim_core.errors import ConfigError
 from umim_core.rules.grams import check_tau
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 
 if TYPE_CHECKING:
     from umim_core.mining.counting import Kernel
-    from umim_core.mining.finding import SearchOptions
-    from umim_core.rules.filters import Containment, Overlap
 
 MAX_CANDIDATES: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """N-grams that a search looks for.
+
+    Attributes:
+        tau: Least count of an n-gram.
+        count_documents: Count the documents too in which each n-gram occurs.
+        sample_tokens: Choose candidates on a sample of about so many tokens and count those alone;
+            None counts everything.
+        max_candidates: Most candidates.
+        seed: Of the sample.
+    """
+
+    tau: int
+    count_documents: bool = False
+    sample_tokens: int | None = None
+    max_candidates: int = MAX_CANDIDATES
+    seed: int = 0
+
+    def counted_tokens(self, tokens: int) -> int:
+        """Return how many of a corpus's tokens are counted in full: all, or those of the sample."""
+        return tokens if self.sample_tokens is None else min(self.sample_tokens, tokens)
 
 
 @dataclass(frozen=True)
@@ -73,8 +96,20 @@ class MiningOptions:
     @property
     def search(self) -> SearchOptions:
         """Options of the search, as the counters understand it."""
-        from umim_core.mining.finding import SearchOptions
-
         return SearchOptions(
             self.tau, self.min_documents > 1, self.sample_tokens, self.max_candidates, self.seed
+        )
+
+    def origin(self, tokenizer_fingerprint: str | None, corpus_digest: str) -> RuleOrigin:
+        """Return what is recorded with rules that are mined so."""
+        return RuleOrigin(
+            tau=self.tau,
+            overlap=self.overlap,
+            containment=self.containment,
+            segment_length=self.segment_length,
+            tokenizer_fingerprint=tokenizer_fingerprint,
+            corpus_digest=corpus_digest,
+            min_documents=self.min_documents if self.min_documents > 1 else None,
+            protect=self.protect,
+            sample_tokens=self.sample_tokens,
         )

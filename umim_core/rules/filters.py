@@ -8,7 +8,7 @@ Example (2-grams)::
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import numba
 import numpy as np
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from umim_core.errors import RuleSetError
 from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.origin import Containment, Overlap
 from umim_core.text.token_ids import TOKEN_BITS
 
-Overlap = Literal["greedy", "none"]
-Containment = Literal["drop", "keep"]
 Ids = NDArray[np.int32]
 Counts = NDArray[np.int64]
 _LEAST_PROGRESS: Final = 16  # a round pays when it decides this fraction of what is undecided

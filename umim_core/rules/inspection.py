@@ -161,7 +161,7 @@ def rules_from(rules: RuleSet, tau: int) -> RuleSet:
         rules,
         ids_by_order={n: rules.ids_by_order[n][enough[n]] for n in ORDERS},
         support_by_order={n: rules.support_by_order[n][enough[n]] for n in ORDERS},
-        tau=tau,
+        origin=rules.origin.model_copy(update={"tau": tau}),
     )
 
 

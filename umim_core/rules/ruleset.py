@@ -10,39 +10,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
-from umim_core.rules.filters import Containment, Overlap, filter_rules
-from umim_core.rules.grams import ORDERS, NgramCounts
+from umim_core.rules.filters import filter_rules
+from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.matcher_tables import MatcherTables
+from umim_core.rules.origin import DescribedRules, RuleOrigin
 from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
 from umim_core.store.publication import publish_directory
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 RULES_SCHEMA: Final = 1
-RuleSource = Literal["frequency", "confidence", "explicit"]
 _TABLES: Final = "matcher/tables.npy"
-
-
-class _Origin(BaseModel):
-    """Fields of a rule set's manifest other than its files."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-    tau: int | None
-    overlap: Overlap
-    containment: Containment
-    segment_length: int | None
-    tokenizer_fingerprint: str | None
-    corpus_digest: str | None
-    rules: dict[str, int] | None = None
-    source: RuleSource = "frequency"
-    min_documents: int | None = None
 
 
 @dataclass(frozen=True)
@@ -52,95 +36,71 @@ class RuleSet:
     Attributes:
         ids_by_order: Rules [R_n, n] (int32), rows ascending, for n = 2, 3, 4.
         support_by_order: Corpus counts [R_n] (int64), aligned with the rules.
-        tau: Least count asked for, or None (rules not made by a threshold).
-        overlap: Overlap policy the rules were filtered with.
-        containment: Containment policy the rules were filtered with.
-        segment_length: Tokens per segment when counting, or None (ragged segments).
-        tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
-        corpus_digest: SHA-256 of the token ids counted, or None.
-        source: What made them rules: counts, a language model's confidence, or a list of spans.
-        min_documents: Least number of documents that a rule occurs in, or None (not asked for).
+        origin: Threshold, filters, tokenizer, corpus.
     """
 
     ids_by_order: dict[int, Ids]
     support_by_order: dict[int, Counts]
-    tau: int | None = None
-    overlap: Overlap = "greedy"
-    containment: Containment = "drop"
-    segment_length: int | None = None
-    tokenizer_fingerprint: str | None = None
-    corpus_digest: str | None = None
-    source: RuleSource = "frequency"
-    min_documents: int | None = None
+    origin: RuleOrigin = field(default_factory=RuleOrigin)
     _tables: list[MatcherTables] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
         for n in ORDERS:
-            check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.tau)
+            check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
 
     def __repr__(self) -> str:
         """Return how many rules there are of each order, and how they were made."""
         orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
-        made = f"{self.source}, tau {self.tau}, {self.overlap}+{self.containment}"
+        origin = self.origin
+        made = f"{origin.source}, tau {origin.tau}, {origin.overlap}+{origin.containment}"
         return f"RuleSet({len(self):,} rules: {orders} tokens; {made})"
 
     @classmethod
-    def from_counts(
-        cls,
-        counts: NgramCounts,
-        *,
-        overlap: Overlap = "greedy",
-        containment: Containment = "drop",
-        tau: int | None = None,
-        segment_length: int | None = None,
-        tokenizer_fingerprint: str | None = None,
-        corpus_digest: str | None = None,
-        source: RuleSource = "frequency",
-        min_documents: int | None = None,
-    ) -> RuleSet:
+    def from_counts(cls, counts: NgramCounts, origin: RuleOrigin | None = None) -> RuleSet:
         """Filter n-gram counts into rules.
 
         Args:
             counts: Frequent n-grams.
-            overlap: ``greedy`` or ``none``.
-            containment: ``drop`` or ``keep``.
-            tau: A threshold above the one the counts were made with; None takes theirs.
-            segment_length: Tokens per segment, recorded.
-            tokenizer_fingerprint: Recorded.
-            corpus_digest: Recorded.
-            source: Recorded.
-            min_documents: Recorded; the counts are taken as they are.
+            origin: Filters, what is recorded, and a threshold above the one the counts were made
+                with; None, or without one, takes theirs.
 
         Raises:
-            RuleSetError: If ``tau`` is below the threshold of the counts.
+            RuleSetError: If the threshold is below that of the counts.
         """
-        threshold = counts.tau if tau is None else tau
-        if threshold < counts.tau:
+        made = origin or RuleOrigin()
+        tau = counts.tau if made.tau is None else made.tau
+        if tau < counts.tau:
             raise RuleSetError(
                 f"tau must be at least {counts.tau}, the threshold of the counts",
-                threshold,
+                tau,
                 "Count again with a smaller tau.",
             )
-        ids: dict[int, Ids] = {}
-        support: dict[int, Counts] = {}
-        for n in ORDERS:
-            enough = counts.support[n] >= threshold
-            ids[n], support[n] = counts.ids(n)[enough], counts.support[n][enough]
-        _, keep = filter_rules(ids, support, overlap, containment)
-        return cls(
-            {n: ids[n][keep[n]] for n in ORDERS},
-            {n: support[n][keep[n]] for n in ORDERS},
-            threshold,
-            overlap,
-            containment,
-            segment_length,
-            tokenizer_fingerprint,
-            corpus_digest,
-            source,
-            min_documents,
-        )
+        ids = {n: counts.ids(n) for n in ORDERS}
+        return cls.filtered(ids, counts.support, made.model_copy(update={"tau": tau}))
+
+    @classmethod
+    def filtered(
+        cls, ids: dict[int, Ids], support: dict[int, Counts], origin: RuleOrigin
+    ) -> RuleSet:
+        """Make rules of the spans that reach the threshold of ``origin`` and pass its filters.
+
+        Args:
+            ids: Spans [R_n, n] per order, rows ascending.
+            support: Their counts [R_n].
+            origin: Threshold and filters; recorded.
+
+        Raises:
+            RuleSetError: If the threshold is below 1.
+        """
+        tau = 1 if origin.tau is None else check_tau(origin.tau)
+        enough = {n: support[n] >= tau for n in ORDERS}
+        ids = {n: ids[n][enough[n]] for n in ORDERS}
+        support = {n: support[n][enough[n]] for n in ORDERS}
+        _, keep = filter_rules(ids, support, origin.overlap, origin.containment)
+        kept = {n: ids[n][keep[n]] for n in ORDERS}
+        return cls(kept, {n: support[n][keep[n]] for n in ORDERS}, origin)
 
     @classmethod
     def from_spans(
@@ -157,14 +117,13 @@ class RuleSet:
             for n in ORDERS
         }
         support = {n: np.ones(len(ids[n]), dtype=np.int64) for n in ORDERS}
-        return cls(
-            ids,
-            support,
+        origin = RuleOrigin(
             overlap="none",
             containment="keep",
             tokenizer_fingerprint=tokenizer_fingerprint,
             source="explicit",
         )
+        return cls(ids, support, origin)
 
     @property
     def counts_by_order(self) -> dict[int, int]:
@@ -196,21 +155,8 @@ class RuleSet:
         return sha256_bytes("\n".join(parts).encode())
 
     def _description(self) -> dict[str, object]:
-        unusual: dict[str, object] = {}  # what is usual is left out: digests outlive new fields
-        if self.source != "frequency":
-            unusual["source"] = self.source
-        if self.min_documents is not None:
-            unusual["min_documents"] = self.min_documents
-        return {
-            **unusual,
-            "tau": self.tau,
-            "overlap": self.overlap,
-            "containment": self.containment,
-            "segment_length": self.segment_length,
-            "tokenizer_fingerprint": self.tokenizer_fingerprint,
-            "corpus_digest": self.corpus_digest,
-            "rules": {str(n): count for n, count in self.counts_by_order.items()},
-        }
+        rules = {str(n): count for n, count in self.counts_by_order.items()}
+        return self.origin.described() | {"rules": rules}
 
     def check_tokenizer(self, fingerprint: str) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
@@ -218,9 +164,10 @@ class RuleSet:
         Raises:
             TokenizerMismatchError: If both fingerprints are known and differ.
         """
-        if self.tokenizer_fingerprint not in (None, fingerprint):
+        own = self.origin.tokenizer_fingerprint
+        if own not in (None, fingerprint):
             raise TokenizerMismatchError(
-                f"these rules belong to the tokenizer {str(self.tokenizer_fingerprint)[:12]}",
+                f"these rules belong to the tokenizer {str(own)[:12]}",
                 fingerprint[:12],
                 "Mine rules with this tokenizer, or load the backbone they were mined for.",
             )
@@ -230,7 +177,8 @@ class RuleSet:
         write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
         (directory / _TABLES).parent.mkdir()
         self.tables.write(directory / _TABLES, self.digest)
-        write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=self._description())
+        body = self._description() | self.origin.recorded()
+        write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
     def save(self, directory: str | Path) -> None:
         """Write the rule directory; it must not exist yet.
@@ -261,25 +209,14 @@ class RuleSet:
         manifest = read_manifest(path, kind="rules", schema=RULES_SCHEMA)
         ids, support = read_table(path / "rules.parquet")
         try:
-            origin = _Origin.model_validate(manifest)
+            origin = DescribedRules.model_validate(manifest)
         except ValidationError as error:
             raise ArtifactError(
                 f"{path}/manifest.json must describe its rules",
                 str(error.errors(include_url=False)[0]),
                 "Mine them again.",
             ) from error
-        rules = cls(
-            ids,
-            support,
-            origin.tau,
-            origin.overlap,
-            origin.containment,
-            origin.segment_length,
-            origin.tokenizer_fingerprint,
-            origin.corpus_digest,
-            origin.source,
-            origin.min_documents,
-        )
+        rules = cls(ids, support, RuleOrigin(**origin.model_dump(exclude={"rules"})))
         described = rules._description()["rules"]
         if origin.rules not in (None, described):
             raise RuleSetError(

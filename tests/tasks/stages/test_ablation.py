@@ -36,6 +36,7 @@ from tasks.run.stage import Metrics, StageSpec, run_stage
 from tasks.stages.ablation import ablation_data
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Cell, Recipe
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -121,11 +122,13 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     rules = RuleSet(
         spans.ids_by_order,
         spans.support_by_order,
-        tau=1,
-        overlap="none",
-        containment="keep",
-        source="confidence",
-        tokenizer_fingerprint=shipped.rules.tokenizer_fingerprint,
+        RuleOrigin(
+            tau=1,
+            overlap="none",
+            containment="keep",
+            source="confidence",
+            tokenizer_fingerprint=shipped.rules.origin.tokenizer_fingerprint,
+        ),
     )
     folder = tmp_path / "checkpoint"
     replace(shipped, rules=rules).save(folder)

@@ -89,8 +89,8 @@ def test_rules_are_the_runs_that_occur_often_enough(setting: Setting, tmp_path: 
     expected = {run: n for run, n in runs.items() if 2 <= len(run) <= 4 and n >= 2}
     assert grams(rules) == expected
     assert len(expected) > 3
-    assert (rules.source, rules.tau) == ("confidence", 2)
-    assert (rules.overlap, rules.containment) == ("none", "keep")
+    assert (rules.origin.source, rules.origin.tau) == ("confidence", 2)
+    assert (rules.origin.overlap, rules.origin.containment) == ("none", "keep")
 
 
 def test_a_second_run_finds_both_stages(setting: Setting, tmp_path: Path) -> None:

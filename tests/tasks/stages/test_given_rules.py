@@ -46,8 +46,11 @@ def test_rules_of_another_tokenizer_are_refused(cell: Cell, tmp_path: Path) -> N
 def test_a_row_says_what_the_directory_holds(cell: Cell) -> None:
     rules = RuleSet.load(str(cell.rules))
     row = cell_row(cell, setting="WT")
-    assert row.rules is not None and row.rules.tau == rules.tau
-    assert (row.rules.overlap, row.rules.containment) == (rules.overlap, rules.containment)
+    assert row.rules is not None and row.rules.tau == rules.origin.tau
+    assert (row.rules.overlap, row.rules.containment) == (
+        rules.origin.overlap,
+        rules.origin.containment,
+    )
     assert row.rules.source == "rules merge"  # the checkpoint's folder: "rules" names nothing
     assert cell_label(cell) == "backbone rules merge"
 

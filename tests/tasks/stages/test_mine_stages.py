@@ -120,7 +120,7 @@ def test_the_command_and_the_stages_give_the_same_rule_set(
     made = corpus.filter(tmp_path, counted).path / "rules"
     assert directory_digest(made) == directory_digest(tmp_path / "out")
     whole = corpus.ids[: len(corpus.ids) // LENGTH * LENGTH].astype("<i4")
-    assert RuleSet.load(made).corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
+    assert RuleSet.load(made).origin.corpus_digest == hashlib.sha256(whole.tobytes()).hexdigest()
 
 
 def test_a_budget_raises_tau_until_the_rules_fit(

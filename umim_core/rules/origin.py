@@ -1,0 +1,76 @@
+"""Origin of a rule set: its threshold, filters, tokenizer and corpus."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Strict
+
+Overlap = Literal["greedy", "none"]
+Containment = Literal["drop", "keep"]
+RuleSource = Literal["frequency", "confidence", "explicit"]
+_DESCRIBED: Final = {
+    "tau",
+    "overlap",
+    "containment",
+    "segment_length",
+    "tokenizer_fingerprint",
+    "corpus_digest",
+}
+
+
+class RuleOrigin(BaseModel):
+    """Origin of rules, as the manifest of a rule directory records it.
+
+    Attributes:
+        tau: Least count of a rule, or None (rules not made by a threshold).
+        overlap: Overlap policy the rules were filtered with.
+        containment: Containment policy the rules were filtered with.
+        segment_length: Tokens per segment when counting, or None (ragged segments).
+        tokenizer_fingerprint: Of the tokenizer whose ids these are, or None (unknown).
+        corpus_digest: SHA-256 of the token ids counted, or None.
+        source: What made them rules: counts, a language model's confidence, or a list of spans.
+        min_documents: Least number of documents that a rule occurs in, or None (not asked for).
+        protect: Patterns of tokens that no rule contains.
+        sample_tokens: Tokens of the sample that chose the candidates, or None (all were counted).
+        min_probability: What a model gave every token of a confident span, or None.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    tau: int | None = None
+    overlap: Overlap = "greedy"
+    containment: Containment = "drop"
+    segment_length: int | None = None
+    tokenizer_fingerprint: str | None = None
+    corpus_digest: str | None = None
+    source: RuleSource = "frequency"
+    min_documents: int | None = None
+    protect: Annotated[tuple[str, ...], Strict(False)] = ()
+    sample_tokens: int | None = None
+    min_probability: float | None = None
+
+    def described(self) -> dict[str, object]:
+        """Return the part that belongs to a digest; digests outlive new fields.
+
+        What is usual in ``source`` and ``min_documents`` is left out.
+        """
+        usual = self.model_dump(include=_DESCRIBED)
+        return self.model_dump(include={"source", "min_documents"}, exclude_defaults=True) | usual
+
+    def recorded(self) -> dict[str, object]:
+        """Return what is recorded besides; no digest depends on it."""
+        names = set(type(self).model_fields) - _DESCRIBED - {"source", "min_documents"}
+        return self.model_dump(mode="json", include=names, exclude_defaults=True)
+
+
+class DescribedRules(RuleOrigin):
+    """A manifest: what every version has written, and the number of rules per order."""
+
+    tau: int | None
+    overlap: Overlap
+    containment: Containment
+    segment_length: int | None
+    tokenizer_fingerprint: str | None
+    corpus_digest: str | None
+    rules: dict[str, int] | None = None
