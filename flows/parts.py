@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tasks.plan.planner import Planner
-from tasks.report.compare import CellResult, ShippedResult, cell_label
+from tasks.report.compare import CellResult, Scores, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
@@ -19,20 +20,20 @@ from tasks.stages.generate import generate_stage
 from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
-from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Cell, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.task_sets.spec import TASKS
 
 
 @dataclass
 class Sources:
-    """The corpus and, where it is made of docstrings, the task."""
+    """The corpus, and the questions of every task by its name."""
 
     corpus: Artifact
-    task: Artifact | None
+    tasks: dict[str, Artifact]
 
 
 def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResult]]:
@@ -74,13 +75,24 @@ def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
 
 
 def prepare(run: PipelineRun) -> Sources:
-    """Corpus, generated first where a model writes it, and the task where it is of docstrings."""
+    """Corpus, generated first where a model writes it, and the tasks whose questions it has."""
     recipe, generated = run.recipe, None
     if isinstance(recipe.corpus, GeneratedCorpus):
         generated = run.stage(generate_stage, run.lease, recipe.corpus, label=recipe.corpus.model)
     corpus = run.stage(corpus_stage, recipe.corpus, generated)
-    wanted = recipe.task is not None and recipe.corpus.kind == "docstrings"
-    return Sources(corpus, run.stage(task_stage, corpus, recipe.task) if wanted else None)
+    wanted = [
+        name
+        for name in (recipe.tasks if recipe.task is not None else ())
+        if TASKS.find(name).corpus in (None, recipe.corpus.kind)
+    ]
+    labels = [""] if len(wanted) == 1 else wanted
+    return Sources(
+        corpus,
+        {
+            name: run.stage(task_stage, corpus, recipe.task, name, label=label)
+            for name, label in zip(wanted, labels, strict=True)
+        },
+    )
 
 
 def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:
@@ -169,7 +181,7 @@ def distill(run: PipelineRun, results: list[CellResult]) -> None:
 
 def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Task rules, and every setting of the recipe, for the cells that ask for it."""
-    config, task = run.recipe.adapt, sources.task
+    config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
     for result in results:
         if not result.cell.adapt or config is None or task is None or result.distilled is None:
             continue
@@ -206,26 +218,31 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                     *placement,
                     label=label,
                 )
-            if sources.task is not None and measures(setting, "accuracy"):
-                result.scores[DEFAULT_TASK, setting] = run.stage(
-                    task_score_stage,
-                    sources.task,
-                    checkpoint,
-                    "prompt",
-                    config,
-                    *placement,
-                    label=label,
-                )
-        if sources.task is not None and result.distilled is not None:
-            result.scores[DEFAULT_TASK, BASE] = run.stage(
+            if measures(setting, "accuracy"):
+                result.scores |= _score(run, sources, setting, checkpoint, label)
+        if result.distilled is not None:
+            label = f"{result.cell.backbone} {BASE}"
+            start = result.distilled.path / "checkpoint"
+            result.scores |= _score(run, sources, BASE, start, label)
+
+
+def _score(
+    run: PipelineRun, sources: Sources, setting: str, checkpoint: Path | str, label: str
+) -> Scores:
+    """Score a setting: an adapted one on the task that it adapted to, others on every task."""
+    first, found = next(iter(sources.tasks), None), Scores()
+    for name, questions in sources.tasks.items():
+        if setting in (BASE, WT) or name == first:
+            found[name, setting] = run.stage(
                 task_score_stage,
-                sources.task,
-                result.distilled.path / "checkpoint",
-                "none",
-                config,
-                *placement,
-                label=f"{result.cell.backbone} {BASE}",
+                questions,
+                checkpoint,
+                "none" if setting == BASE else TASKS.find(name).merge,
+                run.recipe.evaluate,
+                *run.recipe.placement,
+                label=label if name == first else f"{label}, {name}",
             )
+    return found
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
@@ -249,7 +266,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
     """The same measurements on shipped checkpoints."""
     config, placement, shipped = run.recipe.evaluate, run.recipe.placement, []
     for name in run.recipe.shipped:
-        checkpoint = Checkpoint.load(name).config
+        checkpoint = read_config(resolve_checkpoint(name))
         label = f"{name} (shipped)"
         tokenized = run.stage(
             tokenize_stage,
@@ -270,17 +287,8 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
             label=label,
         )
         result = ShippedResult(name, evaluation)
-        if sources.task is not None:
-            for setting, merge in ((WT, "prompt"), (BASE, "none")):
-                result.scores[DEFAULT_TASK, setting] = run.stage(
-                    task_score_stage,
-                    sources.task,
-                    name,
-                    merge,
-                    config,
-                    *placement,
-                    label=f"{label} {setting}",
-                )
+        for setting in (WT, BASE):
+            result.scores |= _score(run, sources, setting, name, f"{label} {setting}")
         if run.recipe.benchmark is not None:
             result.benchmark = run.stage(
                 benchmark_stage, tokenized, name, run.recipe.benchmark, *placement, label=label

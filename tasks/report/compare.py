@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from umim_core.adaptation.settings import BASE, WT
-from umim_core.checkpoint.checkpoint import Checkpoint, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
+from umim_core.task_sets.spec import TASKS
 
 BASE_SETTING = WT
 _RULES = "checkpoint/rules"
@@ -88,29 +89,16 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
 
 
 def _shipped_row(result: ShippedResult) -> ComparisonRow:
-    checkpoint = Checkpoint.load(result.name)
-    config, rules, origin = checkpoint.config, checkpoint.rules, checkpoint.rules.origin
+    directory = resolve_checkpoint(result.name)
+    config, rules = read_config(directory), directory / "rules"
     seed = config.training.get("seed")
     return ComparisonRow(
-        cell=Cell(
-            backbone=config.backbone,
-            rules=str(resolve_checkpoint(result.name) / "rules"),
-            module_positions=config.module_positions,
-            depth=config.depth,
-            kind=config.kind,
-            unit_positions=config.unit_positions,
-        ),
-        rules=RowRules(
-            source=origin.source,
-            tau=origin.tau,
-            # The checkpoint of a recipe does not tell it.
-            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
-            overlap=origin.overlap,
-            containment=origin.containment,
-        ),
+        cell=Cell(backbone=config.backbone, rules=str(rules), **config.form()),
+        rules=RowRules.held(rules),
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
-        metrics=_metrics(result.evaluation, result.benchmark) | {"rules": float(len(rules))},
+        metrics=_metrics(result.evaluation, result.benchmark)
+        | {"rules": float(sum(rule_counts(rules).values()))},
         scores=_scores(result.scores, BASE_SETTING),
     )
 
@@ -137,14 +125,17 @@ def rule_counts(rules: Path) -> dict[int, int]:
 def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Measured]]:
     """Return the scores of one setting and the base model; WT shows those of every setting."""
     return {
-        (task, of): {
-            "acc_tok": Measured(value=found["acc_tok"], stderr=found["acc_tok_stderr"]),
-            TASK_TR: Measured(value=found.get("context_token_reduction", 0.0)),
-        }
+        (task, of): _score(TASKS.find(task).metrics, artifact.metrics)
         for (task, of), artifact in scores.items()
         if setting == BASE_SETTING or of in (BASE, setting)
-        for found in [artifact.metrics]
     }
+
+
+def _score(names: Sequence[str], found: Mapping[str, float]) -> dict[str, Measured]:
+    """Return the metrics of a task, with the token reduction where the task merges."""
+    score = {name: Measured(value=found[name], stderr=found[f"{name}_stderr"]) for name in names}
+    reduction = found.get("context_token_reduction", found["token_reduction"])
+    return score | {TASK_TR: Measured(value=reduction)}
 
 
 def cell_label(cell: Cell) -> str:

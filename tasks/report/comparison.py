@@ -18,10 +18,9 @@ from pydantic import (
 
 from tasks.report.row_labels import RowRules, cell_words, shown_name
 from umim_core.adaptation.settings import BASE, WT, setting_names
-from umim_core.config.recipe import Cell
+from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.config.rule_fields import CellSource
 from umim_core.errors import ConfigError
-from umim_core.task_sets.spec import DEFAULT_TASK
 
 COMPARISON_PARAMS: Final = (
     *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),

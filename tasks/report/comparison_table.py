@@ -9,7 +9,7 @@ from typing import Final
 from tasks.report.comparison import ComparisonRow
 from tasks.report.row_labels import RowRules, shown_name
 from tasks.report.tables import DASH, Column, Table, make_table, number_column
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK
 
 STATES: Final = (
     "which depend on the rules; states: at every state that decoding passes through, to compare "

@@ -26,7 +26,7 @@ from tasks.report.report_drawing import (
 )
 from tasks.report.row_labels import shown_name
 from umim_core.adaptation.settings import BASE
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK
 
 _FEWEST_LENGTHS: Final = 3  # a line through two points shows nothing that the table does not
 _QUANTITIES: Final = {

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from umim_core.config.recipe import Cell
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import read_manifest
 
@@ -31,12 +32,8 @@ class RowRules(BaseModel):
     def of(cls, cell: Cell) -> Self:
         """Return the rules of a cell: as they are mined, or as the manifest of given ones says."""
         if cell.rules is not None:
-            found = read_manifest(Path(cell.rules), kind="rules", schema=RULES_SCHEMA, verify=False)
-            return cls(
-                source=f"rules {given_name(cell.rules)}",
-                tau=found.get("tau"),
-                overlap=str(found.get("overlap")),
-                containment=str(found.get("containment")),
+            return cls.held(Path(cell.rules)).model_copy(
+                update={"source": f"rules {given_name(cell.rules)}", "min_probability": 0.0}
             )
         confident = cell.min_probability if cell.source == "confidence" else 0.0
         return cls(
@@ -45,6 +42,20 @@ class RowRules(BaseModel):
             min_probability=confident,
             overlap=cell.overlap,
             containment=cell.containment,
+        )
+
+    @classmethod
+    def held(cls, directory: Path) -> Self:
+        """Return what the manifest of a rule directory says."""
+        found = RuleOrigin.model_validate(
+            read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
+        )
+        return cls(
+            source=found.source,
+            tau=found.tau,
+            min_probability=found.min_probability if found.source == "confidence" else 0.0,
+            overlap=found.overlap,
+            containment=found.containment,
         )
 
     @property

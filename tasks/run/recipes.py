@@ -10,6 +10,7 @@ from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, did_you_mean
+from umim_core.task_sets.spec import TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
 
@@ -44,9 +45,18 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
 
 
 def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
-    """Return a recipe whose adaptation settings are all known."""
-    if isinstance(recipe, Recipe) and recipe.adapt is not None:
-        adaptation_steps(recipe.adapt.settings)
+    """Return a recipe whose tasks and adaptation settings are all known."""
+    if isinstance(recipe, Recipe):
+        tasks = [TASKS.find(name) for name in recipe.tasks]
+        adapts = any(cell.adapt for cell in recipe.cells)
+        if adapts and tasks[0].corpus not in (None, recipe.corpus.kind):
+            raise ConfigError(
+                f"adaptation to {tasks[0].name} needs a corpus of kind {tasks[0].corpus}",
+                recipe.corpus.kind,
+                "Name another task first.",
+            )
+        if recipe.adapt is not None:
+            adaptation_steps(recipe.adapt.settings)
     return recipe
 
 

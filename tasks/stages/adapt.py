@@ -1,8 +1,8 @@
-"""Stages ``task-rules``, ``with-rules``, ``sft`` and ``dpo``: adaptation to the embedded task.
+"""Stages ``task-rules``, ``with-rules``, ``sft`` and ``dpo``: adaptation to a task.
 
     task-rules   bigrams of the training questions, by threshold
     with-rules   a trained module with the task's rules, not trained further
-    sft          distillation on task sequences (context + right answer), context merged
+    sft          distillation on task sequences (context + right answer), merged where the task does
     dpo          preference between the answers, context merged
 
 Which of them lead to which setting stands in ``umim_core.adaptation.settings``.
@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import task_of
 from tasks.stages.distill import parallelism, train_on_rows
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import (
-    DOCSTRING_PROMPT,
     TaskSequence,
     read_questions,
     task_sequences,
@@ -46,8 +46,8 @@ from umim_core.text.token_ids import encode
 def task_rules_stage(
     root: Path, task: Artifact, cell: Cell, rules: RulesConfig, max_tokens: int
 ) -> Artifact:
-    """Mine bigrams of the training questions' contexts; the artifact holds ``rules``."""
-    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    """Mine bigrams of the questions where the task merges; the artifact holds ``rules``."""
+    tokenizer, of = load_tokenizer(cell.backbone, revision=cell.revision), task_of(task)
     spec = StageSpec(
         "task-rules",
         2 if rules.rule_budget is None else 3,  # version 2 took no notice of a budget
@@ -56,6 +56,7 @@ def task_rules_stage(
             "max_tokens": max_tokens,
             "tokenizer": fingerprint_of(tokenizer),
             "excluded": sorted(special_ids(tokenizer)),
+            **of.key(),
         },
         {"task": task.digest},
     )
@@ -66,8 +67,9 @@ def task_rules_stage(
             partial(encode, tokenizer),
             (rules.tau,),
             budget=rules.rule_budget,
-            part="context",
-            prompt=DOCSTRING_PROMPT,
+            part=of.merged,
+            prompt=of.prompt,
+            delimiter=of.delimiter,
             max_length=max_tokens,
             excluded=special_ids(tokenizer),
             overlap=rules.overlap,
@@ -113,8 +115,7 @@ def sft_stage(
     def train(job: TrainJob) -> Metrics:
         tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
         rows = {
-            split: _rows(task.path / f"{split}.jsonl", tokenizer, adapt.max_tokens)
-            for split in ("train", "valid")
+            split: _rows(task, split, tokenizer, adapt.max_tokens) for split in ("train", "valid")
         }
         return train_on_rows(job, rows, lease)
 
@@ -159,6 +160,7 @@ def _trained(
         "max_tokens": adapt.max_tokens,
         "seed": recipe.seed,
         **parallelism(recipe.cluster),
+        **task_of(task).key(),
     }
     inputs, checkpoint, rules = {"task": task.digest}, None, start.path / "rules"
     if start.stage == "task-rules":  # what a checkpoint would say of itself is named here
@@ -190,19 +192,25 @@ def _trained(
                 strategy=recipe.cluster.strategy,
                 use_gpu=recipe.cluster.use_gpu,
                 out=str(out),
+                prompt=task_of(task).prompt,
+                delimiter=task_of(task).delimiter,
             )
         )
 
     return run_stage(root, spec, build)
 
 
-def _rows(path: Path, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> TokenRows:
+def _rows(
+    task: Artifact, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> TokenRows:
+    of = task_of(task)
     sequences: list[TaskSequence] = task_sequences(
-        read_questions(path),
+        read_questions(task.path / f"{split}.jsonl"),
         partial(encode, tokenizer),
-        prompt=DOCSTRING_PROMPT,
+        prompt=of.prompt,
+        delimiter=of.delimiter,
         max_length=max_tokens,
-        merge="context",
+        merge=of.merged,
     )
     return TokenRows.of_rows(
         [sequence.ids.tolist() for sequence in sequences],

@@ -14,9 +14,8 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.corpus import Corpus, DocstringCorpus, FilesCorpus, GeneratedCorpus
-from umim_core.config.recipe import TaskSizes
+from umim_core.config.recipe import DEFAULT_TASK, TaskSizes
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
-from umim_core.embedded.docstring_task import build_task
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
 from umim_core.generation.questions import SPLITS, split_questions
@@ -27,6 +26,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
     write_json,
 )
+from umim_core.task_sets.spec import TASKS, TaskSet
 from umim_core.text.digests import file_digests
 from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
@@ -133,15 +133,23 @@ def _check_unchanged(corpus: Artifact, config: Corpus) -> None:
         )
 
 
-def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes) -> Artifact:
-    """Build the embedded multiple-choice task from a docstring corpus."""
-    spec = StageSpec("task", 1, sizes.model_dump(), {"corpus": corpus.digest})
+def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes, task: str) -> Artifact:
+    """Write the questions of a task: of the corpus's documents, or the task's own."""
+    found = TASKS.find(task)
+    inputs = dict(found.sources()) if found.corpus is None else {"corpus": corpus.digest}
+    spec = StageSpec("task", 1, sizes.model_dump() | found.key(), inputs)
 
     def build(out: Path) -> Metrics:
-        build_task(corpus.path, out, sizes=sizes.model_dump())
+        wanted = {split: getattr(sizes, split) for split in found.splits}
+        found.write(out, wanted, None if found.corpus is None else corpus.path)
         return {}
 
     return run_stage(root, spec, build)
+
+
+def task_of(questions: Artifact) -> TaskSet:
+    """Return the task whose questions the stage ``task`` wrote."""
+    return TASKS.find(questions.manifest()["config"].get("task", DEFAULT_TASK))
 
 
 def tokenize_stage(

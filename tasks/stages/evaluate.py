@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import out_of_domain, tokens
+from tasks.stages.corpus import out_of_domain, task_of, tokens
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint import read_config, resolve_checkpoint
 from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
@@ -93,7 +93,7 @@ def task_score_stage(
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
-    """Measure accuracy on the embedded task: ``merge`` is ``prompt``, or ``none`` (the base model).
+    """Measure accuracy on a task; ``merge="none"`` is the base model.
 
     The base model's score does not depend on the module, so its key holds the backbone alone and
     every checkpoint of that backbone finds the same result.
@@ -101,6 +101,7 @@ def task_score_stage(
     directory = resolve_checkpoint(checkpoint)
     base = merge == "none"
     source = read_config(directory).backbone_fingerprint if base else directory_digest(directory)
+    of = task_of(task)
     spec = StageSpec(
         "task-score",
         1,
@@ -108,8 +109,9 @@ def task_score_stage(
             "merge": "context" if merge == "prompt" else merge,  # as in its first keys
             "questions": config.task_questions,
             "device": device,
-            **dtype_key(dtype),
-        },
+        }
+        | dtype_key(dtype)
+        | of.key(),
         {"task": task.digest, "model": source},
     )
 
@@ -117,6 +119,7 @@ def task_score_stage(
         return evaluate_task(
             directory,
             merge=merge,
+            task=of.name,
             data=task.path,
             limit=config.task_questions,
             dtype=dtype,

@@ -32,18 +32,17 @@ from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.benchmarking.break_even import BreakEven, break_even
 from umim_core.benchmarking.measured_speed import ThroughputRow
-from umim_core.config.recipe import Recipe
+from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.model.showing import unit_texts
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.task_sets.spec import TASKS
 
 _EXAMPLE_TOKENS = 160
 _ATTENTION_TOKENS = 32
 _SIMILARITY_TOKENS = 4096
 _PAIRS = 0.5  # of which labels say no share: two tokens are always one unit
-_CHANCE = 0.25  # the embedded task has four choices
 
 
 def report_stage(
@@ -107,7 +106,7 @@ def report_data(
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
-        chance=_CHANCE if any(result.scores for result in cells) else None,
+        chance=next((TASKS.find(task).chance for row in rows for task in row.tasks), None),
         links=links,
         **_examples(cells, shipped),
     )

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import CheckpointError, CorpusError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.docstrings import load_splits
+from umim_core.evaluation.tasks.spec_task import SpecTask
 
 COMMANDS = ["/bin/lm_eval", "/bin/lm-eval", "C:/Scripts/lm_eval.exe", "/lib/lm_eval/__main__.py"]
 
@@ -38,7 +39,7 @@ def test_a_misspelt_argument_ends_the_command_with_the_right_name() -> None:
 @pytest.mark.usefixtures("command")
 def test_a_missing_task_folder_ends_the_command_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"^umim: error: UMIM_TASK_DATA must name a folder .*$"):
-        load_splits(str(tmp_path / "nothing"))
+        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
 
 
 def test_a_mismatch_ends_the_command_with_one_line(
@@ -65,7 +66,7 @@ def test_other_programs_get_the_typed_error(
     with pytest.raises(CheckpointError, match="nosuch"):
         UmimLM.create_from_arg_string("checkpoint=nosuch")
     with pytest.raises(CorpusError, match="must name a folder"):
-        load_splits(str(tmp_path / "nothing"))
+        SpecTask({"task": DEFAULT_TASK, "metadata": {"task_data": str(tmp_path / "nothing")}})
 
 
 def test_a_hub_checkpoint_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from itertools import takewhile
 import pytest
 
 from support.flow_plans import GOLDEN, RECIPES, golden_path, plan_text
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK
 
 
 @pytest.mark.parametrize("name", RECIPES)

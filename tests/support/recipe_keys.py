@@ -161,7 +161,8 @@ def _leave_small_files(root: Path, spec: StageSpec, _: object) -> Artifact:
         if spec.name in TRAINED:
             (out / "checkpoint").mkdir()
             _checkpoint(spec).write(out / "checkpoint")
-        write_manifest(out, kind="stage", schema=STAGE_SCHEMA, body={"key": spec.key})
+        body = {"key": spec.key, "config": dict(spec.config)}
+        write_manifest(out, kind="stage", schema=STAGE_SCHEMA, body=body)
     found = read_manifest(out, kind="stage", schema=STAGE_SCHEMA, verify=False)
     return Artifact(spec.name, spec.key, out, found["digest"], executed=False)
 

@@ -13,22 +13,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
+from umim_core.task_sets.spec import Part
 
 Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
-Part = Literal["context", "sequence"]
 
 DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
-DOCSTRING_PROMPT: Final = (
-    "{context}\n\nSummary:"  # the embedded task; its lm-eval YAML says the same
-)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import numpy as np
 from umim_core.adaptation.choices import (
     DEFAULT_MAX_LENGTH,
     Encode,
-    Part,
     Question,
     mining_segments,
     task_sequences,
@@ -33,6 +32,7 @@ from umim_core.rules.grams import check_tau, select
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
+from umim_core.task_sets.spec import Part
 
 TASK_ORDER: Final = 2
 

@@ -6,7 +6,7 @@ are saved with the results.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,6 +26,7 @@ from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
 BackboneDtype = Literal["float32", "bfloat16"]
+DEFAULT_TASK: Final = "umim_docstrings"
 
 
 class MiningConfig(Model):
@@ -202,7 +203,7 @@ class ClusterConfig(Model, StableDump):
 
 
 class TaskSizes(Model):
-    """Questions per split of the embedded task."""
+    """Questions per split of a task."""
 
     train: Annotated[int, Field(ge=1)] = 400
     valid: Annotated[int, Field(ge=1)] = 100
@@ -230,6 +231,10 @@ class Recipe(RunRecipe, StableDump):
     cells: Annotated[tuple[Cell, ...], Field(min_length=1)]
     distill: DistillConfig
     task: TaskSizes | None = TaskSizes()
+    tasks: Annotated[tuple[str, ...], Field(min_length=1), LATER] = Field(
+        (DEFAULT_TASK,),
+        description="Tasks scored, of umim_core/task_sets; cells adapt to the first.",
+    )
     adapt: AdaptConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None
@@ -255,7 +260,8 @@ class Recipe(RunRecipe, StableDump):
         if self.adapt is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
         if any(cell.adapt for cell in self.cells) and (
-            self.task is None or self.corpus.kind != "docstrings"
+            self.task is None
+            or (self.tasks[0] == DEFAULT_TASK and self.corpus.kind != "docstrings")
         ):
             raise ValueError("adaptation needs the embedded task, hence a docstring corpus")
         sizes = [self.distill.batch_size]

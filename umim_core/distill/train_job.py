@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
+from umim_core.adaptation.choices import encode_questions, read_questions
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
@@ -43,6 +43,7 @@ class TrainJob:
         strategy: ``ddp`` or ``deepspeed``.
         use_gpu: Whether workers use a GPU each.
         out: Directory that receives checkpoint, curve and (while running) state.
+        prompt: Of the task, and the text between it and an answer (preference only).
     """
 
     objective: Literal["distill", "preference"]
@@ -59,6 +60,8 @@ class TrainJob:
     strategy: Literal["ddp", "deepspeed"]
     use_gpu: bool
     out: str
+    prompt: str = "{context}"
+    delimiter: str = " "
 
 
 def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
@@ -98,7 +101,8 @@ def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | 
             encode_questions(
                 read_questions(path),
                 compressed.backbone.encode,
-                prompt=DOCSTRING_PROMPT,
+                prompt=job.prompt,
+                delimiter=job.delimiter,
                 max_length=job.max_tokens,
             )
             for path in (job.train, job.valid)

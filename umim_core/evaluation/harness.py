@@ -242,28 +242,24 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
 def run_tasks(
     model: UmimLM,
-    tasks: Sequence[str],
+    tasks: Sequence[str | dict[str, object]],
     *,
     limit: int | None,
-    include: Path | None,
     options: dict[str, Any],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """Run lm-eval tasks without touching any global random state.
 
     Args:
         model: The model.
-        tasks: Task names.
+        tasks: Names of lm-eval's own tasks, or configurations of others.
         limit: First questions of each task; None for all.
-        include: Folder of task files to use instead of lm-eval's own; None for those.
         options: Passed to the tasks' data functions.
 
     Returns:
         lm-eval's metrics per task, and its logged samples per task.
     """
     manager = TaskManager(
-        include_path=None if include is None else str(include),
-        include_defaults=include is None,
-        metadata=options,
+        include_defaults=any(isinstance(task, str) for task in tasks), metadata=options
     )
     found = simple_evaluate(
         model=model,

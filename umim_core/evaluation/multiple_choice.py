@@ -11,18 +11,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import EvaluationError, MissingExtraError
+from umim_core.task_sets.spec import TASKS
 
 if TYPE_CHECKING:
     from umim_core.merging.compressed import Merge
-
-EMBEDDED_TASK: Final = "umim_docstrings"
-TASK_FOLDER: Final = Path(__file__).parent / "tasks"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def evaluate_task(
     *,
     merge: Merge = "prompt",
     backbone: str | Backbone | None = None,
-    task: str = EMBEDDED_TASK,
+    task: str = DEFAULT_TASK,
     data: Path | None = None,
     limit: int | None = None,
     batch_size: int = 16,
@@ -82,8 +81,8 @@ def evaluate_task(
         checkpoint: As in ``UmimLM``.
         merge: ``prompt``, ``all`` or ``none`` (the base model).
         backbone: As in ``UmimLM``.
-        task: The embedded task, or any multiple-choice task that lm-eval ships.
-        data: Folder of the embedded task's files; see ``tasks.docstrings``.
+        task: Name of a task of ``task_sets``, or of any multiple-choice task that lm-eval ships.
+        data: Folder of the task's files; see ``tasks.spec_task.load_splits``.
         limit: First questions of the test split; None for all.
         batch_size: Answers per forward.
         dtype: As in ``UmimLM``.
@@ -98,6 +97,7 @@ def evaluate_task(
     """
     try:
         from umim_core.evaluation.harness import UmimLM, run_tasks
+        from umim_core.evaluation.tasks.spec_task import lm_eval_config
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
@@ -107,9 +107,8 @@ def evaluate_task(
     model = UmimLM(checkpoint, merge, backbone, dtype=dtype, device=device, batch_size=batch_size)
     results, samples = run_tasks(
         model,
-        [task],
+        [lm_eval_config(TASKS.find(task)) if task in TASKS.names() else task],
         limit=limit,
-        include=TASK_FOLDER if task == EMBEDDED_TASK else None,
         options={} if data is None else {"task_data": str(data)},
     )
     if task not in results or "acc,none" not in results[task]:

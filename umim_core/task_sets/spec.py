@@ -1,8 +1,90 @@
-"""Names of evaluation tasks, as recipes, lm-eval and the comparison know them."""
+"""Multiple-choice tasks as data: what pipeline, lm-eval, training and reports need of each.
+
+A file of this package adds its task by ``TASKS.add(name)(TaskSet(...))``, and that is all: recipes
+name it, the stages write, train on and score it, and lm-eval's configuration is made of it.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
 
-DEFAULT_TASK: Final = "umim_docstrings"
-"""The embedded task; its headline is the comparison's ``accuracy``."""
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.registry import Registry
+from umim_core.store.artifacts import canonical_json, sha256_bytes
+from umim_core.store.locking import directory_lock
+from umim_core.store.publication import publish_directory
+
+Part = Literal["context", "sequence"]
+TaskSplit = Literal["train", "valid", "test"]
+WriteQuestions = Callable[[Path, Mapping[TaskSplit, int] | None, Path | None], None]
+SPLITS: Final[tuple[TaskSplit, ...]] = ("train", "valid", "test")
+CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    """A multiple-choice task.
+
+    Attributes:
+        name: As recipes and lm-eval name it.
+        write: Write ``<split>.jsonl`` with rows ``{"context", "choices", "gold"}`` into a folder,
+            at most so many per split (None: all), from a corpus folder or (None) from its own
+            source.
+        chance: Accuracy of guessing, 0..1.
+        prompt: Format string with the field ``{context}``.
+        delimiter: Text between prompt and answer.
+        merged: Where rules apply: the prompt (``context``) or prompt and answer (``sequence``).
+        metrics: What the comparison shows, the headline first; of ``TaskResult``.
+        splits: Splits that ``write`` makes; ``test`` is scored, the others adapt.
+        corpus: Kind of the corpus whose documents the questions are made of; None for a task that
+            brings its own.
+        sources: [name, digest or version] of what is read where no corpus is given.
+    """
+
+    name: str
+    write: WriteQuestions
+    chance: float
+    prompt: str = "{context}"
+    delimiter: str = " "
+    merged: Part = "context"
+    metrics: tuple[str, ...] = ("acc_tok",)
+    splits: tuple[TaskSplit, ...] = SPLITS
+    corpus: str | None = None
+    sources: Callable[[], list[list[str]]] = list
+
+    @property
+    def merge(self) -> Literal["prompt", "all"]:
+        """Mode of lm-eval's model: it merges the prompt or the whole, as the task does."""
+        return "prompt" if self.merged == "context" else "all"
+
+    def key(self) -> dict[str, object]:
+        """Return what of the task is part of a stage's key; nothing for the embedded task.
+
+        Its stages were named before there were others.
+        """
+        if self.name == DEFAULT_TASK:
+            return {}
+        form = {"prompt": self.prompt, "delimiter": self.delimiter, "merged": self.merged}
+        return {"task": self.name, "form": form}
+
+    def built(self) -> Path:
+        """Return the folder of the questions from the task's own source, written if need be.
+
+        It lies under ``$XDG_CACHE_HOME/umim`` (``~/.cache/umim``), one folder per content of
+        ``sources``; a second process waits for the first.
+        """
+        digest = sha256_bytes(canonical_json(self.sources()).encode())[:16]
+        base = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache") / "umim"
+        final = base / f"{self.name}-{digest}"
+        with directory_lock(final.with_name(f"{final.name}-build"), wait_seconds=None):
+            if not final.is_dir():
+                publish_directory(final, lambda directory: self.write(directory, None, None))
+        return final
+
+
+TASKS: Final = Registry[TaskSet]("umim_core.task_sets", "task")
+"""All tasks by name; an unknown one lists them."""

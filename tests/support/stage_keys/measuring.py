@@ -10,8 +10,7 @@ from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
 from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.recipe import EvaluateConfig
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK, EvaluateConfig
 
 
 def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:

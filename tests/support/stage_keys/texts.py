@@ -18,6 +18,7 @@ from support.stage_keys.variations import Edit, StageCall
 from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.stages.generate import generate_stage
 from umim_core.config.corpus import DocstringCorpus, FilesCorpus, GeneratedCorpus
+from umim_core.config.recipe import DEFAULT_TASK
 
 
 def text_calls(inputs: Inputs) -> dict[str, StageCall]:
@@ -85,7 +86,11 @@ def text_calls(inputs: Inputs) -> dict[str, StageCall]:
                 **inputs.edits(*ALL_EDITS),
             },
         ),
-        "task": StageCall(task_stage, {"corpus": corpus, "sizes": inputs.recipe.task}, {}),
+        "task": StageCall(
+            task_stage,
+            {"corpus": corpus, "sizes": inputs.recipe.task, "task": DEFAULT_TASK},
+            {},
+        ),
         "tokenize": StageCall(
             tokenize_stage,
             {"lease": inputs.lease, "corpus": corpus, "config": files,

@@ -24,9 +24,8 @@ from tasks.report.report_data import (
 from tasks.report.report_page import write_report
 from tasks.report.row_labels import RowRules
 from tasks.report.tables import Table, table_markdown, table_text
-from umim_core.config.recipe import Cell
+from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
-from umim_core.task_sets.spec import DEFAULT_TASK
 
 FIGURES = {"accuracy", "perplexity", "alignment", "losses", "speed"}
 

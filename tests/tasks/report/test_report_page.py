@@ -24,8 +24,7 @@ from tasks.report.report_page import write_report
 from tasks.report.report_tables import tables
 from tasks.run import pipeline
 from umim_core.checkpoint.next_steps import after_training
-from umim_core.config.recipe import Cell
-from umim_core.task_sets.spec import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK, Cell
 
 Scores = dict[tuple[str, str], dict[str, Measured]]
 MODEL = "/data/models/stories260K"

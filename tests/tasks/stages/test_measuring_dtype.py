@@ -16,7 +16,7 @@ from tasks.stages.adapt import sft_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
 from tasks.stages.evaluate import evaluate_stage
-from umim_core.adaptation.choices import DOCSTRING_PROMPT, read_questions, task_sequences
+from umim_core.adaptation.choices import read_questions, task_sequences
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.recipe import BackboneDtype, Cell, EvaluateConfig, MiningConfig, Recipe
@@ -120,7 +120,7 @@ def test_sft_makes_its_rows_without_the_backbones_weights(
     (expected,) = task_sequences(
         read_questions(task.path / "train.jsonl"),
         tiny_llama.encode,
-        prompt=DOCSTRING_PROMPT,
+        prompt="{context}\n\nSummary:",
         max_length=512,
         merge="context",
     )

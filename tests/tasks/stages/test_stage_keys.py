@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from support.stage_keys.texts import text_calls
 from support.stage_keys.training import training_calls
 from support.stage_keys.variations import StageCall, key_of, keys_of_variations
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.task_sets.spec import TASKS
 
 NAMES = (
     "corpus of docstrings", "corpus of files", "corpus that a model wrote", "generate", "task",
@@ -62,6 +65,12 @@ def calls_of(inputs: Inputs) -> dict[str, StageCall]:
 @pytest.fixture(autouse=True)
 def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+
+
+@pytest.fixture(autouse=True)
+def another_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{DEFAULT_TASK}-another"  # what the variations of a name make of it
+    monkeypatch.setitem(TASKS._found, name, replace(TASKS.find(DEFAULT_TASK), name=name))
 
 
 @pytest.mark.parametrize("name", NAMES)

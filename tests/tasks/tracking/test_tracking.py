@@ -14,9 +14,8 @@ from tasks.tracking.spool import SPOOL
 from tasks.tracking.tracker import PREFECT_TAG, Tracker
 from tasks.tracking.tracking_values import RunInput, flatten, redact
 from umim_core.checkpoint.own_checkpoints import artifact_root
-from umim_core.config.recipe import Cell
+from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError, TrackingError
-from umim_core.task_sets.spec import DEFAULT_TASK
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.adaptation.choices import DOCSTRING_PROMPT, encode_questions, read_questions
+from umim_core.adaptation.choices import encode_questions, read_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint, read_config
@@ -137,7 +137,14 @@ def test_preferences_are_measured_with_the_positions_given(
     path.write_text(json.dumps(question) + "\n", encoding="utf-8")
     config = PreferenceConfig(max_steps=1, beta=5.0).model_dump()
     job = replace(
-        job, objective="preference", train=str(path), valid=str(path), config=config, max_tokens=64
+        job,
+        objective="preference",
+        train=str(path),
+        valid=str(path),
+        config=config,
+        max_tokens=64,
+        prompt="{context}?",
+        delimiter=" = ",
     )
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     found, expected = [], []
@@ -145,7 +152,11 @@ def test_preferences_are_measured_with_the_positions_given(
         model = replace(start_model(job, backbone, matcher), unit_positions=policy)
         objective = make_objective(job, model)
         questions = encode_questions(
-            read_questions(path), backbone.encode, prompt=DOCSTRING_PROMPT, max_length=64
+            read_questions(path),
+            backbone.encode,
+            prompt="{context}?",
+            delimiter=" = ",
+            max_length=64,
         )
         with torch.no_grad():
             before = ending_scores(questions, model)

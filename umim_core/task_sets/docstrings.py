@@ -1,4 +1,4 @@
-"""Build the embedded multiple-choice task: which summary line belongs to this docstring?
+"""The embedded multiple-choice task: which summary line belongs to this docstring?
 
     Return a view of the array ...      <- summary line: the right choice
                                            (three more come from other docstrings of the split)
@@ -15,16 +15,23 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.embedded.docstring_corpus import (
+    TRAINING_PACKAGES,
+    build_corpus,
+    installed_versions,
+)
 from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.task_sets.spec import TASKS, TaskSet, TaskSplit
 
-TaskSplit = Literal["train", "valid", "test"]
 DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
 MIN_SUMMARY_CHARS: Final = 15
 MAX_SUMMARY_CHARS: Final = 160
@@ -204,3 +211,27 @@ def _overlap(left: frozenset[str], right: frozenset[str]) -> float:
 
 def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def write_docstring_questions(
+    out: Path, sizes: Mapping[TaskSplit, int] | None = None, corpus: Path | None = None
+) -> None:
+    """Write the questions of a docstring corpus, or of one made from the installed packages."""
+    folder = corpus or out / "corpus"
+    if corpus is None:
+        build_corpus(folder, out_of_domain=())
+    build_task(folder, out, DEFAULT_SIZES if sizes is None else sizes)
+    if corpus is None:
+        shutil.rmtree(folder)  # 40 MB that only the questions were made from
+
+
+TASKS.add(DEFAULT_TASK)(
+    TaskSet(
+        name=DEFAULT_TASK,
+        write=write_docstring_questions,
+        chance=1 / _CHOICES,
+        prompt="{context}\n\nSummary:",
+        corpus="docstrings",
+        sources=lambda: installed_versions(TRAINING_PACKAGES),
+    )
+)

@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.embedded.docstring_task import (
-    MAX_CONTEXT_CHARS,
-    TaskReport,
-    TaskSplit,
-    build_task,
-)
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.task_sets.docstrings import MAX_CONTEXT_CHARS, TaskReport, build_task
+from umim_core.task_sets.spec import SPLITS, TaskSplit
 
-SPLITS: tuple[TaskSplit, ...] = ("train", "valid", "test")
 VOCABULARY = [a + b + c for a in "bdfgk" for b in "aeiou" for c in "lmnprst"]
 
 

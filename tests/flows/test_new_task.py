@@ -1,0 +1,90 @@
+"""A task that is one file: from its questions to rows of the comparison."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.tiny_pipeline import Walk, walk
+from tasks.report.compare import comparison_rows
+from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison_table import comparison
+from tasks.run.recipes import find_recipe
+from umim_core import task_sets
+from umim_core.backbone.backbone import load_tokenizer
+from umim_core.config.recipe import DEFAULT_TASK, Recipe
+from umim_core.errors import ConfigError
+from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.spec import TASKS
+from umim_core.text.token_ids import encode
+
+FILES = Path(__file__).parents[1] / "support" / "new_files"
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
+    """A run that adapts to a new task and scores the embedded one, too.
+
+    It works on a copy of the artifacts of a whole run, so that only what is new is built.
+    """
+    raw = tiny_run.recipe.model_dump(mode="json") | {"tasks": ["rhymes", DEFAULT_TASK]}
+    root = shutil.copytree(tiny_run.root, tmp_path_factory.mktemp("tasks") / "root")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_sets, "__path__", [*task_sets.__path__, str(FILES)])
+        yield walk(root, Recipe.model_validate(raw))
+    del sys.modules["umim_core.task_sets.rhymes"], TASKS._found["rhymes"]
+
+
+@pytest.fixture(scope="module")
+def rows(run: Walk) -> dict[str, ComparisonRow]:
+    return {row.setting: row for row in comparison_rows(*run.results, run.recipe.seed)}
+
+
+def test_a_file_is_all_that_a_new_task_needs(rows: dict[str, ComparisonRow]) -> None:
+    wt = rows["WT"]
+    assert wt.tasks == ("rhymes", DEFAULT_TASK)
+    for setting in ("base", *rows):
+        for metric in ("acc", "acc_tok"):
+            assert 0 <= wt.score(setting, "rhymes", metric) <= 1
+    assert wt.score("WT", "rhymes", "token_reduction") > 0
+    assert {"rhymes_acc_umim", "rhymes_acc_tok_base", "accuracy_umim"} <= set(wt.measured())
+    assert {"rhymes acc. WT", "rhymes acc. adapted"} <= set(comparison([wt]).headings)
+
+
+def test_other_tasks_are_scored_before_adaptation_only(rows: dict[str, ComparisonRow]) -> None:
+    assert set(rows["WT"].settings_scored(DEFAULT_TASK)) == {"base", "WT"}
+    assert rows["Task-Adapted"].score("Task-Adapted", DEFAULT_TASK) is None
+
+
+def test_what_does_not_depend_on_the_new_task_is_found(run: Walk) -> None:
+    adapted = ["task-rules", "with-rules", "sft", "dpo"]
+    made = run.executed()
+    assert [name for name in made if name in ("task", *adapted)] == ["task", *adapted]
+    assert made.count("task-score") == 5  # four settings and the base model, on the new task
+    assert not {"distill", "count", "filter", "benchmark"} & set(made)
+
+
+def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> None:
+    (task,) = (c.artifact for c in run.calls if c.name == "task" and c.artifact.executed)
+    (rules,) = (call.artifact for call in run.calls if call.name == "task-rules")
+    tokenizer = load_tokenizer(run.recipe.cells[0].backbone)
+    found = RuleSet.load(rules.path / "rules")
+    answer = encode(tokenizer, "Answer: the")[-2:]  # a pair across the end of the prompt
+    assert tuple(answer) in {tuple(row) for row in found.ids_by_order[2].tolist()}
+    (sft,) = (call.artifact for call in run.calls if call.name == "sft")
+    config = sft.manifest()["config"]
+    assert (config["task"], config["form"]["merged"]) == ("rhymes", "sequence")
+    assert task.manifest()["inputs"] == {"words": "1"}
+
+
+def test_a_recipe_names_tasks_that_exist(tmp_path: Path, tiny_run: Walk) -> None:
+    raw = tiny_run.recipe.model_dump(mode="json")
+    assert "tasks" not in raw  # as in dumps from before there was a choice
+    (tmp_path / "own.yaml").write_text(json.dumps(raw | {"tasks": ["umim_docstring"]}), "utf-8")
+    with pytest.raises(ConfigError, match=r"Did you mean 'umim_docstrings'"):
+        find_recipe(str(tmp_path / "own.yaml"))

@@ -1,0 +1,116 @@
+"""Tasks as data: what lm-eval and training see of them, and where questions come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.tasks import TaskManager
+
+from umim_core.adaptation.choices import encode_pair, read_questions, task_sequences
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.evaluation import tasks
+from umim_core.evaluation.tasks.spec_task import lm_eval_config, load_splits
+from umim_core.task_sets.spec import TASKS, TaskSet
+
+DOCSTRINGS = TASKS.find(DEFAULT_TASK)
+
+
+def write(folder: Path, splits: tuple[str, ...] = ("train", "valid", "test")) -> Path:
+    for split in splits:
+        row = {"id": "1", "context": f"body {split}", "choices": ["a", "b"], "gold": 1}
+        (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    return folder
+
+
+def test_the_folder_may_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_TASK_DATA", str(write(tmp_path)))
+    splits = load_splits(DOCSTRINGS, version=1.0, checkpoint="ignored")
+    assert splits["test"][0] == {"context": "body test", "choices": ["a", "b"], "gold": 1}
+    assert splits["train"][0]["context"] == "body train"
+
+
+def test_an_argument_wins_over_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_TASK_DATA", str(tmp_path / "nothing"))
+    assert len(load_splits(DOCSTRINGS, str(write(tmp_path)))["valid"]) == 1
+
+
+def test_a_missing_folder_or_split_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="UMIM_TASK_DATA must name a folder"):
+        load_splits(DOCSTRINGS, str(tmp_path / "nothing"))
+    with pytest.raises(CorpusError, match=r"test\.jsonl must be readable"):
+        load_splits(DOCSTRINGS, str(write(tmp_path, ("train", "valid"))))
+
+
+def test_lm_evals_own_command_finds_the_task_of_the_specification(tmp_path: Path) -> None:
+    (folder,) = tasks.__path__
+    options = {"task_data": str(write(tmp_path))}
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+    loaded = [manager.load([spec])["tasks"] for spec in (DEFAULT_TASK, lm_eval_config(DOCSTRINGS))]
+    for found in loaded:
+        task = found[DEFAULT_TASK]
+        task.set_config("num_fewshot", 0)
+        task.build_all_requests()
+        asked = [request.args for request in task.instances]
+        assert asked == [("body test\n\nSummary:", " a"), ("body test\n\nSummary:", " b")]
+        assert task.doc_to_target(task.test_docs()[0]) == 1
+        assert set(task.aggregation()) == {"acc", "acc_norm"}
+        assert task.VERSION == 1.0
+
+
+@pytest.mark.parametrize("delimiter", [" ", "\n"])
+def test_lm_eval_and_training_see_one_text(tmp_path: Path, delimiter: str) -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    made = replace(DOCSTRINGS, prompt="Q: {context}\nA:", delimiter=delimiter)
+    data = write(tmp_path)
+    manager = TaskManager(include_defaults=False, metadata={"task_data": str(data)})
+    task = manager.load([lm_eval_config(made)])["tasks"][DEFAULT_TASK]
+    task.set_config("num_fewshot", 0)
+    task.build_all_requests()
+    gold = task.instances[1].args
+    (sequence,) = task_sequences(
+        read_questions(data / "test.jsonl"), encode, prompt=made.prompt, delimiter=delimiter
+    )
+    context, ending = encode_pair(encode, *gold)
+    assert sequence.ids.tolist() == [*context, *ending]
+
+
+def test_questions_of_a_task_are_written_once_per_content_of_its_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    written: list[Path] = []
+
+    def put(out: Path, *_: object) -> None:
+        written.append(write(out))
+
+    version = [["words", "1"]]
+    own = TaskSet(name="own", write=put, chance=0.5, sources=lambda: version)
+    assert own.built() == own.built()
+    version[0][1] = "2"
+    assert load_splits(own)["test"][0]["gold"] == 1
+    assert len(written) == 2
+
+
+def test_an_unknown_task_is_answered_with_all_names() -> None:
+    with pytest.raises(ConfigError, match=r"one of umim_docstrings; got umim_doctrings.*mean"):
+        TASKS.find("umim_doctrings")
+
+
+def test_every_task_but_the_embedded_one_is_in_the_keys_of_its_stages() -> None:
+    assert DOCSTRINGS.key() == {}  # its stages were named before there were others
+    other = replace(DOCSTRINGS, name="other")
+    assert other.key() != replace(other, prompt="{context}").key()
+    assert other.key()["task"] == "other"
