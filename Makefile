@@ -13,7 +13,8 @@ INSTALLED := $(VENV)/.umim-installed
 LOCKS := requirements/torch.txt requirements/build.txt requirements/lock.txt
 LOCK_VENV := .venv-lock
 PYTEST_ARGS ?=
-# Files of tests are spread over two processes; each has its own services. 0 runs all in one.
+# Files of tests are spread over two processes, those that share a service in groups
+# (tests/support/shared_services.py). 0 runs all in one.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 

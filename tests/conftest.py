@@ -14,14 +14,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
+from support.tiny_models import SIZES, random_model, tiny_config
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -34,41 +31,16 @@ from umim_core.store.machine_lock import VARIABLE
 if TYPE_CHECKING:
     from support.tiny_pipeline import Walk
 
-pytest_plugins = ["support.time_limits"]
+pytest_plugins = ["support.time_limits", "support.shared_services"]
 # A test on a busy machine is slow, not wrong.
 settings.register_profile("umim", deadline=None)
 settings.load_profile("umim")
-VOCAB_SIZE = 32
-TINY: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=0,
-    ),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB_SIZE,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=0,
-    ),
-}
+VOCAB_SIZE = SIZES["vocab_size"]
+FAMILIES = ("gpt2", "llama")
 
 
 def _model(name: str, seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(TINY[name]())
+    return random_model(tiny_config(name, eos_token_id=0), seed)
 
 
 def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
@@ -117,7 +89,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return _tokenizer(["<eos>", *(f"w{i}" for i in range(1, VOCAB_SIZE))])
 
 
-@pytest.fixture(scope="session", params=sorted(TINY))
+@pytest.fixture(scope="session", params=FAMILIES)
 def tiny_backbone(
     request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Backbone:

@@ -7,17 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
 
+from support.tiny_models import random_backbone
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
@@ -29,33 +23,7 @@ RULES = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 
 
 def tiny(kind: str) -> Backbone:
-    torch.manual_seed(0)
-    model: PreTrainedModel
-    if kind == "llama":
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=VOCAB,
-                hidden_size=SIZE,
-                intermediate_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=64,
-            )
-        )
-    else:
-        model = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=VOCAB,
-                n_embd=SIZE,
-                n_layer=2,
-                n_head=4,
-                n_positions=64,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
-    return wrap_backbone(model.double(), None)
+    return random_backbone(kind, torch.float64, vocab_size=VOCAB, initializer_range=0.02)
 
 
 def fresh_module(seed: int) -> MergeModule:

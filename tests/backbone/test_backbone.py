@@ -12,73 +12,35 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     BertConfig,
     BertModel,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
 )
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.fingerprint import special_ids
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation.harness import UmimLM
 
-SMALL = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-PLAIN = {k: v for k, v in SMALL.items() if k != "num_key_value_heads"}
-SUPPORTED: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama-tied": lambda: LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "mistral": lambda: MistralConfig(**SMALL),
-    "qwen2": lambda: Qwen2Config(**SMALL),
-    "qwen3": lambda: Qwen3Config(**SMALL, head_dim=4),
-    "gpt-neox": lambda: GPTNeoXConfig(**PLAIN),
-    "phi-head-bias": lambda: PhiConfig(**PLAIN),
-    "opt": lambda: OPTConfig(
-        vocab_size=32,
-        hidden_size=16,
-        word_embed_proj_dim=16,
-        ffn_dim=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    ),
-    "gpt-neo": lambda: GPTNeoConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        max_position_embeddings=64,
-    ),
-}
+TIED = {"tie_word_embeddings": True}
+SUPPORTED: dict[str, dict[str, object]] = {
+    "llama-tied": TIED, "mistral": {}, "qwen2": {}, "qwen3": {}, "gpt-neox": {}, "phi": {},
+    "opt": TIED, "gpt-neo": TIED,
+}  # fmt: skip
 
 
-def build(config: PreTrainedConfig) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
+def supported(name: str) -> PreTrainedConfig:
+    return tiny_config(name.removesuffix("-tied"), **SUPPORTED[name])
+
+
+def shaken(name: str) -> PreTrainedModel:
+    """A model whose every parameter is random, biases too."""
+    model, generator = random_model(supported(name)), torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=generator)
     return model
 
 
@@ -95,7 +57,7 @@ def check_parts(backbone: Backbone) -> None:
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_three_parts_give_the_logits_of_every_supported_architecture(name: str) -> None:
-    check_parts(wrap_backbone(build(SUPPORTED[name]()), None))
+    check_parts(wrap_backbone(shaken(name), None))
 
 
 def test_three_parts_give_the_logits_of_the_tiny_backbones(tiny_backbone: Backbone) -> None:
@@ -254,7 +216,7 @@ def test_code_beside_a_known_architecture_is_refused(saved: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-tied", "gpt-neox", "opt"])
 def test_positions_that_jump_are_still_one_sequence(name: str) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(SUPPORTED[name]()).double()
+    model = random_model(supported(name)).double()
     backbone = wrap_backbone(model, None)
     embeddings = backbone.embed(torch.tensor([[3, 7, 5, 9, 4]]))
     hidden_columns = torch.tensor([1, 3])

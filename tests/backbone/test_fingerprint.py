@@ -10,30 +10,15 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.model_identity import model_fingerprint, model_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer
-
-SMALL = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -65,7 +50,7 @@ def test_one_changed_weight_changes_the_fingerprint(
 
 def test_two_architectures_differ_in_their_fingerprint() -> None:
     llama, mistral = (
-        AutoModelForCausalLM.from_config(config(**SMALL)) for config in (LlamaConfig, MistralConfig)
+        random_model(tiny_config(family, sliding_window=None)) for family in ("llama", "mistral")
     )
     assert set(llama.state_dict()) == set(mistral.state_dict())
     mistral.load_state_dict(llama.state_dict())
@@ -73,7 +58,7 @@ def test_two_architectures_differ_in_their_fingerprint() -> None:
 
 
 def test_a_field_counts_where_the_code_that_may_read_it_is_not_known() -> None:
-    config = LlamaConfig(**SMALL, my_note="hello")
+    config = tiny_config(my_note="hello")
     known = LlamaForCausalLM(config)
     unknown = type("Mine", (LlamaForCausalLM,), {"__module__": "builtins"})(config)
     assert "my_note" in model_identity(known).neutral

@@ -9,12 +9,12 @@ from transformers import (
     DynamicCache,
     GPTNeoConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     MambaConfig,
     MistralConfig,
     Qwen2Config,
 )
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.attention_masks import attention_window, check_attention_window, step_mask
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import GenerationError
@@ -149,17 +149,7 @@ def test_rows_of_one_length_need_no_mask() -> None:
 
 
 def test_chunked_ragged_forwards_equal_transformers_own_cache() -> None:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=13,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    ).eval()
+    model = random_model(tiny_config(vocab_size=13)).eval()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
     cache = RowCache(2, 2, max_length=6)
 

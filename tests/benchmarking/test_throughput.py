@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.benchmarking.measured_speed import ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
@@ -30,28 +30,7 @@ NATURAL = Matcher(RuleSet.from_spans([(1, 2), (4, 5, 6)]))  # the ids repeat 1 .
 
 
 def tiny(kind: str = "llama") -> Backbone:
-    torch.manual_seed(0)
-    if kind == "llama":
-        config = LlamaConfig(
-            vocab_size=32,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=128,
-        )
-        return wrap_backbone(LlamaForCausalLM(config), None)
-    config = GPT2Config(
-        vocab_size=32,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        n_positions=128,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return wrap_backbone(GPT2LMHeadModel(config), None)
+    return random_backbone(kind, max_position_embeddings=128)
 
 
 def measure(roofline: Roofline | None = UNBOUNDED, **protocol: object) -> list[ThroughputRow]:

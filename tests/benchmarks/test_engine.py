@@ -6,7 +6,6 @@ import copy
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig
 
 from benchmarks.common import Report, facts
 from benchmarks.engine import equal, gates, measure
@@ -21,6 +20,7 @@ from benchmarks.engine_sides import (
     random_subject,
 )
 from docs.make.benchmark_pages import benchmark_page
+from support.tiny_models import tiny_config
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.benchmark import BenchmarkConfig
 
@@ -31,15 +31,7 @@ PROTOCOL = BenchmarkConfig(
 
 @pytest.fixture(scope="module")
 def tiny() -> Subject:
-    config = LlamaConfig(
-        vocab_size=500,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-    )
+    config = tiny_config(vocab_size=500, max_position_embeddings=1024, initializer_range=0.02)
     return random_subject(config, 1100, dtype="float32", device="cpu", mined=40_000)
 
 
@@ -72,7 +64,7 @@ def test_an_empty_rule_set_changes_no_bit_of_the_logits(tiny: Subject) -> None:
 
 
 def test_random_text_holds_rules_as_text_does(tiny: Subject) -> None:
-    starts, _ = tiny.matcher.segment(tiny.ids)
+    starts, _ = tiny.compressed.matcher.segment(tiny.ids)
     assert 0.15 < 1 - len(starts) / len(tiny.ids) < 0.6
 
 

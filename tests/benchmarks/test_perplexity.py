@@ -5,27 +5,19 @@ from __future__ import annotations
 import copy
 
 import pytest
-from transformers import LlamaConfig
 
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import random_subject
 from benchmarks.perplexity import equal, gates, measure, rule_sets
 from docs.make.benchmark_pages import benchmark_page
+from support.tiny_models import tiny_config
 
 LENGTH, ROWS = 48, 2
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
-    config = LlamaConfig(
-        vocab_size=500,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
+    config = tiny_config(vocab_size=500, initializer_range=0.02)
     text = ROWS * LENGTH
     given = random_subject(config, text + 20_000, dtype="float32", device="cpu", mined=20_000)
     rules = rule_sets(given, given.ids[text:])

@@ -6,26 +6,13 @@ make all logits and leaves the gradient to autograd.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PhiConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
 from umim_core.merging.compressed import Compressed
@@ -34,31 +21,8 @@ from umim_core.merging.packing import Segmentation
 
 Rows = list[NDArray[np.int64]]
 VOCAB, HIDDEN, POSITIONS = 23, 16, 32
-PLAIN = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": POSITIONS,
-}
-GROUPED = {**PLAIN, "num_key_value_heads": 2}
-FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**GROUPED),
-    "mistral": lambda: MistralConfig(**GROUPED, sliding_window=POSITIONS),
-    "qwen2": lambda: Qwen2Config(**GROUPED),
-    "qwen3": lambda: Qwen3Config(**GROUPED, head_dim=4),
-    "phi": lambda: PhiConfig(**PLAIN),  # its head has a bias
-    "gpt-neox": lambda: GPTNeoXConfig(**PLAIN),
-    "gpt2": lambda: GPT2Config(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=POSITIONS),
-    "gpt-neo": lambda: GPTNeoConfig(
-        hidden_size=HIDDEN,
-        num_layers=2,
-        num_heads=4,
-        attention_types=[[["global", "local"], 1]],
-        window_size=POSITIONS,
-        max_position_embeddings=POSITIONS,
-    ),
-}
+# phi's head has a bias.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi", "gpt-neox", "gpt2", "gpt-neo")
 # transformers computes GPT-Neo's attention scores in single precision whatever the model.
 TOLERANCE = {family: 1e-6 if family == "gpt-neo" else 1e-9 for family in FAMILIES}
 # The quick tests have each family once, tied and untied by turns.
@@ -77,11 +41,10 @@ UNITS = [[2, 1, 1], [1, 1, 3], [1, 2, 3, 4, 1, 1, 1], [4], [2, 2, 2], [1, 1, 1, 
 
 
 def build(family: str, *, tied: bool) -> Backbone:
-    config = FAMILIES[family]()
-    config.vocab_size, config.initializer_range, config.tie_word_embeddings = VOCAB, 0.2, tied
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).double()
+    config = tiny_config(
+        family, vocab_size=VOCAB, max_position_embeddings=32, tie_word_embeddings=tied
+    )
+    model = random_model(config).double()
     head = model.get_output_embeddings()
     assert (head.weight is model.get_input_embeddings().weight) is tied
     if head.bias is not None:

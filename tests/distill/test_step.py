@@ -6,23 +6,14 @@ transformers make all logits, and leaves the gradient to autograd.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
 
 from support.merge_modules import FORMS
+from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.distill.step import DistillModel
 from umim_core.merging.compressed import Compressed
@@ -31,42 +22,20 @@ from umim_core.merging.packing import Segmentation
 
 Rows = list[NDArray[np.int64]]
 VOCAB, HIDDEN = 19, 16
-LLAMA_LIKE = {
-    "hidden_size": HIDDEN,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
-    "qwen2-tied": lambda: Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=True),
-    "gpt2": lambda: GPT2Config(n_embd=HIDDEN, n_layer=2, n_head=4, n_positions=32),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=32,
-    ),
-}
+FAMILIES = ("gpt-neox", "gpt2", "llama", "qwen2-tied")
 # Unit lengths per row: merges early, late, everywhere, nowhere; rows of 1 to 12 tokens.
 UNITS = [[1, 2, 1, 4, 1], [1, 1, 1, 1, 3], [2, 2, 3, 4, 1], [1, 1, 1], [1], [2]]
 
 
-@pytest.fixture(params=sorted(CONFIGS))
+@pytest.fixture(params=FAMILIES)
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     return build(request.param)
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> Backbone:
-    config = CONFIGS[name]()
-    config.vocab_size = VOCAB
-    config.initializer_range = 0.2
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    torch.manual_seed(0)
-    return wrap_backbone(AutoModelForCausalLM.from_config(config).to(dtype), None)
+    tied = {"tie_word_embeddings": True} if name.endswith("-tied") else {}
+    family = name.removesuffix("-tied")
+    return random_backbone(family, dtype, vocab_size=VOCAB, max_position_embeddings=32, **tied)
 
 
 def model_for(backbone: Backbone, form: str = "paper") -> DistillModel:

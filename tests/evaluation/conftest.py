@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.compressed import Compressed
@@ -40,20 +41,9 @@ def byte_tokenizer(alphabet: Sequence[str] | None = None) -> PreTrainedTokenizer
 def save_backbone(directory: Path, seed: int = 0) -> Path:
     """Save a tiny Llama with the tokenizer."""
     fast = byte_tokenizer()
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(fast),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=MAX_LENGTH,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
+    sizes = {"vocab_size": len(fast), "max_position_embeddings": MAX_LENGTH}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = random_model(tiny_config(initializer_range=0.02, **sizes, **ends), seed)
     with torch.no_grad():  # small random weights would make every token about equally likely
         for parameter in model.parameters():
             parameter.mul_(4.0)

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, MistralConfig
 
+from support.tiny_models import random_backbone
 from tests.support.merge_modules import module_of
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
@@ -79,16 +79,7 @@ def test_a_text_beyond_the_positions_is_refused(tiny_backbone: Backbone) -> None
 
 
 def test_a_text_beyond_the_attention_window_is_refused() -> None:
-    config = MistralConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        sliding_window=6,
-    )
-    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
+    backbone = random_backbone("mistral", sliding_window=6)
     with pytest.raises(GenerationError, match=r"attention window \(6\); got 7 units"):
         attention_maps(IDS, Compressed(backbone, module_of("paper"), RULES, "compact"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from umim_core.backbone.backbone import wrap_backbone
+from support.tiny_models import random_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scoring import Request, Scorer, Tally
 from umim_core.merging.compressed import Compressed
@@ -19,19 +18,11 @@ LIMIT = 12
 
 
 def scorer(scope: str) -> Scorer:
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=20, n_embd=8, n_layer=2, n_head=2, n_positions=LIMIT,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
+    backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
-    return Scorer(
-        Compressed(
-            wrap_backbone(GPT2LMHeadModel(config), None), MergeModule(8), matcher, "compact"
-        ),
-        scope,
-        LIMIT,
-    )
+    module = MergeModule(8)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    return Scorer(Compressed(backbone, module, matcher, "compact"), scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:

@@ -69,7 +69,7 @@ def only_result(folder: Path) -> dict:
 @pytest.mark.skipif(not has_asset("checkpoint"), reason="the embedded checkpoint is not built")
 def test_the_literal_command(tmp_path: Path) -> None:
     out = ["--output_path", str(tmp_path / "out")]
-    done = lm_eval(tmp_path, "--model", "umim", "--tasks", "arc_easy,piqa", "--limit", "50", *out)
+    done = lm_eval(tmp_path, "--model", "umim", "--tasks", "arc_easy,piqa", "--limit", "10", *out)
     result = only_result(tmp_path / "out")
     assert {"arc_easy", "piqa"} <= set(result["results"])
     assert result["config"]["umim"]["merge"] == "prompt"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-)
 
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity, token_log_probs
@@ -32,28 +25,12 @@ from umim_core.rules.ruleset import RuleSet
 
 Ids = NDArray[np.int64]
 VOCAB, LIMIT = 11, 32
-LLAMA_LIKE = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": LIMIT,
-}
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**LLAMA_LIKE),
-    "mistral": lambda: MistralConfig(**LLAMA_LIKE, sliding_window=LIMIT),
-    "gpt2": lambda: GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=LIMIT),
-}
+FAMILIES = ("llama", "mistral", "gpt2")
 NO_RULES = Matcher(RuleSet.from_spans([]))
 
 
 def build(name: str) -> Backbone:
-    config = CONFIGS[name]()
-    config.vocab_size, config.initializer_range = VOCAB, 0.2
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    torch.manual_seed(0)
-    return wrap_backbone(AutoModelForCausalLM.from_config(config).double(), None)
+    return random_backbone(name, torch.float64, vocab_size=VOCAB, max_position_embeddings=LIMIT)
 
 
 def module_for(backbone: Backbone) -> MergeModule:
@@ -95,7 +72,7 @@ def listing(ids: Ids, matcher: Matcher, module: MergeModule, backbone: Backbone)
     return torch.stack(scores) if scores else torch.zeros(0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_target_equals_the_listing(name: str) -> None:
     backbone = build(name)
     module, matcher, rows = module_for(backbone), random_rules(), random_rows()
@@ -148,9 +125,7 @@ def test_a_row_needs_as_many_positions_as_it_has_raw_inputs() -> None:
 
 
 def test_the_window_of_a_backbone_still_counts_columns() -> None:
-    config = MistralConfig(**LLAMA_LIKE | {"max_position_embeddings": 64}, sliding_window=LIMIT)
-    config.vocab_size = VOCAB
-    backbone = wrap_backbone(AutoModelForCausalLM.from_config(config), None)
+    backbone = random_backbone("mistral", vocab_size=VOCAB, sliding_window=LIMIT)
     module, matcher = module_for(backbone), Matcher(RuleSet.from_spans([(1, 1, 1, 1)]))
     row = [np.ones(LIMIT + 2, dtype=np.int64)]
     with pytest.raises(GenerationError, match="window"):

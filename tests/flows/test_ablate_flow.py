@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow import MlflowClient
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.ablate import ablate
+from support.shared_services import PrefectServer
 from tasks.report.ablation_data import AblationData
 from tasks.report.comparison import COMPARISON_PARAMS
 
@@ -38,17 +38,16 @@ RECIPE = {
 
 @pytest.mark.full
 def test_cells_are_compared_and_a_second_run_finds_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, using_prefect: PrefectServer
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-    with prefect_test_harness(server_startup_timeout=180):
-        told = ablate(str(recipe))
-        stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("root/*/*/manifest.json")}
-        assert ablate(str(recipe)) == told
+    told = ablate(str(recipe))
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("root/*/*/manifest.json")}
+    assert ablate(str(recipe)) == told
     assert stamps == {p: p.stat().st_mtime_ns for p in tmp_path.glob("root/*/*/manifest.json")}
     files = {Path(line).name: Path(line) for line in told.splitlines() if line.startswith("/")}
     ends = ("-kl.png", "-kl.svg", "-top1.png", "-top1.svg", ".json", ".md")

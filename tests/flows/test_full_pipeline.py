@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import prefect
 import pytest
 import yaml
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.full_pipeline import full_pipeline
+from support.shared_services import PrefectServer
 from support.traces import CANARIES, Descendants, traces
 from tasks.cluster.sockets import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
@@ -77,8 +77,8 @@ pytestmark = pytest.mark.timeout(900)  # a whole run is in the fixture
 class Run:
     """One finished pipeline, and where it left things."""
 
-    def __init__(self, base: Path, environment: pytest.MonkeyPatch) -> None:
-        self.root = base / "root"
+    def __init__(self, base: Path, environment: pytest.MonkeyPatch, prefect: Path) -> None:
+        self.root, self.prefect = base / "root", prefect
         self.uri = f"sqlite:///{base / 'mlflow.db'}"
         environment.setenv("UMIM_ROOT", str(self.root))
         environment.setenv("MLFLOW_TRACKING_URI", self.uri)
@@ -86,7 +86,6 @@ class Run:
             environment.setenv(name, secret)
         self.recipe = base / "tiny.yaml"
         self.recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-        self.prefect = Path()  # the database of the flow run
         self.started = Descendants("RAY_AUTH_TOKEN")
 
     def launch(self) -> Path:
@@ -111,14 +110,12 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Path]]:
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        prefect_test_harness(server_startup_timeout=180),
-    ):
-        database = prefect.settings.PREFECT_SERVER_DATABASE_CONNECTION_URL.value()
-        run = Run(tmp_path_factory.mktemp("pipeline"), environment)
-        run.prefect = Path(str(database).removeprefix("sqlite+aiosqlite:///"))
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, using_prefect: PrefectServer, empty_store: Path
+) -> Iterator[tuple[Run, Path]]:
+    with pytest.MonkeyPatch.context() as environment:
+        run = Run(tmp_path_factory.mktemp("pipeline"), environment, using_prefect.database)
+        shutil.copy(empty_store, run.uri.removeprefix("sqlite:///"))
         yield run, run.launch()
 
 

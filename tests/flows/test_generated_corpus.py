@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.mine import mine
 from flows.parts import plan
+from support.shared_services import PrefectServer
 from tasks.plan.recipe_cost import predict_recipe
 from tasks.run.checks import check_positions
 from umim_core import RuleSet
@@ -69,11 +69,8 @@ def test_an_unknown_model_is_refused_before_anything_runs(tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        prefect_test_harness(server_startup_timeout=180),
-    ):
+def place(tmp_path: Path, using_prefect: PrefectServer) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("UMIM_ROOT", str(tmp_path / "root"))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
         yield tmp_path

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.mine import mine
+from support.shared_services import PrefectServer
 from umim_core import RuleSet
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ArtifactError
@@ -21,7 +22,12 @@ TEXT = "Return a new array. Return a new view of the array. Return the sum of th
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(
+    tmp_path_factory: pytest.TempPathFactory,
+    using_prefect: PrefectServer,
+    two_cores: None,
+    empty_store: Path,
+) -> Iterator[Path]:
     base = tmp_path_factory.mktemp("mine")
     for split in ("train", "valid", "test"):
         (base / f"{split}.txt").write_text(TEXT, encoding="utf-8")
@@ -39,12 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "task": None,
     }
     (base / "files.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        prefect_test_harness(server_startup_timeout=180),
-    ):
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("UMIM_ROOT", str(base / "root"))
-        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")
+        store = shutil.copy(empty_store, base / "mlflow.db")
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
         yield base
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from prefect.testing.utilities import prefect_test_harness
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -23,6 +22,7 @@ from transformers import (
 
 from flows.ablate import ablate
 from flows.backbone import backbone
+from support.shared_services import PrefectServer
 from support.tiny_language_models import LENGTH, SHAPES
 from tasks.run.recipes import find_recipe, recipe_names
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -123,12 +123,9 @@ def shrunk(recipe: Recipe, base: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory, using_prefect: PrefectServer) -> Iterator[Path]:
     base = tmp_path_factory.mktemp("standins")
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        prefect_test_harness(server_startup_timeout=180),
-    ):
+    with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{base / 'mlflow.db'}")
         yield base
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
@@ -40,17 +39,9 @@ class LastToken:
 
 @pytest.fixture(scope="module")
 def chain() -> Backbone:
-    config = LlamaConfig(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=4,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        bos_token_id=None,
-        eos_token_id=None,
+    model = random_model(
+        tiny_config(vocab_size=16, num_hidden_layers=1, max_position_embeddings=32)
     )
-    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:

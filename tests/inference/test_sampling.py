@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from umim_core.backbone.backbone import wrap_backbone
+from support.tiny_models import random_backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import check_generation_config
@@ -76,18 +76,7 @@ def test_a_repetition_penalty_sees_each_rows_own_raw_ids() -> None:
 
 
 def test_a_repetition_penalty_gives_what_transformers_gives() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=13,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    backbone = wrap_backbone(LlamaForCausalLM(config), None)
+    backbone = random_backbone(vocab_size=13, initializer_range=0.3)
     prompt = [1, 2, 3, 4]
     theirs = backbone.model.generate(
         torch.tensor([prompt]),

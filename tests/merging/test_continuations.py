@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-from umim_core.backbone.backbone import Backbone, wrap_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
@@ -19,16 +19,7 @@ from umim_core.rules.ruleset import RuleSet
 
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return wrap_backbone(LlamaForCausalLM(config).double(), None)
+    return random_backbone("llama", torch.float64, vocab_size=23)
 
 
 def ids(*values: int) -> np.ndarray:
@@ -108,11 +99,7 @@ def test_continuations_go_on_from_the_last_position_of_their_context(
 
 
 def test_preserved_positions_fill_the_backbone_sooner() -> None:
-    config = LlamaConfig(
-        vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=4, max_position_embeddings=6,
-    )  # fmt: skip
-    small = wrap_backbone(LlamaForCausalLM(config), None)
+    small = random_backbone(vocab_size=23, max_position_embeddings=6)
     module, matcher = MergeModule(16), Matcher(RuleSet.from_spans([(2, 3, 4)]))
     context, endings = ids(1, 2, 3, 4, 5), [ids(6, 7, 8)]
     assert score_continuations([context], [endings], Compressed(small, module, matcher, "compact"))

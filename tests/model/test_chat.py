@@ -6,15 +6,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerFast,
 )
 
+from support.tiny_models import random_backbone
 from umim_core import UMIM
-from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import GenerationError
 from umim_core.merging.compressed import Compressed
@@ -187,16 +185,13 @@ def sentencepiece_like() -> PreTrainedTokenizerFast:
 def test_a_chat_goes_on_where_a_tokenizer_adds_spaces_beside_special_tokens(reply: str) -> None:
     tokenizer = sentencepiece_like()
     tokenizer.chat_template = TEMPLATES["mistral"].replace(END, "</s>")
-    config = LlamaConfig(
+    backbone = random_backbone(
+        tokenizer=tokenizer,
         vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
+        max_position_embeddings=2048,
         bos_token_id=1,
         eos_token_id=2,
     )
-    backbone = wrap_backbone(LlamaForCausalLM(config), tokenizer)
     module = MergeModule(backbone.hidden_size)
     umim = UMIM(
         backbone,

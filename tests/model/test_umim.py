@@ -10,8 +10,9 @@ import pytest
 import torch
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from support.tiny_models import random_model, tiny_config
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -45,21 +46,11 @@ def make_tokenizer(letters: str = LETTERS) -> PreTrainedTokenizerFast:
 
 
 def make_backbone(folder: Path, seed: int = 0, letters: str = LETTERS) -> str:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(letters) + 2,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=len(letters) + 1,
+    config = tiny_config(
+        vocab_size=len(letters) + 2, initializer_range=0.3, eos_token_id=len(letters) + 1
     )
     # Published in bfloat16, as real backbones are.
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    random_model(config, seed).to(torch.bfloat16).save_pretrained(folder)
     make_tokenizer(letters).save_pretrained(folder)
     return str(folder)
 

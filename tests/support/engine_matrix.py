@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GPT2Config,
-    GPTNeoConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-)
+from transformers import GenerationConfig, PreTrainedConfig
 
+from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import UnitPositions
 from umim_core.merging.module import MergeModule
@@ -30,37 +23,15 @@ VOCAB = 11
 
 def families(positions: int) -> dict[str, Callable[[], PreTrainedConfig]]:
     """Configurations of every supported family, by name, with so many positions."""
-    llama_like = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": positions,
-    }
-    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": positions}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": positions}
+    tied = {"tie_word_embeddings": True}
+    chosen: dict[str, dict[str, bool]] = {
+        "llama": {}, "llama-tied": tied, "qwen2": {}, "mistral": {}, "gpt2": {},
+        "gpt2-untied": {"tie_word_embeddings": False}, "gpt-neo": {}, "gpt-neox": {},
+    }  # fmt: skip
     return {
-        "llama": lambda: LlamaConfig(**llama_like),
-        "llama-tied": lambda: LlamaConfig(**llama_like, tie_word_embeddings=True),
-        "qwen2": lambda: Qwen2Config(**llama_like),
-        "mistral": lambda: MistralConfig(**llama_like, sliding_window=positions),
-        "gpt2": lambda: GPT2Config(**gpt2),
-        "gpt2-untied": lambda: GPT2Config(**gpt2, tie_word_embeddings=False),
-        "gpt-neo": lambda: GPTNeoConfig(
-            hidden_size=32,
-            num_layers=2,
-            num_heads=4,
-            attention_types=[[["global", "local"], 1]],
-            window_size=positions,
-            max_position_embeddings=positions,
-        ),
-        "gpt-neox": lambda: GPTNeoXConfig(
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=positions,
-        ),
+        name: partial(tiny_config, re.sub("-(un)?tied", "", name), **sizes, **own)
+        for name, own in chosen.items()
     }
 
 
@@ -72,11 +43,7 @@ def tiny_backbone(
 ) -> Backbone:
     """A random model of a configuration, without special tokens."""
     config.vocab_size = vocab
-    config.initializer_range = 0.2
-    config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    return wrap_backbone(model.to(dtype), None)
+    return wrap_backbone(random_model(config, attention=attention).to(dtype), None)
 
 
 def build(name: str, dtype: torch.dtype = torch.float64, attention: str = "sdpa") -> Backbone:

@@ -11,12 +11,11 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
+from support.tiny_models import random_model, tiny_config
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -35,21 +34,11 @@ ALPHABET = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # ASCII: any tokens are a te
 
 def model_of(own: dict[str, Any], vocabulary: int) -> PreTrainedModel:
     """A random model in double precision, sure enough of its tokens, with its own settings."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=vocabulary,
-                hidden_size=32,
-                intermediate_size=48,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                max_position_embeddings=64,
-                initializer_range=0.3,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        ).double()
+    config = tiny_config(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, initializer_range=0.3,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = random_model(config, seed=1).double()
     model.generation_config = GenerationConfig(**{"eos_token_id": 0, "bos_token_id": 0, **own})
     return model
 

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 import tasks.stages.mine
 from flows import parts
 from support.tiny_mining import InProcess, NoCluster
+from support.tiny_models import random_model, tiny_config
 from tasks.report.compare import CellResult, ShippedResult
 from tasks.run.stage import Artifact
 from tasks.stages.publish import report_stage
@@ -36,14 +34,11 @@ NOT_EQUAL = ("benchmark", "report")
 def save_backbone(folder: Path) -> Path:
     """Save a random Llama of 16 dimensions with the vocabulary of an embedded one."""
     tokenizer = load_tokenizer(VOCABULARY_OF)
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-            bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        )
+    config = tiny_config(
+        vocab_size=len(tokenizer), max_position_embeddings=512, initializer_range=0.02,
+        eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
+    model = random_model(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from support.tiny_models import random_backbone
 from tasks.training.strategies import DdpStrategy, make_strategy
-from umim_core.backbone.backbone import wrap_backbone
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss, DistillObjective
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -133,22 +133,16 @@ class Run:
 
     def objective(self) -> Watched:
         """Return fresh weights over the rows of this run."""
-        torch.manual_seed(SEED)
-        shape = LlamaConfig(
-            vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=24, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=WIDTH,
-            initializer_range=0.2, bos_token_id=None, eos_token_id=0,
-        )  # fmt: skip
-        backbone = wrap_backbone(LlamaForCausalLM(shape).to(self.dtype), None)
+        sizes = {"vocab_size": VOCAB, "max_position_embeddings": WIDTH}
+        backbone = random_backbone("llama", self.dtype, seed=SEED, eos_token_id=0, **sizes)
         if self.poisoned:
             with torch.no_grad():
                 backbone.embedding_weight[POISON] = math.inf
         module = MergeModule(HIDDEN)
         module.initialise(0.3, torch.Generator().manual_seed(SEED))
+        matcher = Matcher(RuleSet.from_spans(SPANS))
         return Watched(
-            backbone,
-            module.to(self.dtype),
-            Matcher(RuleSet.from_spans(SPANS)),
+            Compressed(backbone, module.to(self.dtype), matcher, "compact"),
             rows(merges=self.merges, poisoned=self.poisoned),
             rows(merges=(True,) * 4),
             bf16=False,

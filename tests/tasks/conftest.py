@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.tiny_generation import tiny_generated_corpus
@@ -23,14 +22,6 @@ def corpus(
     """A corpus that a tiny model generates; files about other corpora define their own."""
     folder = tmp_path_factory.mktemp("corpus")
     return tiny_generated_corpus(folder, tiny_model("llama", 0), tiny_tokenizer)
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of MLflow without anything in it; making its tables takes seconds."""
-    path = tmp_path_factory.mktemp("empty-store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
 
 
 @pytest.fixture

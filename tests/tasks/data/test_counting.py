@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-from tasks.cluster.ray_cluster import Cluster, ray_cluster
 from tasks.data.counting import count_distributed
 from tasks.data.counting_tables import Corpus
 from umim_core.mining.counting import count_ngrams
@@ -15,12 +12,6 @@ from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import MAX_TOKEN_ID
 
 EMPTY = np.zeros(0, dtype=np.int64)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with ray_cluster(cpus=2, object_store_bytes=100 << 20) as found:
-        yield found
 
 
 def ragged() -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +33,7 @@ def assert_equal(got: NgramCounts, want: NgramCounts) -> None:
 
 @pytest.mark.parametrize("block_tokens", [90, 1 << 21])
 def test_equals_the_count_in_one_process_whatever_the_blocks(
-    cluster: Cluster, block_tokens: int
+    two_cores: None, block_tokens: int
 ) -> None:
     ids, offsets = ragged()
     excluded = np.array([MAX_TOKEN_ID - 2], dtype=np.int64)
@@ -53,7 +44,7 @@ def test_equals_the_count_in_one_process_whatever_the_blocks(
 
 
 @pytest.mark.parametrize("offsets", [[0], [0, 0, 1, 2]], ids=["no-documents", "short-documents"])
-def test_a_corpus_without_ngrams_has_no_counts(cluster: Cluster, offsets: list[int]) -> None:
+def test_a_corpus_without_ngrams_has_no_counts(two_cores: None, offsets: list[int]) -> None:
     ids = np.full(offsets[-1], 7, dtype=np.int32)
     got = count_distributed(Corpus(ids, np.array(offsets, dtype=np.int64)), 1)
     assert_equal(got, NgramCounts(dict.fromkeys(ORDERS, EMPTY), dict.fromkeys(ORDERS, EMPTY), 1))

@@ -43,7 +43,7 @@ SHUFFLE = (SORT, REDUCE)  # tasks of milliseconds each: either will do
 
 
 @pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
+def lease(two_cores: None) -> Iterator[ClusterLease]:
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
         found.ensure()
         yield found

@@ -50,7 +50,7 @@ def reference(tokenizer: PreTrainedTokenizerBase) -> TokenizerRef:
 
 
 @pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
+def lease(two_cores: None) -> Iterator[ClusterLease]:
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
         yield found
 

@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_with_the_next_shard(
 
 
 @pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
+def lease(two_cores: None) -> Iterator[ClusterLease]:
     with ClusterLease(ClusterConfig(cpus=2, workers=2)) as found:
         found.ensure()
         yield found

@@ -32,7 +32,7 @@ from umim_core.text.token_ids import UniformOffsets
 
 
 @pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
+def lease(two_cores: None) -> Iterator[ClusterLease]:
     with ClusterLease(ClusterConfig(cpus=2, workers=0)) as found:
         found.ensure()
         yield found

@@ -9,13 +9,11 @@ another order, so single-precision rounding is all that may differ.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.cluster.sockets import loopback_interface
+from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
 from umim_core.backbone.backbone import load_backbone
@@ -40,7 +38,6 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 ROWS, WIDTH, SEED = 12, 24, 0
 POISON = 30  # its embedding is NaN here; no id that the probe of backbones tries
 STRATEGIES = ("ddp", "deepspeed")
@@ -54,16 +51,6 @@ CONFIG = DistillConfig(
     checkpoint_every=1,
     bf16=False,
 )
-RANK = """
-import json, sys
-import torch.distributed as dist
-from tasks.training.train_worker import run_worker
-rank, world, meeting = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=world)
-for job in json.loads(sys.argv[4]):
-    run_worker(job)
-dist.destroy_process_group()
-"""
 
 
 def token_rows() -> list[list[int]]:
@@ -125,37 +112,17 @@ def on(job: TrainJob, kind: str) -> TrainJob:
     return replace(job, train=str(Path(job.train).with_name(kind)))
 
 
-def run_ranks(jobs: list[TrainJob], world: int = 2) -> None:
-    """Run jobs one after the other in ``world`` processes."""
-    environment = os.environ | {
-        "PYTHONPATH": str(CHECKOUT),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "GLOO_SOCKET_IFNAME": loopback_interface(),
-        "WORLD_SIZE": str(world),
-    }
+def train_jobs(_: int, *jobs: dict[str, Any]) -> None:
+    """Run jobs one after the other on one rank."""
+    for job in jobs:
+        run_worker(job)
+
+
+def run_pair(folder: Path, jobs: list[TrainJob]) -> None:
+    """Run jobs in two processes."""
     for job in jobs:
         Path(job.out).mkdir(parents=True, exist_ok=True)
-    meeting = Path(jobs[0].out) / "state" / "meeting"
-    meeting.parent.mkdir(exist_ok=True)
-    meeting.unlink(missing_ok=True)
-    text = json.dumps([asdict(job) for job in jobs])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(world), str(meeting), text],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()  # does nothing to a rank that has ended
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)
+    run_ranks(folder, 2, train_jobs, *map(asdict, jobs))
 
 
 @pytest.fixture(scope="module")
@@ -170,13 +137,12 @@ def joint(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks: each strategy over each kind of rows."""
     out = tmp_path_factory.mktemp("ranks")
-    run_ranks(
-        [
-            replace(on(job, kind), strategy=name, out=str(out / f"{name}-{kind}"))
-            for name in STRATEGIES
-            for kind in KINDS
-        ]
-    )
+    jobs = [
+        replace(on(job, kind), strategy=name, out=str(out / f"{name}-{kind}"))
+        for name in STRATEGIES
+        for kind in KINDS
+    ]
+    run_pair(out, jobs)
     return out
 
 
@@ -278,7 +244,7 @@ def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
         newest = tmp_path / name / "state" / "step-00000002"
         torn = newest / "rank-1.safetensors"
         torn.write_bytes(torn.read_bytes()[:-1])
-    run_ranks(jobs)
+    run_pair(tmp_path, jobs)
     for name in STRATEGIES:
         for file in ("rank-0.safetensors", "rank-1.safetensors", "rank-0.json", "manifest.json"):
             place = Path("state", "step-00000002", file)

@@ -31,7 +31,7 @@ def raise_on_rank_1(fields: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def lease() -> Iterator[ClusterLease]:
+def lease(two_cores: None) -> Iterator[ClusterLease]:
     config = ClusterConfig(cpus=2, workers=2)
     assert config.max_restarts > 0
     with ClusterLease(config) as lease:

@@ -5,15 +5,13 @@ One tiny stage ``distill`` is built several ways; what is compared is the artifa
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +21,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
+from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.cluster.lease import ClusterLease
+from tasks.cluster.stopping import stoppable
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
 from umim_core.backbone.backbone import Backbone
@@ -35,22 +35,7 @@ from umim_core.errors import ClusterError, CorpusError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import ShardWriter
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 LENGTH, STEPS = 16, 40
-PROGRAM = """
-import json, logging, sys
-from pathlib import Path
-from tasks.stages.distill import distill_stage
-from tasks.cluster.lease import ClusterLease
-from tasks.run.stage import Artifact
-from tasks.cluster.stopping import stoppable
-from umim_core.config.recipe import Recipe
-logging.basicConfig(level=logging.INFO)
-root, recipe = Path(sys.argv[1]), Recipe.model_validate_json(sys.argv[2])
-made = [Artifact(**fields | {"path": Path(fields["path"])}) for fields in json.loads(sys.argv[3])]
-with stoppable(), ClusterLease(recipe.cluster) as lease:
-    print("digest", distill_stage(root, lease, recipe, recipe.cells[0], *made).digest)
-"""
 
 
 @dataclass(frozen=True)
@@ -144,34 +129,38 @@ def resumed_at(root_log: str) -> list[int]:
     return [int(line.split(mark)[1]) for line in root_log.splitlines() if mark in line]
 
 
-def command(inputs: Inputs, root: Path) -> list[str]:
-    recipe = inputs.on(ClusterConfig(workers=0)).model_dump_json()
-    made = [asdict(inputs.made[name]) for name in ("tokens", "rules")]
-    return [sys.executable, "-c", PROGRAM, str(root), recipe, json.dumps(made, default=str)]
+def build_alone(_: int, root: Path, inputs: Inputs) -> None:
+    """Build the stage in a process of its own, as a run of the command line does."""
+    logging.basicConfig(level=logging.INFO)
+    with stoppable(), ClusterLease(ClusterConfig(workers=0)) as lease:
+        print("digest", inputs.build(root, lease).digest)
 
 
 @pytest.mark.parametrize(
-    ("kill", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)]
+    ("kill", "status"),
+    [
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.full),
+        (signal.SIGTERM, 143),
+    ],
 )
 def test_a_process_killed_or_stopped_resumes_to_the_same_digest(
     inputs: Inputs, in_process: Artifact, tmp_path: Path, kill: signal.Signals, status: int
 ) -> None:
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    with (tmp_path / "log").open("w") as log:
-        first = subprocess.Popen(command(inputs, tmp_path), env=environment, stderr=log)
+    (first,) = start_ranks(tmp_path / "first", 1, build_alone, tmp_path, inputs)
     wait_for_step(tmp_path, 5)
-    first.send_signal(kill)
-    assert first.wait(timeout=60) == status
+    assert first.pid is not None
+    os.kill(first.pid, kill)
+    assert exit_codes([first]) == [status]
     assert [path.suffix for path in tmp_path.glob("distill/[!.]*")] == [".partial"]
-    again = subprocess.run(
-        command(inputs, tmp_path), env=environment, capture_output=True, text=True, timeout=300
+    run_ranks(tmp_path / "again", 1, build_alone, tmp_path, inputs)
+    stopped, again = (
+        (tmp_path / run / "rank-0.log").read_text("utf-8") for run in ("first", "again")
     )
-    assert again.returncode == 0, again.stderr
-    assert 5 <= (step := resumed_at(again.stderr)[0]) < STEPS
-    assert f"distill: resuming at step {step}\n" in again.stderr
+    assert 5 <= (step := resumed_at(again)[0]) < STEPS
+    assert f"distill: resuming at step {step}\n" in again
     if kill == signal.SIGTERM:
-        assert (tmp_path / "log").read_text().endswith(f"command continues at step {step}\n")
-    assert again.stdout.split() == ["digest", in_process.digest]
+        assert stopped.endswith(f"command continues at step {step}\n")
+    assert f"digest {in_process.digest}\n" in again
 
 
 def test_the_artifact_holds_checkpoint_curve_and_summary(in_process: Artifact) -> None:
@@ -205,7 +194,7 @@ def test_a_cell_of_another_form_trains_and_its_checkpoint_says_so(
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ClusterLease]:
+def cluster(two_cores: None) -> Iterator[ClusterLease]:
     with ClusterLease(ClusterConfig(cpus=2, workers=2, max_restarts=1)) as lease:
         lease.ensure()
         yield lease

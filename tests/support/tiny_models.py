@@ -1,0 +1,72 @@
+"""Tiny random language models of every family: one set of sizes, and what a test changes of it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+
+SIZES: Final[dict[str, Any]] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_GROUPED: Final = {"num_key_value_heads": 2}
+# What a family needs besides; 0 stands for the number of positions.
+_OWN: Final[dict[str, dict[str, Any]]] = {
+    "llama": _GROUPED,
+    "mistral": {**_GROUPED, "sliding_window": 0},
+    "qwen2": _GROUPED,
+    "qwen3": {**_GROUPED, "head_dim": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 0},
+    "opt": {"word_embed_proj_dim": 16, "ffn_dim": 24},
+}
+
+
+def tiny_config(family: str = "llama", **changes: Any) -> PreTrainedConfig:
+    """Return the configuration of a family; sizes have the names that Llama gives them."""
+    family = family.replace("-", "_")
+    settings = SIZES | _OWN.get(family, {}) | changes
+    for window in ("sliding_window", "window_size"):
+        if settings.get(window) == 0:
+            settings[window] = settings["max_position_embeddings"]
+    return AutoConfig.for_model(family, **settings)
+
+
+def random_model(
+    config: PreTrainedConfig, seed: int = 0, attention: str | None = None
+) -> PreTrainedModel:
+    """Return a model of random weights; the global generator stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+def random_backbone(
+    family: str = "llama",
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    attention: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **changes: Any,
+) -> Backbone:
+    """Return a random backbone of a family."""
+    model = random_model(tiny_config(family, **changes), seed, attention)
+    return wrap_backbone(model.to(dtype), tokenizer)

@@ -1,0 +1,30 @@
+"""Files that share a service run together and first; the cluster is gone for all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from support.shared_services import group_of
+
+TESTS = Path(__file__).resolve().parent
+
+
+def test_files_that_ask_for_a_service_are_one_group_and_others_stand_alone() -> None:
+    mining, flow = TESTS / "tasks/data/test_counting.py", TESTS / "flows/test_mine_flow.py"
+    assert group_of(mining) == group_of(flow) == "services"
+    assert group_of(TESTS / "flows/test_secrets.py") == "tiny run"
+    alone = TESTS / "rules/test_filters.py"
+    assert group_of(alone) == str(alone)
+
+
+def test_groups_run_before_other_files(request: pytest.FixtureRequest) -> None:
+    files = list(dict.fromkeys(item.path for item in request.session.items))
+    grouped = [group_of(path) != str(path) for path in files]
+    assert grouped == sorted(grouped, reverse=True)
+
+
+def test_a_file_that_does_not_ask_for_it_meets_no_cluster() -> None:
+    assert not ray.is_initialized()
