@@ -8,10 +8,10 @@ from docs.make.generation_pages import CAPACITY, ENGINE, PERPLEXITY, QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.training_pages import DDP, STEP, STEP_ON_GPU
 from docs.make.wikitext import WIKITEXT
-from tasks.report.page_template import Part, Report, paragraphs
+from tasks.report.page_template import Part, Report
 from tasks.report.tables import Table, table_markdown
 
-PAGES: Final[dict[str, tuple[Part, ...]]] = {
+PAGES: Final[dict[str, Part]] = {
     "mining": MINING,
     "matching": MATCHING,
     "mining_scaling": SCALING,
@@ -32,7 +32,8 @@ def benchmark_page(report: Report) -> str:
     Raises:
         KeyError: If there is no page for the benchmark, or the results lack a field.
     """
-    return paragraphs([*PAGES[report["benchmark"]], _gates, _machine], report) + "\n"
+    parts = (PAGES[report["benchmark"]], _gates, _machine)
+    return "\n\n".join(filter(None, (part(report) for part in parts))) + "\n"
 
 
 def _gates(report: Report) -> str:

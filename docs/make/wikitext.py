@@ -8,7 +8,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tasks.report.page_template import Part, Report, each, rows, walk
+from tasks.report.page_template import Report, each, page, walk
 from tasks.report.report_drawing import PALETTE
 
 _ROOM_FOR_NAMES: Final = 6.0  # times the most rules
@@ -30,39 +30,49 @@ def _inputs(results: Report) -> str:
     return f"SHA-256 of the inputs: {', '.join(digests)}."
 
 
-WIKITEXT: Final[tuple[Part, ...]] = (
-    "# WikiText-2: rules and token reduction by threshold and filter policy",
-    "Rules are mined on the training split as one string, in segments of {segment_length} tokens. "
-    "TR is the realised token reduction on the test split, cut the same way. Counts are given for "
-    "2-, 3- and 4-grams: frequent (at least τ), after the overlap filter, after both filters. "
-    "*Collisions*: share of rules that have the surrogate of another rule in a module without "
-    "positions. *Infix-free*: no rule lies inside another.",
-    "![Token reduction against number of rules](wikitext2-tr-against-rules.svg)",
-    _thresholds,
-    each(
+WIKITEXT: Final = page(
+    """\
+# WikiText-2: rules and token reduction by threshold and filter policy
+
+Rules are mined on the training split as one string, in segments of {segment_length} tokens. TR is
+the realised token reduction on the test split, cut the same way. Counts are given for 2-, 3- and
+4-grams: frequent (at least τ), after the overlap filter, after both filters. *Collisions*: share of
+rules that have the surrogate of another rule in a module without positions. *Infix-free*: no rule
+lies inside another.
+
+![Token reduction against number of rules](wikitext2-tr-against-rules.svg)
+
+@ thresholds
+
+@ tokenizers
+
+@ inputs
+
+Measured, and this page written, by `python -m benchmarks.wikitext_rules`.
+""",
+    thresholds=_thresholds,
+    inputs=_inputs,
+    tokenizers=each(
         "tokenizers.*number",
-        "## {name} tokenizer",
-        "{train.tokens:,} training tokens in {train.segments:,} segments, {test.tokens:,} test "
-        "tokens in {test.segments:,} segments.",
-        rows(
-            "cells.*cell",
-            """
-            τ                       | {tau}
-            overlap                 | {overlap}
-            containment             | {containment}
-            frequent 2 / 3 / 4      | {raw:,}
-            after overlap 2 / 3 / 4 | {after_overlap:,}
-            rules 2 / 3 / 4         | {rules:,}
-            all rules               | {rules!+:,}
-            TR                      | {token_reduction:.2%}
-            collisions              | {collision_rate:.2%}
-            infix-free              | {infix_free:yes|no}
-            """,
-            left=(1, 2, 9),
-        ),
+        page("""\
+## {name} tokenizer
+
+{train.tokens:,} training tokens in {train.segments:,} segments, {test.tokens:,} test tokens in
+{test.segments:,} segments.
+
+@ cells.*cell
+> τ                     | {tau}
+< overlap               | {overlap}
+< containment           | {containment}
+frequent 2 / 3 / 4      | {raw:,}
+after overlap 2 / 3 / 4 | {after_overlap:,}
+rules 2 / 3 / 4         | {rules:,}
+all rules               | {rules!+:,}
+TR                      | {token_reduction:.2%}
+collisions              | {collision_rate:.2%}
+< infix-free            | {infix_free:yes|no}
+"""),
     ),
-    _inputs,
-    "Measured, and this page written, by `python -m benchmarks.wikitext_rules`.",
 )
 
 

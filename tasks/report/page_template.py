@@ -1,4 +1,4 @@
-"""Pages declared as data: text and table columns with fields that a result file fills.
+"""Pages declared as text: paragraphs and tables with fields that a result file fills.
 
 A field is a path into the results, ``{corpus.tokens:,}``; ``@side`` in a path is the value of field
 ``side``. A conversion changes a number before it is formatted (``{peak_bytes!i:,.0f}`` is in MiB,
@@ -11,13 +11,14 @@ field, ``{error?none:.1%}`` shows what follows the ``?``; if nothing does, the t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from tasks.report.tables import Table, table_markdown
 
 Report = dict[str, Any]
-Part = str | Callable[[Report], str]
+Part = Callable[[Report], str]
 _FIELD: Final = re.compile(r"\{([^{}!:?]+)(\?[^{}!:]*)?(?:!(.))?(?::([^{}]*))?\}")
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "i": lambda value: value / 2**20,  # mebi
@@ -26,6 +27,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "T": lambda value: value / 1e12,
     "m": lambda value: value * 1e3,  # milli
     "p": lambda value: value * 100,  # per cent
+    "1": lambda value: value - 1,  # one less
     "n": int,
     "-": lambda value: value.replace("_", "-"),
 }
@@ -114,37 +116,45 @@ def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Ite
             yield found
 
 
-def rows(
-    path: str | Callable[[Report], Iterable[Mapping[str, Any]]],
-    columns: str,
-    where: Callable[[Mapping[str, Any]], bool] = lambda row: True,
-    left: tuple[int, ...] = (0,),
+def page(
+    text: str, **parts: Callable[[Report], str] | Callable[[Report], Iterable[Mapping[str, Any]]]
 ) -> Part:
-    """Return the part of a page that is a table.
+    """Return what makes a page, or a part of one, of results.
+
+    Blocks of the text have blank lines between them. A block that begins with ``@`` is a table:
+    behind the sign stands where its rows lie (a path for :func:`walk`, or the name of a part that
+    returns them); then one line per column, the heading and the text of a cell with ``|`` between
+    them, ``<`` before the heading of a column of text. The first column is one unless ``>`` stands
+    there. Without columns, the named part returns the block itself. Any other block is a paragraph.
 
     Args:
-        path: Where its rows lie, as :func:`walk` takes it, or what finds them.
-        columns: One line each: the heading, ``|``, the text of a cell.
-        where: Which rows are shown.
-        left: Columns of text.
+        text: The page, with fields.
+        parts: What a block or its rows are made by, by name.
     """
-    lines = [line.split("|", 1) for line in columns.strip().splitlines()]
-    heads, cells = zip(*(map(str.strip, line) for line in lines), strict=True)
+    blocks = [_block(block.strip(), parts) for block in text.split("\n\n")]
+    return lambda report: "\n\n".join(filter(None, (block(report).strip() for block in blocks)))
+
+
+def _block(text: str, parts: Mapping[str, Any]) -> Part:
+    if not text.startswith("@"):
+        return partial(filled_in, " ".join(text.split()))
+    head, *lines = text.removeprefix("@").splitlines()
+    where = head.strip()
+    if not lines:
+        return parts[where]
+    columns = [tuple(map(str.strip, line.split("|", 1))) for line in lines]
+    signs = "".join(heading[:1] if heading[:1] in "<>" else " " for heading, _ in columns)
+    left = tuple(i for i, sign in enumerate(signs) if sign == "<" or (i == 0 and sign != ">"))
+    heads = tuple(heading.lstrip("<> ") for heading, _ in columns)
 
     def table(report: Report) -> str:
-        found = walk(report, path) if isinstance(path, str) else path(report)
-        shown = (tuple(filled_in(cell, row) for cell in cells) for row in found if where(row))
-        return table_markdown(Table("", heads, tuple(shown), "", left))
+        found = parts[where](report) if where in parts else walk(report, where)
+        cells = tuple(tuple(filled_in(cell, row) for _, cell in columns) for row in found)
+        return table_markdown(Table("", heads, cells, "", left))
 
     return table
 
 
-def each(path: str, *parts: Part) -> Part:
-    """Return parts that are shown once for every entry at a path."""
-    return lambda report: "\n\n".join(paragraphs(parts, found) for found in walk(report, path))
-
-
-def paragraphs(parts: Sequence[Part], report: Report) -> str:
-    """Return the parts of a page that the results have values for, a blank line between them."""
-    texts = [filled_in(p, report) if isinstance(p, str) else p(report) for p in parts]
-    return "\n\n".join(text.strip() for text in texts if text)
+def each(path: str, part: Part) -> Part:
+    """Return a part that is shown once for every entry at a path."""
+    return lambda report: "\n\n".join(part(found) for found in walk(report, path))

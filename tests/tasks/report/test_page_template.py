@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tasks.report.page_template import each, filled_in, paragraphs, rows, walk
+from tasks.report.page_template import each, filled_in, page, walk
 
 RESULTS = {
     "tau": 5,
@@ -49,8 +49,8 @@ def test_a_walk_gives_the_fields_above_and_the_keys() -> None:
     assert [(row["tau"], row["number"]) for row in found] == [(7, 0), (5, 1)]
 
 
-def test_rows_become_a_table_and_an_absent_cell_is_empty() -> None:
-    table = rows("sides.*side", "side | {side}\nMiB | {bytes!i:.1f}\nratio | {ratio?:.1f} x")
+def test_a_block_of_columns_becomes_a_table_and_an_absent_cell_is_empty() -> None:
+    table = page("@ sides.*side\nside | {side}\nMiB | {bytes!i:.1f}\nratio | {ratio?:.1f} x")
     assert table(RESULTS).splitlines() == [
         "| side   | MiB | ratio |",
         "| ------ | --: | ----: |",
@@ -59,6 +59,12 @@ def test_rows_become_a_table_and_an_absent_cell_is_empty() -> None:
     ]
 
 
+def test_columns_say_their_side_and_rows_can_be_made() -> None:
+    table = page("@ made\n> n | {n}\n< name | {name}", made=lambda _: [{"n": 1, "name": "ours"}])
+    assert table(RESULTS).splitlines()[1:] == ["| --: | ---- |", "|   1 | ours |"]
+
+
 def test_parts_that_are_absent_leave_no_gap() -> None:
-    parts = ("# {tau}", "{none?}", each("sides.*side", "## {side}"))
-    assert paragraphs(parts, RESULTS) == "# 5\n\n## ours\n\n## theirs"
+    text = "# {tau}\n\n{none?}\n\nTwo\nlines.\n\n@ sides"
+    made = page(text, sides=each("sides.*side", page("## {side}")))
+    assert made(RESULTS) == "# 5\n\nTwo lines.\n\n## ours\n\n## theirs"
