@@ -15,16 +15,32 @@ from typing import Final
 from matplotlib.figure import Figure
 
 from docs.make.benchmark_figures import capacity_figure, scaling_figure
-from docs.make.benchmark_pages import PAGES, benchmark_page
 from docs.make.document import RESULTS, Document
-from docs.make.wikitext import wikitext_figure
+from docs.make.generation_pages import CAPACITY, ENGINE, PERPLEXITY, QUALITY
+from docs.make.mining_pages import MATCHING, MINING, SCALING
+from docs.make.training_pages import DDP, STEP, STEP_ON_GPU
+from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_figures import figure_svg
 from tasks.report.ablation_page import FIGURES, ablation_page
-from tasks.report.page_template import Report
+from tasks.report.page_template import Part, Report
 from tasks.report.report_drawing import ON_PAPER, STYLE, svg_file
+from tasks.report.tables import Table, table_markdown
 from umim_core.store.artifacts import sha256_bytes
 
+PAGES: Final[dict[str, Part]] = {
+    "mining": MINING,
+    "matching": MATCHING,
+    "mining_scaling": SCALING,
+    "ddp_vs_zero2": DDP,
+    "distill_step": STEP,
+    "distill_gpu": STEP_ON_GPU,
+    "engine": ENGINE,
+    "perplexity": PERPLEXITY,
+    "generation_quality": QUALITY,
+    "cache_capacity": CAPACITY,
+    "wikitext_rules": WIKITEXT,
+}
 # Benchmark -> what draws its figure, the figure's file and title, and its style.
 _FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, object]]]] = {
     "mining_scaling": (
@@ -81,3 +97,33 @@ def benchmark_figure(report: Report) -> str:
     """Return the figure of a benchmark's results as an SVG file."""
     draw, *about = _FIGURES[report["benchmark"]]
     return svg_file(partial(draw, report), *about)
+
+
+def benchmark_page(report: Report) -> str:
+    """Return the page of a benchmark's results, its gates and its machine at the end.
+
+    Raises:
+        KeyError: If there is no page for the benchmark, or the results lack a field.
+    """
+    parts = (PAGES[report["benchmark"]], _gates, _machine)
+    return "\n\n".join(filter(None, (part(report) for part in parts))) + "\n"
+
+
+def _gates(report: Report) -> str:
+    """Return the gates and whether all results were equal."""
+    if "gates" not in report:
+        return ""
+    rows = tuple(
+        (name.replace("_", " "), f"{value:,}", f"{limit:,}", "met" if passed else "missed")
+        for name, (value, limit, passed) in report["gates"].items()
+    )
+    table = table_markdown(Table("", ("gate", "value", "limit", ""), rows, ""))
+    return f"{table}\n\nEqual results: {'yes' if report['equal'] else 'NO'}."
+
+
+def _machine(report: Report) -> str:
+    """Return where and with what was measured."""
+    found = report["facts"]
+    libraries = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    commit = f" Commit {found['commit'][:12]}." if found["commit"] else ""
+    return f"Machine: {found['platform']}, {found['cores']} cores. {libraries}.{commit}"

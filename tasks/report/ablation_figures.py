@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tasks.report.ablation_data import AblationData
-from tasks.report.ablation_page import FIGURES, AblationFigure
+from tasks.report.ablation_page import FIGURES
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import variant_columns
 from tasks.report.report_drawing import (
@@ -45,14 +45,13 @@ def figure_svg(data: AblationData, name: str) -> str:
         data: What to show.
         name: One of ``FIGURES``.
     """
-    figure = FIGURES[name]
-    return svg_file(partial(_draw, data.rows, figure), f"{data.name}-{name}", figure.title)
+    return svg_file(partial(_draw, data.rows, name), f"{data.name}-{name}", FIGURES[name].title)
 
 
 def figure_png(data: AblationData, name: str) -> bytes:
     """Return the same figure as PNG."""
     with matplotlib.rc_context(STYLE | ON_PAPER):
-        drawn = _draw(data.rows, FIGURES[name])
+        drawn = _draw(data.rows, name)
         FigureCanvasAgg(drawn)
         buffer = io.BytesIO()
         drawn.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
@@ -64,7 +63,7 @@ def variant_name(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> str:
     return ", ".join(f"{column.heading} {column.show(row)}" for column in variant_columns(rows))
 
 
-def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
+def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:
     backbones = list(dict.fromkeys(row.cell.backbone for row in rows))
     names = list(dict.fromkeys(variant_name(row, rows) for row in rows))
     columns = min(_MOST_COLUMNS, len(backbones))
@@ -74,11 +73,11 @@ def _draw(rows: Sequence[ComparisonRow], figure: AblationFigure) -> Figure:
     for number, backbone in enumerate(backbones):
         share = panels[0][0] if panels else None
         axes = drawn.add_subplot(lines, columns, number + 1, sharex=share)
-        axes.set(title=shown_name(backbone), ylabel=figure.axis)
+        axes.set(title=shown_name(backbone), ylabel=FIGURES[metric].axis)
         axes.set_xlabel("Token reduction on held-out text (%)")
         axes.margins(x=0.12, y=0.12)
         own = [(variant_name(r, rows), r) for r in rows if r.cell.backbone == backbone]
-        panels.append((axes, _lines(own, names, figure.metric)))
+        panels.append((axes, _lines(own, names, metric)))
         draw_marks(*panels[-1])
     if len(names) > 1:
         legend(drawn, [(name, index) for index, name in enumerate(names)])

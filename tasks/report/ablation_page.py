@@ -6,8 +6,7 @@ Nothing here draws, so the page can be made without the drawing library.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from tasks.report.ablation_data import AblationData
 from tasks.report.comparison import ComparisonRow
@@ -31,32 +30,21 @@ _METRICS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class AblationFigure:
-    """One figure of the page.
+class AblationFigure(NamedTuple):
+    """One figure: its title in plain words, the label of the metric's axis, how to read it."""
 
-    Attributes:
-        metric: Name of the metric against token reduction.
-        title: What it shows, in plain words.
-        axis: Label of the metric's axis.
-        caption: How to read it.
-    """
-
-    metric: str
     title: str
     axis: str
     caption: str
 
 
-FIGURES: Final = {
+FIGURES: Final = {  # by the metric against token reduction
     "top1": AblationFigure(
-        "top1",
         "Top-1 agreement against token reduction",
         "Top-1 agreement with the base model",
         "Further up and to the right is better. Points are labelled with their threshold τ.",
     ),
     "kl": AblationFigure(
-        "kl",
         "KL divergence against token reduction",
         "KL from the base model (nats per row)",
         "Further down and to the right is better. Points are labelled with their threshold τ.",

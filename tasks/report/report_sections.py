@@ -81,18 +81,19 @@ def tiles(row: ComparisonRow) -> str:
 
 def _checkpoints(places: Sequence[CheckpointPlace]) -> Section:
     """Return where checkpoints lie and what to type; in HTML, all but the first are folded away."""
-    commands = {place: [line.strip() for line in after_training(place.path)] for place in places}
-    first, *others = (
-        f'<p class="note">{escape(place.label)}: <code>{escape(place.path)}</code></p>'
-        + "".join(f'<pre class="command">{escape(line)}</pre>' for line in lines)
-        for place, lines in commands.items()
-    )
-    folded = _folded(f"Other checkpoints ({len(others)})", "".join(others)) if others else ""
-    texts = (
-        f"{place.label}: `{place.path}`\n\n```console\n" + "\n".join([*lines, "```"])
-        for place, lines in commands.items()
-    )
-    return Section("Use the checkpoints", f"{first}\n{folded}", "\n\n".join(texts))
+    html, texts = [], []
+    for place in places:
+        commands = [line.strip() for line in after_training(place.path) if line.startswith(" ")]
+        label, path = f"{place.label}: ", place.path
+        blocks = "".join(f'<pre class="command">{escape(line)}</pre>' for line in commands)
+        html.append(f'<p class="note">{escape(label)}<code>{escape(path)}</code></p>{blocks}')
+        texts.append("\n".join([f"{label}`{path}`\n\n```console", *commands, "```"]))
+    notes = [line for line in after_training(places[0].path) if not line.startswith(" ")]
+    first, *others = html
+    parts = [first, *(f'<p class="note">{escape(note)}</p>' for note in notes)]
+    if others:
+        parts.append(_folded(f"Other checkpoints ({len(others)})", "".join(others)))
+    return Section("Use the checkpoints", "\n".join(parts), "\n\n".join([*texts, *notes]))
 
 
 def _figures(figures: Sequence[ReportFigure]) -> Section:

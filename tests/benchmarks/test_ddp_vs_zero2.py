@@ -25,7 +25,7 @@ from benchmarks.ddp_vs_zero2 import (
     worst_gradient,
     worst_loss,
 )
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 
 GRADIENT = torch.tensor([4.0, -2.0, 1.0])
 

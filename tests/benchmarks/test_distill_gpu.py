@@ -11,7 +11,7 @@ import torch
 from benchmarks.common import Report, facts
 from benchmarks.distill_gpu import gates, main, random_cuts
 from benchmarks.distill_sides import COMPILED, LIGER, OURS, PLAIN, Shape
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 from umim_core.backbone.shape import BackboneShape
 
 SPREAD = {"median": 1.0, "low": 0.9, "high": 1.1, "runs": 3}

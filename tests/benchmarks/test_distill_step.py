@@ -29,7 +29,7 @@ from benchmarks.distill_sides import (
     step_sides,
 )
 from benchmarks.distill_step import gates
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 from umim_core.checkpoint.checkpoint import Checkpoint
 
 TINY = Shape(rows=300, hidden=16, vocab=101)

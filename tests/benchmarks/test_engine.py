@@ -19,7 +19,7 @@ from benchmarks.engine_sides import (
     phrase_text,
     random_subject,
 )
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.config.benchmark import BenchmarkConfig

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.generation_quality import MERGES, Subject, choose_prompts, main, over_seeds, run
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.evaluation.generation_quality import GenerationQuality
 

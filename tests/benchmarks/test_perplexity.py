@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import random_subject
 from benchmarks.perplexity import equal, gates, measure, rule_sets
-from docs.make.benchmark_pages import benchmark_page
+from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 
 LENGTH, ROWS = 48, 2

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from docs.make.__main__ import main
-from docs.make.benchmark_pages import PAGES, benchmark_page
 from docs.make.document import RESULTS
+from docs.make.results import PAGES, benchmark_page
 from tasks.report.page_template import Report
 
 FACTS = {"platform": "Linux", "cores": 2, "commit": "0123456789abcdef", "versions": {"numpy": "2"}}

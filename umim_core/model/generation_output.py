@@ -10,7 +10,7 @@ from transformers import TextStreamer
 from umim_core.backbone.backbone import Backbone
 from umim_core.inference.outputs import EngineOutput, GenerationState, Spans, Timings, TopTokens
 from umim_core.inference.stopping import StopReason
-from umim_core.model.showing import Decode, View, generation_view
+from umim_core.model.showing import Decode, Piece, View, unit_texts
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,32 @@ class GenerationOutput:
     @property
     def views(self) -> tuple[View, ...]:
         """Prompt and text of every row, to be shown."""
-        return tuple(
-            generation_view(
-                prompt_ids=self.prompt_ids[row],
-                ids=self.ids[row],
-                prompt_spans=self.prompt_spans[row],
-                generated_spans=self.generated_spans[row],
-                token_reduction=self.token_reduction[row],
-                gen_kv_reduction=self.gen_kv_reduction[row],
-                cumulative_kv_reduction=self.cumulative_kv_reduction[row],
-                first_token=self.timings.first_token,
-                decode=self.decode,
-            )
-            for row in range(len(self.ids))
+        return tuple(self._view(row) for row in range(len(self.ids)))
+
+    def _view(self, row: int) -> View:
+        prompt_ids, ids = self.prompt_ids[row], self.ids[row]
+        border = len(prompt_ids)
+        spans = dict(self.prompt_spans[row])
+        spans |= {start + border: length for start, length in self.generated_spans[row]}
+        parts: list[tuple[int, int, int, bool]] = []  # tokens, of the unit, unit, in the prompt
+        start = unit = 0
+        while start < border + len(ids):
+            length = spans.get(start, 1)
+            inside = border - start  # tokens of the unit in the prompt
+            cut = (inside, length - inside) if 0 < inside < length else (length,)
+            parts += [(n, length, unit, inside > 0 and not i) for i, n in enumerate(cut)]
+            start, unit = start + length, unit + 1
+        texts = unit_texts([*prompt_ids, *ids], [tokens for tokens, *_ in parts], self.decode)
+        pieces = [Piece(text, *part[1:]) for text, part in zip(texts, parts, strict=True)]
+        units = border - round(self.token_reduction[row] * border)
+        saved = round(self.gen_kv_reduction[row] * max(0, len(ids) - 1))
+        summary = (
+            f"{border} prompt tokens -> {units} units, token reduction "
+            f"{self.token_reduction[row]:.1%}; {len(ids)} generated tokens, {saved} KV entries "
+            f"saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first token after "
+            f"{1000 * self.timings.first_token:,.0f} ms"
         )
+        return View(tuple(pieces), summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:
         """Print every prompt and text with merged spans coloured, and a line of figures.

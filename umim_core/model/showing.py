@@ -18,7 +18,6 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 Decode = Callable[[list[int]], str]
-Span = tuple[int, int]
 
 # Neighbouring merged spans alternate, so that their border shows.
 _COLOURS: Final = ("#9be7f2", "#ffe28a")
@@ -156,55 +155,6 @@ def unit_texts(ids: Sequence[int], lengths: Sequence[int], decode: Decode) -> tu
         texts.append(both[len(known) :] if both.startswith(known) else decode(unit))
         start += length
     return tuple(texts)
-
-
-def generation_view(
-    *,
-    prompt_ids: Sequence[int],
-    ids: Sequence[int],
-    prompt_spans: Sequence[Span],
-    generated_spans: Sequence[Span],
-    token_reduction: float,
-    gen_kv_reduction: float,
-    cumulative_kv_reduction: float,
-    first_token: float | None,
-    decode: Decode,
-) -> View:
-    """Return the view of a generated text behind its prompt.
-
-    Args:
-        prompt_ids: Raw ids of the prompt [P].
-        ids: Generated raw ids [T].
-        prompt_spans: Merged spans of the prompt as (start, length).
-        generated_spans: The same among the generated tokens. A start below 0 lies in the prompt.
-        token_reduction: TR of the prompt.
-        gen_kv_reduction: Gen-KV TR of the generated text.
-        cumulative_kv_reduction: Its cumulative KV TR.
-        first_token: Seconds to the first token; None leaves the figure out.
-        decode: The backbone's.
-    """
-    border = len(prompt_ids)
-    spans = dict(prompt_spans) | {start + border: length for start, length in generated_spans}
-    parts: list[tuple[int, int, int, bool]] = []  # tokens, of the whole unit, unit, in the prompt
-    start = unit = 0
-    while start < border + len(ids):
-        length = spans.get(start, 1)
-        inside = border - start  # tokens of the unit in the prompt
-        cut = (inside, length - inside) if 0 < inside < length else (length,)
-        parts += [(n, length, unit, inside > 0 and not i) for i, n in enumerate(cut)]
-        start, unit = start + length, unit + 1
-    texts = unit_texts([*prompt_ids, *ids], [tokens for tokens, *_ in parts], decode)
-    pieces = [Piece(text, *part[1:]) for text, part in zip(texts, parts, strict=True)]
-    units = border - round(token_reduction * border)
-    saved = round(gen_kv_reduction * max(0, len(ids) - 1))
-    figures = [
-        f"{border} prompt tokens -> {units} units, token reduction {token_reduction:.1%}",
-        f"{len(ids)} generated tokens, {saved} KV entries saved, "
-        f"cumulative KV TR {cumulative_kv_reduction:.1%}",
-    ]
-    if first_token is not None:
-        figures.append(f"first token after {1000 * first_token:,.0f} ms")
-    return View(tuple(pieces), "; ".join(figures), "umim-generation")
 
 
 def html_page(title: str, fragment: str) -> str:
