@@ -30,6 +30,7 @@ from umim_core import UMIM
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
 from umim_core.inference.outputs import RowOutput
+from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids
 from umim_core.store.artifacts import finite_or_none
 from umim_core.text.tokens import tokenize_documents
@@ -88,14 +89,9 @@ def generate(
     prompt, decode = MERGES[merge]
     rows: list[RowOutput] = []
     for first in range(0, len(prompts), batch_size):
-        output = umim.engine.generate(
-            prompts[first : first + batch_size],
-            config,
-            merge_prompt=prompt,
-            merge_decode=decode,
-            seed=seed * len(prompts) + first,
-        )
-        rows += output.rows
+        drawn = seed * len(prompts) + first
+        request = Request(merge_prompt=prompt, merge_decode=decode, seed=drawn)
+        rows += umim.engine.generate(prompts[first : first + batch_size], config, request).rows
     return rows
 
 

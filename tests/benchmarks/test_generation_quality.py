@@ -15,8 +15,8 @@ from umim_core import UMIM
 from umim_core.evaluation.generation_quality import GenerationQuality
 
 QUALITY = GenerationQuality(
-    repetition={2: 0.5},
-    distinct={1: float("nan")},
+    repetition={2: 0.5, 3: 0.5, 4: 0.5},
+    distinct={1: float("nan"), 2: 0.5, 3: 0.5, 4: 0.5},
     ppl=8.0,
     tokens=100.0,
     token_reduction=0.25,
