@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from flows.scoring import measure_baselines, score
 from tasks.plan.planner import Planner
-from tasks.report.compare import CellResult, Scores, ShippedResult, cell_label
+from tasks.report.compare import CellResult, ShippedResult, cell_label
+from tasks.run.checks import check_baselines
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
@@ -15,7 +16,7 @@ from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.stages.distill import distill_stage
-from tasks.stages.evaluate import evaluate_stage, task_score_stage
+from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.generate import generate_stage
 from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
@@ -48,11 +49,16 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
 
 
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
-    """Return the stages of a recipe in the order of the flow, each with what it works on."""
+    """Return the stages of a recipe in the order of the flow, each with what it works on.
+
+    Raises:
+        ConfigError: If the recipe names a baseline that does not exist.
+    """
     planner = Planner(recipe)
     if isinstance(recipe, BackboneRecipe):
         train_backbone(planner)
         return planner.steps
+    check_baselines(recipe)
     run_everything(planner)
     return [*planner.steps, {"stage": "report", "of": recipe.name}]
 
@@ -202,47 +208,23 @@ def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """Alignment and perplexity per setting; task accuracy of base and of every setting."""
-    config, placement = run.recipe.evaluate, run.recipe.placement
+    """Alignment and perplexity per setting; task accuracy of base and every setting; baselines."""
+    measured = (run.recipe.evaluate, run.recipe.segment_length, *run.recipe.placement)
     for result in results:
         for setting, artifact in result.settings.items():
             checkpoint = artifact.path / "checkpoint"
             label = f"{cell_label(result.cell)} {setting}"
             if measures(setting, "alignment"):
                 result.evaluations[setting] = run.stage(
-                    evaluate_stage,
-                    result.tokenized,
-                    checkpoint,
-                    config,
-                    run.recipe.segment_length,
-                    *placement,
-                    label=label,
+                    evaluate_stage, result.tokenized, checkpoint, *measured, label=label
                 )
             if measures(setting, "accuracy"):
-                result.scores |= _score(run, sources, setting, checkpoint, label)
+                result.scores |= score(run, sources.tasks, setting, checkpoint, label)
         if result.distilled is not None:
             label = f"{result.cell.backbone} {BASE}"
             start = result.distilled.path / "checkpoint"
-            result.scores |= _score(run, sources, BASE, start, label)
-
-
-def _score(
-    run: PipelineRun, sources: Sources, setting: str, checkpoint: Path | str, label: str
-) -> Scores:
-    """Score a setting: an adapted one on the task that it adapted to, others on every task."""
-    first, found = next(iter(sources.tasks), None), Scores()
-    for name, questions in sources.tasks.items():
-        if setting in (BASE, WT) or name == first:
-            found[name, setting] = run.stage(
-                task_score_stage,
-                questions,
-                checkpoint,
-                "none" if setting == BASE else TASKS.find(name).merge,
-                run.recipe.evaluate,
-                *run.recipe.placement,
-                label=label if name == first else f"{label}, {name}",
-            )
-    return found
+            result.scores |= score(run, sources.tasks, BASE, start, label)
+            result.baselines |= measure_baselines(run, sources.tasks, start, result)
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
@@ -288,7 +270,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
         )
         result = ShippedResult(name, evaluation)
         for setting in (WT, BASE):
-            result.scores |= _score(run, sources, setting, name, f"{label} {setting}")
+            result.scores |= score(run, sources.tasks, setting, name, f"{label} {setting}")
         if run.recipe.benchmark is not None:
             result.benchmark = run.stage(
                 benchmark_stage, tokenized, name, run.recipe.benchmark, *placement, label=label

@@ -37,6 +37,7 @@ class CellResult:
         evaluations: Alignment and perplexity per setting.
         scores: What was measured on tasks.
         benchmark: Throughput.
+        baselines: What was measured of baselines, by name.
     """
 
     cell: Cell
@@ -47,6 +48,15 @@ class CellResult:
     evaluations: dict[str, Artifact] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
+    baselines: dict[str, BaselineResult] = field(default_factory=dict)
+
+
+@dataclass
+class BaselineResult:
+    """Measurements of a baseline in the place of the setting WT."""
+
+    evaluation: Artifact
+    scores: Scores
 
 
 @dataclass
@@ -62,20 +72,37 @@ class ShippedResult:
 def comparison_rows(
     cells: list[CellResult], shipped: list[ShippedResult], seed: int
 ) -> list[ComparisonRow]:
-    """Return one row per cell and setting that was evaluated, shipped checkpoints last."""
-    rows = [
-        cell_row(
-            result.cell,
-            setting=setting,
-            seed=seed,
-            metrics=_metrics(evaluation, result.benchmark if setting == BASE_SETTING else None)
-            | {"rules": float(sum(rule_counts(result.settings[setting].path / _RULES).values()))},
-            scores=_scores(result.scores, setting),
-        )
-        for result in cells
-        for setting, evaluation in result.evaluations.items()
-    ]
+    """Return one row per cell and setting, or baseline, that was measured; shipped ones last."""
+    rows = []
+    for result in cells:
+        for setting, evaluation in result.evaluations.items():
+            plain = setting == BASE_SETTING
+            found = _metrics(evaluation, result.benchmark if plain else None)
+            counts = rule_counts(result.settings[setting].path / _RULES)
+            found |= {"rules": float(sum(counts.values()))} | (_own_halves(result) if plain else {})
+            scores = _scores(result.scores, setting)
+            rows.append(
+                cell_row(result.cell, setting=setting, seed=seed, metrics=found, scores=scores)
+            )
+        base = {key: score for key, score in result.scores.items() if key[1] == BASE}
+        rows += [
+            cell_row(
+                result.cell,
+                method=name,
+                metrics=_metrics(measured.evaluation, None),
+                scores=_scores(base | measured.scores, BASE_SETTING),
+            )
+            for name, measured in result.baselines.items()
+        ]
     return rows + [_shipped_row(result) for result in shipped]
+
+
+def _own_halves(result: CellResult) -> dict[str, float | None]:
+    """Return UMIM's own perplexity of second halves, which every baseline is measured with."""
+    for measured in result.baselines.values():
+        sides = {"ppl_half_base": "ppl_half_base", "ppl_half_umim": "ppl_half_own"}
+        return {name: measured.evaluation.metrics[side] for name, side in sides.items()}
+    return {}
 
 
 def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:

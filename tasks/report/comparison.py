@@ -36,7 +36,7 @@ LATER_PARAMS: Final = {
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
     *("top1_states", "kl_states", "ppl_base", "ppl_umim", "accuracy_base", "accuracy_umim"),
-    *("prefill_speedup", "decode_speedup"),
+    *("prefill_speedup", "decode_speedup", "ppl_half_base", "ppl_half_umim", "cache_reduction"),
 )
 TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
 _ACCURACIES: Final = ("accuracy_base", "accuracy_umim")  # of scores, not of metrics

@@ -62,6 +62,9 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         metric_column("Top-1 states", "top1_states", 3),
         metric_column("PPL base", "ppl_base", 2),
         metric_column("PPL UMIM", "ppl_umim", 2),
+        metric_column("PPL 2nd half base", "ppl_half_base", 2),
+        metric_column("PPL 2nd half", "ppl_half_umim", 2),
+        metric_column("KV %", "cache_reduction", 1, 100),
         *(column for task in tasks for column in _score_columns(task)),
         metric_column("prefill ×", "prefill_speedup", 2),
     )
@@ -91,6 +94,11 @@ def _notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
         ("TR %", "TR: tokens removed by merging, realised."),
         ("Top-1", f"Top-1: agreement with the base model at {unit_ends}"),
         ("PPL", "PPL: per raw token, in-domain."),
+        (
+            "PPL 2nd half",
+            "PPL 2nd half: of raw second halves of windows whose first halves were shortened.",
+        ),
+        ("KV %", "KV: columns of the cache dropped after a whole prefill; TR also saves prefill."),
         ("acc.", "acc.: task accuracy in %."),
         ("prefill", "prefill ×: base time / UMIM time."),
     )

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from umim_core.backbone.devices import gpu_count, has_device
 from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.baselines.methods import BASELINES
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.errors import BackboneError, ConfigError
@@ -57,6 +58,16 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
             gpu_count(),
             "Lower cluster.workers, or name a larger cluster with cluster.address.",
         )
+
+
+def check_baselines(recipe: Recipe) -> None:
+    """Refuse baselines that do not exist.
+
+    Raises:
+        ConfigError: If a name is unknown; the message lists all.
+    """
+    for name in recipe.baselines:
+        BASELINES.find(name)
 
 
 def check_positions(recipe: Recipe) -> None:

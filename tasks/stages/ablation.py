@@ -7,6 +7,7 @@ committed file.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.report.ablation_data import AblationCell, AblationData, Budget, read_ablation
@@ -57,7 +58,8 @@ def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Art
 
 def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
     """Gather everything an ablation found."""
-    rows = [row for row in comparison_rows(results, [], recipe.seed) if row.setting == BASE_SETTING]
+    alone = [replace(result, baselines={}) for result in results]
+    rows = [row for row in comparison_rows(alone, [], recipe.seed) if row.setting == BASE_SETTING]
     trained = [result.settings[BASE_SETTING] for result in results]
     return AblationData(
         name=recipe.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import out_of_domain, task_of, tokens
@@ -56,24 +57,34 @@ def evaluate_stage(
     def build(_: Path) -> Metrics:
         compressed = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
 
-        def rows(split: str, count: int) -> list[np.ndarray]:
-            cut = TokenRows.of_segments(tokens(tokenized, split), segment_length).take(count)
-            return [cut.row(index) for index in range(len(cut))]
-
-        metrics = evaluate_alignment(
-            rows("test", config.alignment_rows), compressed, config.batch_size
-        ).metrics()
-        for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized))):
-            suffix = "" if split == "test" else f"_{split}"
-            part = rows(split, config.perplexity_rows)
-            metrics |= _perplexities(part, compressed, suffix, config.batch_size)
-        return metrics
+        return text_metrics(tokenized, compressed, config, segment_length)
 
     return run_stage(root, spec, build)
 
 
+def text_metrics(
+    tokenized: Artifact, compressed: Compressed, config: EvaluateConfig, segment_length: int
+) -> Metrics:
+    """Return alignment in-domain, and perplexity of base and compressed in and out of domain."""
+    rows = rows_of(tokenized, "test", segment_length, config.alignment_rows)
+    metrics = evaluate_alignment(rows, compressed, config.batch_size).metrics()
+    for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized))):
+        suffix = "" if split == "test" else f"_{split}"
+        part = rows_of(tokenized, split, segment_length, config.perplexity_rows)
+        metrics |= _perplexities(part, compressed, suffix, config.batch_size)
+    return metrics
+
+
+def rows_of(
+    tokenized: Artifact, split: str, segment_length: int, count: int
+) -> list[NDArray[np.int32]]:
+    """Return the first rows [L] of a test split."""
+    cut = TokenRows.of_segments(tokens(tokenized, split), segment_length).take(count)
+    return [cut.row(index) for index in range(len(cut))]
+
+
 def _perplexities(
-    rows: list[np.ndarray], compressed: Compressed, suffix: str, batch_size: int
+    rows: list[NDArray[np.int32]], compressed: Compressed, suffix: str, batch_size: int
 ) -> Metrics:
     base = perplexity(rows, compressed.base(), batch_size)
     ours = perplexity(rows, compressed, batch_size)
@@ -92,11 +103,13 @@ def task_score_stage(
     config: EvaluateConfig,
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
+    method: str | None = None,
 ) -> Artifact:
     """Measure accuracy on a task; ``merge="none"`` is the base model.
 
     The base model's score does not depend on the module, so its key holds the backbone alone and
-    every checkpoint of that backbone finds the same result.
+    every checkpoint of that backbone finds the same result. A ``method`` is a baseline that takes
+    the module's place.
     """
     directory = resolve_checkpoint(checkpoint)
     base = merge == "none"
@@ -111,7 +124,8 @@ def task_score_stage(
             "device": device,
         }
         | dtype_key(dtype)
-        | of.key(),
+        | of.key()
+        | ({} if method is None else {"method": method}),
         {"task": task.digest, "model": source},
     )
 
@@ -124,6 +138,7 @@ def task_score_stage(
             limit=config.task_questions,
             dtype=dtype,
             device=device,
+            method=method,
         ).metrics()
 
     return run_stage(root, spec, build)

@@ -87,6 +87,10 @@ def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifac
         found.append(
             (f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}", artifact)
         )
+    if isinstance(result, CellResult):
+        for name, measured in result.baselines.items():
+            found.append((f"baseline {name}", measured.evaluation))
+            found += [(f"score {name} {task}", of) for (task, _), of in measured.scores.items()]
     return found + ([("benchmark", result.benchmark)] if result.benchmark else [])
 
 

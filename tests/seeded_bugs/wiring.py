@@ -25,8 +25,8 @@ WIRING = (
         "perplexity out of domain is measured in domain",
         "wiring",
         "tasks/stages/evaluate.py",
-        "part = rows(split, config.perplexity_rows)",
-        'part = rows("test", config.perplexity_rows)',
+        "part = rows_of(tokenized, split, segment_length, config.perplexity_rows)",
+        'part = rows_of(tokenized, "test", segment_length, config.perplexity_rows)',
         ("tests/tasks/data/test_splits.py",),
     ),
     SeededBug(

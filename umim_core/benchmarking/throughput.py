@@ -94,7 +94,7 @@ def measure_throughput(
     base = Engine(compressed.base())
     rules = [
         (kind, Engine(replace(compressed, matcher=kind.matcher)))
-        for kind in _kinds(config, compressed.matcher)
+        for kind in _kinds(config, compressed.require_matcher())
     ]
     measured = [
         (sizes, kind, alternate(base, umim, ids, sizes, config, continuation))

@@ -241,6 +241,9 @@ class Recipe(RunRecipe, StableDump):
     shipped: tuple[str, ...] = Field(
         default=(), description="Trained checkpoints shown as extra rows."
     )
+    baselines: Annotated[tuple[str, ...], LATER] = Field(
+        default=(), description="Baselines measured at each cell's rules, as extra rows."
+    )
     hardware: Annotated[HardwareConfig | None, LATER] = Field(
         None, description="GPUs it is meant for; --dry-run then predicts memory and time."
     )
@@ -255,6 +258,8 @@ class Recipe(RunRecipe, StableDump):
     def _consistent(self) -> Self:
         if len(set(self.cells)) != len(self.cells):
             raise ValueError("cells must all be different")
+        if len(set(self.baselines)) != len(self.baselines):
+            raise ValueError("baselines must all be different")
         for cell in self.cells:
             cell.check_recipe(self.segment_length, self.mining.min_documents)
         if self.adapt is None and any(cell.adapt for cell in self.cells):

@@ -33,17 +33,19 @@ from lm_eval.utils import warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import BackboneError
+from umim_core.errors import BackboneError, EvaluationError
 from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
+from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
 from umim_core.evaluation.model_args import open_model_args
 from umim_core.evaluation.scoring import Request as ScoreRequest
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
-from umim_core.merging.compressed import Merge, check_merge
+from umim_core.merging.compressed import MERGES, Merge, check_merge
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
@@ -69,9 +71,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             preserves their positions); the backbone's own limit by default.
         add_bos_token: As in ``hf``.
         prefix_token_id: As in ``hf``: stands in for an empty context.
+        method: A baseline that takes the merge module's place (``umim_core.baselines``), at the
+            token reduction of the checkpoint's rules.
 
     Raises:
-        ConfigError: If ``merge`` is unknown.
+        ConfigError: If ``merge`` or ``method`` is unknown, or a method comes with another ``merge``
+            than ``prompt``.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -91,9 +96,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         max_length: int | None = None,
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
+        method: str | None = None,
     ) -> None:
         self.merge: Merge = "none" if merge is None else merge
-        check_merge(self.merge)
+        check_merge(self.merge, MERGES if method is None else ("prompt",))
         compressed = open_model_args(checkpoint, self.merge, backbone, revision, dtype, device)
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:
@@ -107,8 +113,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             add_bos_token=add_bos_token,
             prefix_token_id=prefix_token_id,
         )
-        self.scorer: Scorer | None = None
-        if self.merge != "none":
+        self.compressed, self.method = compressed, method
+        self.scorer: AnyScorer | None = None
+        if method is not None:
+            made = BASELINES.find(method)(self.backbone, compressed.require_matcher())
+            self.scorer = method_scorer(made, compressed, self.max_length)
+        elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)
         _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
 
@@ -130,10 +140,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         info["umim"] = {
             "backbone": self.backbone.name,
             "backbone_fingerprint": self.backbone.fingerprint,
-            "rules_digest": self.scorer.compressed.require_matcher().rules.digest
-            if self.scorer
-            else None,
+            "rules_digest": self.compressed.require_matcher().rules.digest if self.scorer else None,
             "merge": self.merge,
+            "method": self.method or "umim",
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
         }
@@ -178,6 +187,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
+        if not isinstance(self.scorer, Scorer):
+            raise EvaluationError(
+                "this baseline scores continuations and does not generate",
+                self.method,
+                "Use tasks of likelihoods, or a baseline that merges spans.",
+            )
         engine = Engine(self.scorer.compressed)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
@@ -210,7 +225,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def _generate(
         self, engine: Engine, prompts: Sequence[str], wanted: Wanted, request: Request
     ) -> list[str]:
-        assert self.scorer is not None  # noqa: S101  checked by the caller
+        assert isinstance(self.scorer, Scorer)  # noqa: S101  checked by the caller
         room = wanted.room(self.max_length)
         rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
         limits = wanted.limits([len(ids) for ids in rows])

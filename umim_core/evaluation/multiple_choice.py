@@ -74,6 +74,7 @@ def evaluate_task(
     batch_size: int = 16,
     dtype: str = "float32",
     device: str | None = None,
+    method: str | None = None,
 ) -> TaskResult:
     """Run one multiple-choice task through lm-eval.
 
@@ -87,6 +88,7 @@ def evaluate_task(
         batch_size: Answers per forward.
         dtype: As in ``UmimLM``.
         device: As in ``UmimLM``.
+        method: As in ``UmimLM``.
 
     Returns:
         Accuracies, standard errors and realised token reduction.
@@ -104,7 +106,15 @@ def evaluate_task(
         raise MissingExtraError(
             "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
         ) from error
-    model = UmimLM(checkpoint, merge, backbone, dtype=dtype, device=device, batch_size=batch_size)
+    model = UmimLM(
+        checkpoint,
+        merge,
+        backbone,
+        dtype=dtype,
+        device=device,
+        batch_size=batch_size,
+        method=method,
+    )
     results, samples = run_tasks(
         model,
         [lm_eval_config(TASKS.find(task)) if task in TASKS.names() else task],

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
+from umim_core.evaluation.method_scoring import AnyScorer
+from umim_core.evaluation.scoring import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.text.token_ids import cut_segments
@@ -28,8 +30,8 @@ class PerplexityResult:
     Attributes:
         ppl: exp(nll_sum / targets).
         nll_sum: Sum of the negative log-probabilities in nats.
-        targets: Predicted raw tokens, one less than its length per window.
-        token_reduction: (raw tokens - units) / raw tokens over all windows.
+        targets: Predicted raw tokens, one less than its length per whole window.
+        token_reduction: (raw tokens - units) / raw tokens over all that was compressed.
     """
 
     ppl: float
@@ -79,15 +81,51 @@ def perplexity(
         for row in rows:
             raw += len(row)
             units += len(compressed.segment(row)[0])
+    return _result(nll_sum, targets, (raw - units) / raw if raw else 0.0)
+
+
+def second_half_perplexity(
+    segments: Sequence[Ints], scorer: AnyScorer, batch_size: int = 8
+) -> PerplexityResult:
+    """Compute the perplexity of raw second halves after first halves that were shortened.
+
+    The protocol for methods that delete tokens or columns of the cache: what is deleted cannot be
+    a target. The first half has T // 2 tokens; every token of the second is a target.
+
+    Args:
+        segments: Raw ids per window [T_b], at least two.
+        scorer: Shortens and scores.
+        batch_size: Windows per forward.
+
+    Returns:
+        Perplexity, sum and targets of the second halves, and token reduction of the first.
+
+    Raises:
+        EvaluationError: If there is no window, or one has fewer than two tokens or is too long for
+            the backbone.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    halves = [np.split(np.asarray(ids, dtype=np.int64), [len(ids) // 2]) for ids in segments]
+    if not all(len(first) for first, _ in halves):
+        raise EvaluationError(
+            "a window must hold at least two tokens", min(map(len, segments)), "Use 512."
+        )
+    scored = scorer.score([Request(*parts) for parts in halves], batch_size)
+    return _result(
+        -sum(score.log_prob for score in scored),
+        sum(len(second) for _, second in halves),
+        scorer.contexts.token_reduction,
+    )
+
+
+def _result(nll_sum: float, targets: int, token_reduction: float) -> PerplexityResult:
     if targets == 0:
         raise EvaluationError(
-            "there must be at least one target token",
-            f"{len(segments)} windows",
-            "A window of T tokens has T - 1 targets.",
+            "there must be at least one target token", "none", "Give windows of more tokens."
         )
     return PerplexityResult(
         ppl=float(np.exp(nll_sum / targets)),
         nll_sum=nll_sum,
         targets=targets,
-        token_reduction=(raw - units) / raw,
+        token_reduction=token_reduction,
     )

@@ -134,7 +134,9 @@ class Engine:
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        units = GeneratedUnits(self.compressed.matcher if request.merge_decode else None, len(rows))
+        merged = request.merge_decode and self.compressed.matcher is not None
+        matcher = self.compressed.require_matcher() if merged else None
+        units = GeneratedUnits(matcher, len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
         first_cache = self._room(given, past, config, request.overlong)

@@ -34,9 +34,8 @@ from torch import Tensor
 
 from umim_core.backbone.attention_masks import additive_mask
 from umim_core.config.form import UnitPositions
-from umim_core.merging.packing import PackedUnits
+from umim_core.merging.packing import PackedUnits, Segmenter
 from umim_core.rules.grams import ORDERS
-from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
 _LONGEST: Final = ORDERS[-1]
@@ -89,7 +88,7 @@ class BranchLayout:
 
 
 def branch_layout(
-    packed: PackedUnits, matcher: Matcher | None, unit_positions: UnitPositions
+    packed: PackedUnits, matcher: Segmenter | None, unit_positions: UnitPositions
 ) -> BranchLayout:
     """Lay out rows of units for one forward over all states that decoding passes through.
 
@@ -149,7 +148,7 @@ class _Prefixes:
     span_lengths: Tensor
 
     @classmethod
-    def of(cls, packed: PackedUnits, matcher: Matcher | None) -> _Prefixes:
+    def of(cls, packed: PackedUnits, matcher: Segmenter | None) -> _Prefixes:
         spans, sizes = packed.span_ids.cpu().numpy(), packed.span_lengths.cpu().numpy()
         lengths = np.ones((len(spans) + 1, _LONGEST), dtype=np.int64)
         units = np.tile(np.arange(_LONGEST), (len(spans) + 1, 1))  # raw tokens, one by one
@@ -176,7 +175,7 @@ class _Prefixes:
         return _Prefixes(*(part.to(device) for part in parts))
 
 
-def _cut_prefixes(prefixes: Ints, matcher: Matcher) -> tuple[Ints, Ints]:
+def _cut_prefixes(prefixes: Ints, matcher: Segmenter) -> tuple[Ints, Ints]:
     """Return the last unit's tokens and the units less one [P] of sequences [P, n]."""
     borders = np.arange(len(prefixes) + 1, dtype=np.int64) * prefixes.shape[1]
     _, lengths, ends = matcher.segment_many(prefixes.reshape(-1), borders)

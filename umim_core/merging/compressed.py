@@ -33,6 +33,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
     Segmentation,
+    Segmenter,
     SpanMerger,
     fill_units,
     pack_rows,
@@ -59,11 +60,12 @@ class Compressed:
 
     backbone: Backbone
     module: SpanMerger | None
-    matcher: Matcher | None
+    matcher: Segmenter | None
     unit_positions: UnitPositions
 
     def __post_init__(self) -> None:
-        if self.matcher is not None and len(self.matcher.rules) and self.module is None:
+        ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
+        if ruled and self.module is None:
             raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
         if self.unit_positions not in get_args(UnitPositions):
             raise ConfigError(
@@ -99,8 +101,8 @@ class Compressed:
         Raises:
             ConfigError: If there is none.
         """
-        if self.matcher is None:
-            raise ConfigError("rules are needed", None, "Pass a matcher.")
+        if not isinstance(self.matcher, Matcher):
+            raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
         return self.matcher
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:

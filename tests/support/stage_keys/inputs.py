@@ -27,7 +27,7 @@ SPECIAL_ALL_THE_SAME = "another special token ends a text; all of them take no p
 NOT_WEIGHTS = "only the tokenizer of the backbone counts, and the other one has the same"
 CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib")
 NOT_TRAINED_ON = (
-    "name description corpus mining cells task adapt evaluate benchmark shipped hardware"
+    "name description corpus mining cells task adapt evaluate benchmark shipped baselines hardware"
 )
 TOKENIZER_EDITS = ("the vocabulary", "the special tokens", "the end of text")
 BACKBONE_EDITS = ("the weights", "the model's settings")
@@ -91,6 +91,7 @@ class Inputs:
                 "adapt": {"sft": TRAIN, "dpo": TRAIN},
                 "benchmark": {},
                 "shipped": ["umim-docs-llama"],
+                "baselines": ["truncation"],
                 "cluster": {"workers": 2},
             }
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from support.stage_keys.inputs import Inputs
 from support.stage_keys.variations import StageCall
-from tasks.report.compare import CellResult, ShippedResult
+from tasks.report.compare import BaselineResult, CellResult, ShippedResult
 from tasks.stages.ablation import ablation_stage
+from tasks.stages.baseline import baseline_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
@@ -18,7 +19,7 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
     placed = {"device": "cpu", "dtype": "float32"}
     measured = {"tokenized": inputs.tokenized(), "checkpoint": inputs.checkpoint}
     asked = {"task": inputs.task(), "checkpoint": inputs.checkpoint,
-             "config": EvaluateConfig(), **placed}  # fmt: skip
+             "config": EvaluateConfig(), "method": None, **placed}  # fmt: skip
     not_asked = {
         f"config.{name}": "of stage evaluate"
         for name in ("alignment_rows", "perplexity_rows", "batch_size")
@@ -34,6 +35,20 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
             task_score_stage,
             {**asked, "merge": "none"},
             {**not_asked, "checkpoint": "the base model has no module; the backbone is one"},
+        ),
+        "task-score of a baseline": StageCall(
+            task_score_stage, {**asked, "merge": "prompt", "method": "truncation"}, not_asked
+        ),
+        "baseline": StageCall(
+            baseline_stage,
+            {
+                **measured,
+                "name": "truncation",
+                "config": EvaluateConfig(),
+                "segment_length": 32,
+                **placed,
+            },
+            {"config.task_questions": "of stage task-score"},
         ),
         "benchmark": StageCall(
             benchmark_stage, {**measured, "config": BenchmarkConfig(), **placed}, {}
@@ -53,6 +68,11 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
         {name: make("evaluate", "x", changed=name) for name in ("WT", "WT + FT")},
         {(DEFAULT_TASK, of): make("task-score", "x", changed=of) for of in ("WT", "base")},
         make("benchmark", "throughput.json"),
+        {
+            "mean": BaselineResult(
+                make("baseline", "x"), {(DEFAULT_TASK, "WT"): make("task-score", "z")}
+            )
+        },
     )
     score = {(DEFAULT_TASK, "WT"): make("task-score", "x")}
     evaluated, timed = make("evaluate", "x"), make("benchmark", "x")
@@ -85,6 +105,7 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
             {"recipe": inputs.recipe, "results": cells},
             {**{f"results{name}": reason for name, reason in known.items()},
              "results[0].evaluations[WT + FT]": not_shown,
-             "results[0].scores": not_shown, "results[0].benchmark": not_shown},
+             "results[0].scores": not_shown, "results[0].benchmark": not_shown,
+             "results[0].baselines": not_shown},
         ),
     }  # fmt: skip

@@ -32,7 +32,8 @@ NAMES = (
     "tokenize", "count", "count without documents or a sample", "filter", "confidence",
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
-    "task-score of the base model", "benchmark", "report", "ablation",
+    "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
+    "ablation",
 )  # fmt: skip
 
 

@@ -1,0 +1,82 @@
+"""Stage ``baseline``: a baseline measured where the checkpoint's merge module is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.distill import dtype_key
+from tasks.stages.evaluate import rows_of, text_metrics
+from umim_core.baselines.methods import BASELINES, MergedSpans
+from umim_core.checkpoint.checkpoint import resolve_checkpoint
+from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
+from umim_core.evaluation.method_scoring import EvictedScorer, merged_by, method_scorer
+from umim_core.evaluation.perplexity import second_half_perplexity
+from umim_core.evaluation.scoring import Scorer
+from umim_core.model.umim import UMIM
+from umim_core.store.artifacts import directory_digest
+
+
+def baseline_stage(
+    root: Path,
+    tokenized: Artifact,
+    checkpoint: Path | str,
+    name: str,
+    config: EvaluateConfig,
+    segment_length: int,
+    device: Device = "cpu",
+    dtype: BackboneDtype = "float32",
+) -> Artifact:
+    """Measure a baseline at the token reduction that a checkpoint's rules have, text by text.
+
+    A baseline that merges spans has what stage ``evaluate`` measures, in the same states. All have
+    the perplexity of raw second halves after shortened first halves, with UMIM's own and the base
+    model's. What is not defined for a method is left out: a text without some of its tokens has no
+    two-stage perplexity and no aligned rows. Accuracy is measured by stage ``task-score``.
+
+    Args:
+        root: Artifact root.
+        tokenized: Token ids of the test splits.
+        checkpoint: Checkpoint directory or embedded name; its module is not used.
+        name: Name of the baseline.
+        config: How many rows.
+        segment_length: Tokens per row L.
+        device: Where the model runs.
+        dtype: Data type of the backbone.
+    """
+    directory = resolve_checkpoint(checkpoint)
+    spec = StageSpec(
+        "baseline",
+        1,
+        {
+            "method": name,
+            **config.model_dump(exclude={"task_questions"}),
+            "segment_length": segment_length,
+            "device": device,
+            **dtype_key(dtype),
+        },
+        {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
+    )
+
+    def build(_: Path) -> Metrics:
+        umim = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
+        method = BASELINES.find(name)(umim.backbone, umim.require_matcher())
+        metrics: Metrics = {}
+        if isinstance(method, MergedSpans):
+            metrics = text_metrics(tokenized, merged_by(method, umim), config, segment_length)
+        scorers = {
+            "base": Scorer(umim.base(), "prompt", segment_length),
+            "own": Scorer(umim, "prompt", segment_length),
+            "umim": (scorer := method_scorer(method, umim, segment_length)),
+        }
+        rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows)
+        for side, of in scorers.items():
+            found = second_half_perplexity(rows, of, config.batch_size)
+            metrics[f"ppl_half_{side}"] = found.ppl
+        if isinstance(scorer, EvictedScorer):
+            metrics["cache_reduction"] = scorer.columns.token_reduction
+        else:
+            metrics.setdefault("token_reduction", scorer.contexts.token_reduction)
+        return metrics
+
+    return run_stage(root, spec, build)

@@ -1,0 +1,99 @@
+"""Baselines behind lm-eval's model, and their scorers against independent computations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.truncation import Truncation
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
+from umim_core.evaluation.perplexity import second_half_perplexity
+from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
+CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
+ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
+REQUESTS = [Request(CONTEXT, ending) for ending in ENDINGS]
+
+
+@pytest.fixture(scope="module")
+def umim(tiny_llama: Backbone) -> Scorer:
+    module = MergeModule(tiny_llama.hidden_size)
+    module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
+    return Scorer(Compressed(tiny_llama, module, MATCHER, "compact"), "prompt", 64)
+
+
+def model_score(backbone: Backbone, context: list[int], ending: list[int]) -> float:
+    """The backbone's own log-probability of an ending."""
+    ids = torch.tensor([context + ending])
+    with torch.no_grad():
+        scores = backbone.model(input_ids=ids).logits[0, len(context) - 1 : -1].log_softmax(-1)
+    return float(scores.gather(1, torch.tensor(ending)[:, None]).sum())
+
+
+def test_truncated_contexts_have_as_many_tokens_as_umim_has_units(
+    umim: Scorer, tiny_llama: Backbone
+) -> None:
+    scorer = ReducedScorer(umim, Truncation())
+    found = [score.log_prob for score in scorer.score(REQUESTS, 2)]
+    assert (scorer.contexts.raw, scorer.contexts.units) == (18, 10)
+    expected = [model_score(tiny_llama, CONTEXT[-5:].tolist(), e.tolist()) for e in ENDINGS]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_special_token_in_front_stays(umim: Scorer, tiny_llama: Backbone) -> None:
+    begun = np.concatenate([[0], CONTEXT])  # id 0 is a special token
+    [score] = ReducedScorer(umim, Truncation()).score([Request(begun, ENDINGS[0])], 1)
+    kept = [0, *CONTEXT[-5:].tolist()]
+    expected = model_score(tiny_llama, kept, ENDINGS[0].tolist())
+    assert score.log_prob == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
+    scorer = EvictedScorer(umim, FullCache)
+    found = [score.log_prob for score in scorer.score(REQUESTS, 1)]
+    expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert (scorer.columns.token_reduction, scorer.contexts.token_reduction) == (0.0, 0.0)
+
+
+def test_second_halves_are_the_targets(umim: Scorer, tiny_llama: Backbone) -> None:
+    window = np.concatenate([CONTEXT, ENDINGS[1]])  # 12 tokens: 6 and 6
+    found = second_half_perplexity([window], ReducedScorer(umim, Truncation()), 1)
+    expected = model_score(tiny_llama, [3, 4, 5][-3:], window[6:].tolist())
+    assert found.targets == 6
+    assert found.nll_sum == pytest.approx(-expected, abs=1e-4)
+    assert found.token_reduction == pytest.approx(0.5)  # (1 2) 9 (3 4 5) of 6 tokens
+
+
+def test_a_method_scores_through_lm_eval(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
+    context = model.backbone.encode("the cat sat on the mat and the dog")
+    [(score, _)] = model._loglikelihood_tokens([(None, context, [5, 6])], disable_tqdm=True)
+    kept = context[-len(model.compressed.segment(np.array(context))[0]) :]
+    assert len(kept) < len(context)
+    assert score == pytest.approx(model_score(model.backbone, kept, [5, 6]), abs=1e-4)
+    assert model.get_model_info()["umim"]["method"] == "truncation"
+
+
+@pytest.mark.parametrize("merge", ["all", "none"])
+def test_a_method_takes_the_merged_prompts_place_alone(checkpoint_path: Path, merge: str) -> None:
+    with pytest.raises((ConfigError, SystemExit)):
+        UmimLM(checkpoint_path, merge, method="truncation")
+
+
+def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
+    with pytest.raises(EvaluationError, match="does not generate"):
+        model.generate_until([], disable_tqdm=True)
