@@ -17,25 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from transformers import PreTrainedTokenizerBase
-
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import task_of
-from tasks.stages.distill import parallelism, train_on_rows
+from tasks.stages.distill import Optimisation, cell_job, train_on_rows, training_key
 from tasks.training.train_worker import launch
-from umim_core.adaptation.choices import (
-    TaskSequence,
-    read_questions,
-    task_sequences,
-)
+from umim_core.adaptation.choices import read_questions, task_sequences
 from umim_core.adaptation.settings import Training
 from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.backbone.fingerprint import backbone_identity, special_ids
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import AdaptConfig, Cell, DistillConfig, PreferenceConfig, Recipe
+from umim_core.config.recipe import AdaptConfig, Cell, Recipe
 from umim_core.config.rule_fields import RulesConfig
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
@@ -113,11 +107,23 @@ def sft_stage(
     """Distil on task sequences: from a checkpoint, or from random weights for task rules alone."""
 
     def train(job: TrainJob) -> Metrics:
-        tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
-        rows = {
-            split: _rows(task, split, tokenizer, adapt.max_tokens) for split in ("train", "valid")
-        }
-        return train_on_rows(job, rows, lease)
+        tokenizer, of = load_tokenizer(cell.backbone, revision=cell.revision), task_of(task)
+
+        def rows(split: str) -> TokenRows:
+            sequences = task_sequences(
+                read_questions(task.path / f"{split}.jsonl"),
+                partial(encode, tokenizer),
+                prompt=of.prompt,
+                delimiter=of.delimiter,
+                max_length=adapt.max_tokens,
+                merge=of.merged,
+            )
+            return TokenRows.of_rows(
+                [sequence.ids.tolist() for sequence in sequences],
+                [sequence.mergeable for sequence in sequences],
+            )
+
+        return train_on_rows(job, {split: rows(split) for split in ("train", "valid")}, lease)
 
     return _trained(root, "sft", adapt.sft, (recipe, adapt, cell, task, start), train)
 
@@ -134,8 +140,10 @@ def dpo_stage(
     """Train preferences between answers, from ``start``, which is the reference."""
 
     def train(job: TrainJob) -> Metrics:
-        train, valid = (str(task.path / f"{split}.jsonl") for split in ("train", "valid"))
-        return launch(replace(job, objective="preference", train=train, valid=valid), lease)
+        of = task_of(task)
+        questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
+        asked = replace(job, **questions, prompt=of.prompt, delimiter=of.delimiter)
+        return launch(replace(asked, objective="preference"), lease)
 
     return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)
 
@@ -147,72 +155,26 @@ TRAININGS: Final[dict[Training, Callable[..., Artifact]]] = {"sft": sft_stage, "
 def _trained(
     root: Path,
     name: str,
-    optimisation: DistillConfig | PreferenceConfig,
+    optimisation: Optimisation,
     of: tuple[Recipe, AdaptConfig, Cell, Artifact, Artifact],
     train: Callable[[TrainJob], Metrics],
 ) -> Artifact:
     """Run a stage that trains a cell's module on a task, from a checkpoint or task rules alone."""
     recipe, adapt, cell, task, start = of
-    config = {
-        "backbone": cell.backbone,
-        "revision": cell.revision,
-        "train": optimisation.model_dump(),
-        "max_tokens": adapt.max_tokens,
-        "seed": recipe.seed,
-        **parallelism(recipe.cluster),
-        **task_of(task).key(),
-    }
-    inputs, checkpoint, rules = {"task": task.digest}, None, start.path / "rules"
-    if start.stage == "task-rules":  # what a checkpoint would say of itself is named here
+    config = training_key(recipe, cell, optimisation) | {"max_tokens": adapt.max_tokens}
+    config |= task_of(task).key()
+    if start.stage == "task-rules":  # the key holds what a checkpoint's digest would cover
+        checkpoint, rules = None, start.path / "rules"
         config |= cell.form()
-        inputs |= {
-            "rules": start.digest,
-            "backbone": backbone_identity(cell.backbone, cell.revision),
-        }
+        backbone = backbone_identity(cell.backbone, cell.revision)
+        inputs = {"rules": start.digest, "backbone": backbone}
     else:
-        inputs["start"] = start.digest
         checkpoint = start.path / "checkpoint"
-        rules = checkpoint / "rules"
-    spec = StageSpec(name, 4, config, inputs, resumable=True)
+        rules, inputs = checkpoint / "rules", {"start": start.digest}
+    inputs["task"] = task.digest
 
     def build(out: Path) -> Metrics:
-        return train(
-            TrainJob(
-                objective="distill",
-                backbone=cell.backbone,
-                revision=cell.revision,
-                rules=str(rules),
-                train="train",
-                valid="valid",
-                start=None if checkpoint is None else str(checkpoint),
-                form=cell.form(),
-                max_tokens=adapt.max_tokens,
-                seed=recipe.seed,
-                config=optimisation.model_dump(),
-                strategy=recipe.cluster.strategy,
-                use_gpu=recipe.cluster.use_gpu,
-                out=str(out),
-                prompt=task_of(task).prompt,
-                delimiter=task_of(task).delimiter,
-            )
-        )
+        length = adapt.max_tokens
+        return train(cell_job(recipe, cell, optimisation, out, rules, length, checkpoint))
 
-    return run_stage(root, spec, build)
-
-
-def _rows(
-    task: Artifact, split: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int
-) -> TokenRows:
-    of = task_of(task)
-    sequences: list[TaskSequence] = task_sequences(
-        read_questions(task.path / f"{split}.jsonl"),
-        partial(encode, tokenizer),
-        prompt=of.prompt,
-        delimiter=of.delimiter,
-        max_length=max_tokens,
-        merge=of.merged,
-    )
-    return TokenRows.of_rows(
-        [sequence.ids.tolist() for sequence in sequences],
-        [sequence.mergeable for sequence in sequences],
-    )
+    return run_stage(root, StageSpec(name, 4, config, inputs, resumable=True), build)

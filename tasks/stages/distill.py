@@ -9,10 +9,19 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.training.train_worker import launch
 from umim_core.backbone.fingerprint import backbone_identity
-from umim_core.config.recipe import BackboneDtype, Cell, ClusterConfig, Recipe
+from umim_core.config.recipe import (
+    BackboneDtype,
+    Cell,
+    ClusterConfig,
+    DistillConfig,
+    PreferenceConfig,
+    Recipe,
+)
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_run import place_rows
+
+Optimisation = DistillConfig | PreferenceConfig
 
 
 def distill_stage(
@@ -32,13 +41,9 @@ def distill_stage(
         "distill",
         4,
         {
-            "backbone": cell.backbone,
-            "revision": cell.revision,
+            **training_key(recipe, cell, recipe.distill),
             **cell.form(),
             "segment_length": recipe.segment_length,
-            "train": recipe.distill.model_dump(),
-            "seed": recipe.seed,
-            **parallelism(recipe.cluster),
         },
         {
             "rules": filtered.digest,
@@ -53,29 +58,64 @@ def distill_stage(
             split: TokenRows.of_segments(tokens(tokenized, split), recipe.segment_length)
             for split in ("train", "valid")
         }
-        job = TrainJob(
-            objective="distill",
-            backbone=cell.backbone,
-            revision=cell.revision,
-            rules=str(filtered.path / "rules"),
-            train="train",
-            valid="valid",
-            start=None,
-            form=cell.form(),
-            max_tokens=recipe.segment_length,
-            seed=recipe.seed,
-            config=recipe.distill.model_dump(),
-            strategy=recipe.cluster.strategy,
-            use_gpu=recipe.cluster.use_gpu,
-            out=str(out),
-        )
+        rules, length = filtered.path / "rules", recipe.segment_length
+        job = cell_job(recipe, cell, recipe.distill, out, rules, length)
         return train_on_rows(job, rows, lease)
 
     return run_stage(root, spec, build)
 
 
+def training_key(recipe: Recipe, cell: Cell, optimisation: Optimisation) -> dict[str, object]:
+    """Return the configuration that all trainings of a cell's module have in their keys."""
+    return {
+        "backbone": cell.backbone,
+        "revision": cell.revision,
+        "train": optimisation.model_dump(),
+        "seed": recipe.seed,
+        **parallelism(recipe.cluster),
+    }
+
+
+def cell_job(
+    recipe: Recipe,
+    cell: Cell,
+    optimisation: Optimisation,
+    out: Path,
+    rules: Path,
+    max_tokens: int,
+    start: Path | None = None,
+) -> TrainJob:
+    """Return a distillation of a cell's module over the rows ``train`` and ``valid``.
+
+    Args:
+        recipe: Seed and cluster.
+        cell: Backbone and form of the module.
+        optimisation: Steps, learning rate and the rest.
+        out: Receives the checkpoint.
+        rules: Directory of the rule set.
+        max_tokens: Most tokens of a row.
+        start: Checkpoint to start from; None for random weights.
+    """
+    return TrainJob(
+        objective="distill",
+        backbone=cell.backbone,
+        revision=cell.revision,
+        rules=str(rules),
+        train="train",
+        valid="valid",
+        start=None if start is None else str(start),
+        form=cell.form(),
+        max_tokens=max_tokens,
+        seed=recipe.seed,
+        config=optimisation.model_dump(),
+        strategy=recipe.cluster.strategy,
+        use_gpu=recipe.cluster.use_gpu,
+        out=str(out),
+    )
+
+
 def parallelism(cluster: ClusterConfig) -> dict[str, object]:
-    """Return what of a cluster decides the bits of a training result."""
+    """Return the cluster settings that decide the bits of a training result."""
     return {
         "workers": max(1, cluster.workers),
         "strategy": cluster.strategy,
@@ -84,7 +124,7 @@ def parallelism(cluster: ClusterConfig) -> dict[str, object]:
 
 
 def dtype_key(dtype: BackboneDtype) -> dict[str, object]:
-    """Return what a stage's key says of the backbone's data type: nothing if it is float32."""
+    """Return the backbone's data type for a stage's key: nothing if it is float32."""
     return {} if dtype == "float32" else {"dtype": dtype}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from umim_core.adaptation.settings import (
+    BASE,
     SETTINGS,
     WT,
     Setting,
@@ -50,6 +51,10 @@ def test_a_trained_setting_keeps_the_rules_of_its_start() -> None:
     trained = [row for row in SETTINGS if row.training != "none" and row.start is not None]
     assert {row.rules for row in trained} == {"task"}
     assert all(find_setting(str(row.start)).rules == "task" for row in trained)
+
+
+def test_every_setting_but_the_base_model_gets_a_row_of_the_comparison() -> None:
+    assert [row.name for row in SETTINGS if "alignment" not in row.measured] == [BASE]
 
 
 def test_one_setting_is_timed() -> None:

@@ -33,8 +33,8 @@ class Setting:
             the rules of its start.
         training: ``distill`` on the corpus, ``sft`` (distillation on task sequences) or ``dpo``
             (preference between answers).
-        measured: ``alignment`` with perplexity on held-out text, ``accuracy`` on the task,
-            ``speed`` (of one setting).
+        measured: ``alignment`` with perplexity on held-out text, which gives the setting its row
+            of the comparison; ``accuracy`` on the task; ``speed`` (of one setting).
     """
 
     name: str
