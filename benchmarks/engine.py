@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -33,8 +34,7 @@ from benchmarks.engine_sides import (
     subject,
 )
 from benchmarks.timing import alternate, ratio, spread
-from umim_core.benchmarking.break_even import break_even_markdown
-from umim_core.benchmarking.measured_speed import ThroughputRow
+from umim_core.benchmarking.break_even import ThroughputRow, break_even_markdown
 from umim_core.benchmarking.roofline import Roofline
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.config.benchmark import BenchmarkConfig
@@ -79,7 +79,7 @@ def measure(given: Subject, config: BenchmarkConfig, roofline: Roofline | None =
         "engine_prompt_tokens": length,
         "engines": engines,
         "logits_error": errors,
-        "rows": [row.as_dict() for row in rows],
+        "rows": [asdict(row) for row in rows],
         "break_even": break_even_markdown(rows),
         "merging": merging,
     }

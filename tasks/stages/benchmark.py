@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,7 @@ import torch
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
-from umim_core.benchmarking.break_even import break_even, break_even_markdown
-from umim_core.benchmarking.measured_speed import ThroughputRow
+from umim_core.benchmarking.break_even import ThroughputRow, break_even, break_even_markdown
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint.checkpoint import resolve_checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
@@ -60,8 +60,8 @@ def benchmark_stage(
         # Each pair of runs begins one continuation further on, then round again.
         text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
         rows = measure_throughput(compressed, np.asarray(text, dtype=np.int64), config)
-        _write(out / _FILE, [row.as_dict() for row in rows])
-        _write(out / f"{_BREAK_EVEN}.json", [found.as_dict() for found in break_even(rows)])
+        _write(out / _FILE, [asdict(row) for row in rows])
+        _write(out / f"{_BREAK_EVEN}.json", [asdict(found) for found in break_even(rows)])
         (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")
         return _summary(rows, config)
 

@@ -30,8 +30,7 @@ from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
-from umim_core.benchmarking.break_even import BreakEven, break_even
-from umim_core.benchmarking.measured_speed import ThroughputRow
+from umim_core.benchmarking.break_even import BreakEven, ThroughputRow, break_even
 from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from umim_core.benchmarking.break_even import (
+    Phase,
+    ThroughputRow,
     break_even,
     break_even_markdown,
     least_reduction,
     pays_from,
 )
-from umim_core.benchmarking.measured_speed import Phase, ThroughputRow
 
 LENGTHS = (256, 512, 1024)
 
@@ -76,7 +78,7 @@ def test_phases_batch_sizes_and_rules_are_told_apart() -> None:
         ("decode", 1, "fixed-pairs", None),
         ("prefill", 8, "fixed-pairs", 256),
     ]
-    assert json.loads(json.dumps(found[1].as_dict()))["speedups_low"] == [1.2, 0.5]
+    assert json.loads(json.dumps(asdict(found[1])))["speedups_low"] == [1.2, 0.5]
 
 
 def test_the_least_reduction_is_that_from_which_all_larger_ones_pay() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.benchmarking.measured_speed import ThroughputRow
+from umim_core.benchmarking.break_even import ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
 from umim_core.benchmarking.runs import Prompts, cut_prompts, time_run
@@ -73,7 +74,7 @@ def test_rows_are_consistent_and_json(rows: list) -> None:
         assert row.base_tokens_per_s > 0 and row.umim_tokens_per_s > 0
         assert row.speedup_low <= row.speedup <= row.speedup_high
         assert row.bound >= 1.0
-        assert json.loads(json.dumps(row.as_dict())) == row.as_dict()
+        assert json.loads(json.dumps(asdict(row))) == asdict(row)
 
 
 def test_a_figure_above_the_roofline_ends_the_benchmark() -> None:

@@ -10,17 +10,21 @@ import torch
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.pooled_embeddings import mean_embedding
 from umim_core.baselines.truncation import Truncation
+from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
-from umim_core.evaluation.perplexity import second_half_perplexity
+from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
+from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
+ThreeInts = tuple[np.ndarray, np.ndarray, np.ndarray]
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
 ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
@@ -97,3 +101,22 @@ def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
     with pytest.raises(EvaluationError, match="does not generate"):
         model.generate_until([], disable_tqdm=True)
+
+
+def test_any_segmenter_cuts_what_a_baseline_merges(tiny_llama: Backbone) -> None:
+    class EveryTwo:
+        """Pairs of tokens, by nothing of ``Matcher`` but the protocol."""
+
+        def segment(self, ids: np.ndarray) -> Segmentation:
+            return FixedPairs().segment(ids)
+
+        def segment_many(self, ids: np.ndarray, offsets: np.ndarray) -> ThreeInts:
+            return FixedPairs().segment_many(ids, offsets)
+
+    rows = [np.concatenate([CONTEXT, ending]) for ending in ENDINGS]
+    pairs, ours = (
+        perplexity(rows, Compressed(tiny_llama, mean_embedding, segmenter, "compact"))
+        for segmenter in (FixedPairs(), EveryTwo())
+    )
+    assert ours == pairs
+    assert ours.token_reduction > 0.4

@@ -14,14 +14,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.benchmarking.measured_speed import Phase, ThroughputRow
+from umim_core.benchmarking.break_even import Phase, ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
-from umim_core.benchmarking.runs import Continuation, Ints, Measured, Timing, alternate
+from umim_core.benchmarking.runs import Continuation, Ints, Measured, alternate
 from umim_core.config.benchmark import BenchmarkConfig, RuleKind
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
@@ -98,7 +99,7 @@ def measure_throughput(
     ]
     measured = [
         (sizes, kind, alternate(base, umim, ids, sizes, config, continuation))
-        for sizes in _sizes(config)
+        for sizes in product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
         for kind, umim in rules
     ]
     if roofline is None:  # a busy moment may have hidden the peak the first time
@@ -140,17 +141,10 @@ def _kinds(config: BenchmarkConfig, natural: Matcher | None) -> Iterator[_Rules]
     yield _Rules("natural", None, natural)
 
 
-def _sizes(config: BenchmarkConfig) -> list[Sizes]:
-    return [
-        (batch_size, length, config.new_tokens)
-        for batch_size in config.batch_sizes
-        for length in config.prompt_lengths
-    ]
-
-
 def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]:
     """Return what the rows of all phases are made of; units are means over the pairs."""
     batch, length, new = sizes
+    pairs = list(zip(measured.base, measured.umim, strict=True))
     raw, units = (
         np.stack([run.cache_lengths for run in runs]) for runs in (measured.base, measured.umim)
     )  # [pairs, B, new]
@@ -161,7 +155,7 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
     prefill = _Phase(
         name="prefill",
         tokens=length * batch,
-        seconds=[(b.prefill, u.prefill) for b, u in _pairs(measured)],
+        seconds=[(b.prefill, u.prefill) for b, u in pairs],
         work=(_prefill_flops(shape, raw[..., 0]), _prefill_flops(shape, units[..., 0])),
         bound=shape.prefill_bound(length, before),
         token_reduction=1.0 - before / length,
@@ -171,7 +165,7 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
     decode = _Phase(
         name="decode",
         tokens=steps,
-        seconds=[(b.decode, u.decode) for b, u in _pairs(measured)],
+        seconds=[(b.decode, u.decode) for b, u in pairs],
         work=(shape.decode_flops(held) * steps, shape.decode_flops(kept) * steps),
         bound=shape.decode_bound(held, kept, batch),
         token_reduction=1.0 - kept / held,
@@ -181,17 +175,13 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
     request = _Phase(
         name="request",
         tokens=(length + new) * batch,
-        seconds=[(b.prefill + b.decode, u.prefill + u.decode) for b, u in _pairs(measured)],
+        seconds=[(b.prefill + b.decode, u.prefill + u.decode) for b, u in pairs],
         work=(prefill.work[0] + decode.work[0], prefill.work[1] + decode.work[1]),
         bound=sum(parts) / (parts[0] / prefill.bound + parts[1] / decode.bound),
         token_reduction=1.0 - float(units[..., -1].mean()) / float(raw[..., -1].mean()),
         kv_bytes=last,
     )
     return [prefill, decode, request]
-
-
-def _pairs(measured: Measured) -> Iterator[tuple[Timing, Timing]]:
-    return zip(measured.base, measured.umim, strict=True)
 
 
 def _kv_bytes(shape: ModelShape, units: Ints) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.table import Table
 
-    from umim_core.benchmarking.measured_speed import ThroughputRow
+    from umim_core.benchmarking.break_even import ThroughputRow
     from umim_core.model.umim import UMIM
 
 _CHARACTERS: Final = 16  # of a text that surely make a token
@@ -85,8 +86,8 @@ def bench(
             "checkpoint": checkpoint,
             "device": place,
             "dtype": dtype,
-            "rows": [row.as_dict() for row in rows],
-            "break_even": [found.as_dict() for found in break_even(rows)],
+            "rows": [asdict(row) for row in rows],
+            "break_even": [asdict(found) for found in break_even(rows)],
             "verdict": said,
         }
         emit(document, [], as_json)
