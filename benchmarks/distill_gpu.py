@@ -168,7 +168,7 @@ def measure_step(
         hardware=hardware,
         steps=1,
     )
-    told = predicted.figures
+    forecast = predicted.figures
     return {
         "rows": rows,
         "tokens": rows * length,
@@ -177,13 +177,13 @@ def measure_step(
         "sides": {
             name: {
                 "seconds": found,
-                "mfu": told["step_flops"] / found["median"] / peak,
+                "mfu": forecast["step_flops"] / found["median"] / peak,
                 "bytes": extra_bytes(sides[name], device),
             }
             for name, found in seconds.items()
         },
-        "predicted_seconds": told["step_seconds"],
-        "predicted_bytes": told["memory"]["spans"] + told["working_bytes"],
+        "predicted_seconds": forecast["step_seconds"],
+        "predicted_bytes": forecast["memory"]["spans"] + forecast["working_bytes"],
     }
 
 

@@ -3,9 +3,9 @@
     python benchmarks/engine.py --out docs/results/engine.json
     python benchmarks/engine.py --backbones umim-docs-llama --lengths 512 --pairs 3
 
-First our engine without rules beside ``transformers.generate`` with both caches, ids compared; then
+First our engine without rules and ``transformers.generate`` with both caches, ids compared; then
 rules against no rules, on alternating pairs, with the roofline as a guard. What is generated there
-is the text that follows each prompt, on both sides alike: a model of random weights loops, and a
+is the text that follows each prompt, on both sides: a model of random weights loops, and a
 loop holds no natural rules. Gates (P4, CPU): prefill at least 0.9 of its bound from
 512 tokens on, decode at least 0.98 of the engine without rules, matching and merging at most 3 % of
 the prefill they shorten, no slower than transformers, and logits under an empty rule set that are

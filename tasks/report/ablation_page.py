@@ -116,7 +116,7 @@ def _again(name: str) -> str:
         return f"`python -m flows run {name} --flow ablate` measures it again."
     return (
         f"Its recipe is not among the shipped ones: it is `recipe` in that file, and {name}.yaml "
-        f"if that lies beside it; `python -m flows run {name}.yaml --flow ablate` measures it "
+        f"if that lies next to it; `python -m flows run {name}.yaml --flow ablate` measures it "
         "again."
     )
 

@@ -11,14 +11,13 @@ from tasks.report.comparison import COMPARISON_METRICS, TASK_TR, ComparisonRow, 
 from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from umim_core.adaptation.settings import BASE, WT
+from umim_core.adaptation.settings import BASE, WT, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
-BASE_SETTING = WT
 _RULES = "checkpoint/rules"
 Scores = dict[tuple[str, str], Artifact]
 """Artifacts of the stage task-score by (task, setting); the setting ``base`` is among them."""
@@ -76,10 +75,12 @@ def comparison_rows(
     rows = []
     for result in cells:
         for setting, evaluation in result.evaluations.items():
-            plain = setting == BASE_SETTING
-            found = _metrics(evaluation, result.benchmark if plain else None)
+            timed = result.benchmark if measures(setting, "speed") else None
+            found = _metrics(evaluation, timed)
             counts = rule_counts(result.settings[setting].path / _RULES)
-            found |= {"rules": float(sum(counts.values()))} | (_own_halves(result) if plain else {})
+            found |= {"rules": float(sum(counts.values()))} | (
+                _own_halves(result) if setting == WT else {}
+            )
             scores = _scores(result.scores, setting)
             rows.append(
                 cell_row(result.cell, setting=setting, seed=seed, metrics=found, scores=scores)
@@ -90,7 +91,7 @@ def comparison_rows(
                 result.cell,
                 method=name,
                 metrics=_metrics(measured.evaluation, None),
-                scores=_scores(base | measured.scores, BASE_SETTING),
+                scores=_scores(base | measured.scores, WT),
             )
             for name, measured in result.baselines.items()
         ]
@@ -126,7 +127,7 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark)
         | {"rules": float(sum(rule_counts(rules).values()))},
-        scores=_scores(result.scores, BASE_SETTING),
+        scores=_scores(result.scores, WT),
     )
 
 
@@ -154,7 +155,7 @@ def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Mea
     return {
         (task, of): _score(TASKS.find(task).metrics, artifact.metrics)
         for (task, of), artifact in scores.items()
-        if setting == BASE_SETTING or of in (BASE, setting)
+        if setting == WT or of in (BASE, setting)
     }
 
 

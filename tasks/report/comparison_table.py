@@ -9,6 +9,7 @@ from typing import Final
 from tasks.report.comparison import ComparisonRow
 from tasks.report.row_labels import RowRules, shown_name
 from tasks.report.tables import DASH, Column, Table, make_table, number_column
+from umim_core.adaptation.settings import ADAPTED, BASE, WT
 from umim_core.config.recipe import DEFAULT_TASK
 
 STATES: Final = (
@@ -75,9 +76,9 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
 def _score_columns(task: str) -> list[Column]:
     """Return a task's headline: of the base model, of WT, and adapted (or the row's own)."""
     settings: dict[str, Callable[[ComparisonRow], str]] = {
-        "base": lambda _: "base",
-        "WT": lambda row: "WT" if row.setting == "WT" else "",
-        "adapted": lambda row: "Task-Adapted" if row.setting == "WT" else row.setting,
+        BASE: lambda _: BASE,
+        WT: lambda row: WT if row.setting == WT else "",
+        "adapted": lambda row: ADAPTED if row.setting == WT else row.setting,
     }
     name = "acc." if task == DEFAULT_TASK else f"{task} acc."
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from tasks.report.ablation_data import AblationCell, AblationData, Budget, read_ablation
 from tasks.report.ablation_figures import figure_png, figure_svg
 from tasks.report.ablation_page import FIGURES, ablation_page, ablation_table
-from tasks.report.compare import BASE_SETTING, CellResult, comparison_rows, rule_counts
+from tasks.report.compare import CellResult, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow
 from tasks.report.tables import table_text
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.publish import host
+from umim_core.adaptation.settings import WT
 from umim_core.config.recipe import Recipe
 from umim_core.store.artifacts import MANIFEST, write_json
 from umim_core.store.disk import write_bytes
@@ -32,8 +33,7 @@ def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Art
         results: Its cells, distilled and evaluated.
     """
     measured = {
-        f"{number}:evaluate": result.evaluations[BASE_SETTING].key
-        for number, result in enumerate(results)
+        f"{number}:evaluate": result.evaluations[WT].key for number, result in enumerate(results)
     }
     inputs = {
         f"{number}:{name}": artifact.digest
@@ -59,8 +59,8 @@ def ablation_stage(root: Path, recipe: Recipe, results: list[CellResult]) -> Art
 def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
     """Gather everything an ablation found."""
     alone = [replace(result, baselines={}) for result in results]
-    rows = [row for row in comparison_rows(alone, [], recipe.seed) if row.setting == BASE_SETTING]
-    trained = [result.settings[BASE_SETTING] for result in results]
+    rows = [row for row in comparison_rows(alone, [], recipe.seed) if row.setting == WT]
+    trained = [result.settings[WT] for result in results]
     return AblationData(
         name=recipe.name,
         description=recipe.description,
@@ -91,7 +91,7 @@ def _versions(trained: list[Artifact]) -> dict[str, str]:
 
 
 def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> AblationCell:
-    facts, evaluated = trained.manifest()["facts"], result.evaluations[BASE_SETTING].metrics
+    facts, evaluated = trained.manifest()["facts"], result.evaluations[WT].metrics
     return AblationCell(
         row=row,
         rules=rule_counts(result.filtered.path / "rules"),

@@ -17,8 +17,8 @@ WIRING = (
         "DPO does not start from SFT",
         "wiring",
         "umim_core/adaptation/settings.py",
-        'Setting("Task-Adapted", "WT + FT", "task", "dpo")',
-        'Setting("Task-Adapted", "WT + Rules", "task", "dpo")',
+        'Setting(ADAPTED, "WT + FT", "task", "dpo")',
+        'Setting(ADAPTED, "WT + Rules", "task", "dpo")',
         ("tests/flows/test_plans.py",),
     ),
     SeededBug(

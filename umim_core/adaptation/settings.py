@@ -20,6 +20,7 @@ Training = Literal["none", "distill", "sft", "dpo"]
 Measure = Literal["alignment", "accuracy", "speed"]
 BASE: Final = "base"
 WT: Final = "WT"
+ADAPTED: Final = "Task-Adapted"  # the paper's full route
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("WT + FT", "WT + Rules", "task", "sft"),
     Setting("WT + DPO", "WT + Rules", "task", "dpo"),
     Setting("Task-trained", None, "task", "sft"),
-    Setting("Task-Adapted", "WT + FT", "task", "dpo"),
+    Setting(ADAPTED, "WT + FT", "task", "dpo"),
 )
-"""All settings, each below the one that it starts from; the last one is the paper's full route."""
+"""All settings, each below the one that it starts from."""
 
 
 def setting_names() -> list[str]:
