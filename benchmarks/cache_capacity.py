@@ -27,6 +27,7 @@ from benchmarks.generation_quality import MERGES, generate
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
+from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import NumericalError
 from umim_core.text.tokens import tokenize_documents
@@ -84,7 +85,7 @@ def capacity(backbone: Backbone, columns: int, budget: int) -> tuple[int, int]:
 
 
 def entries(
-    umim: UMIM, prompts: Sequence[Ids], merge: str, new: int, batch_size: int
+    umim: UMIM, prompts: Sequence[Ids], merge: Merge, new: int, batch_size: int
 ) -> tuple[list[int], int]:
     """Return the most entries that each row's cache held, and how many the engine allowed a row."""
     settings = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None}

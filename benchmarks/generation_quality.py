@@ -27,6 +27,7 @@ from transformers import GenerationConfig
 from benchmarks.common import Benchmark, Report, save
 from benchmarks.corpus import CACHE, held_out_texts
 from umim_core import UMIM
+from umim_core.config.form import Merge
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
 from umim_core.inference.outputs import RowOutput
@@ -42,7 +43,7 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "top-p 0.9, temperature 0.8": {"do_sample": True, "top_p": 0.9, "temperature": 0.8},
     "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
 }
-MERGES: Final = {"none": (False, False), "prompt": (True, False), "all": (True, True)}
+MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")  # rows of the report
 Ids = NDArray[np.int64]
 
 
@@ -82,20 +83,25 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
 
 
 def generate(
-    umim: UMIM, prompts: Sequence[Ids], merge: str, batch_size: int, seed: int = 0, **settings: Any
+    umim: UMIM,
+    prompts: Sequence[Ids],
+    merge: Merge,
+    batch_size: int,
+    seed: int = 0,
+    **settings: Any,
 ) -> list[RowOutput]:
     """Generate from every prompt, in batches; the seed differs from batch to batch."""
     config = GenerationConfig(**settings)
-    prompt, decode = MERGES[merge]
     rows: list[RowOutput] = []
     for first in range(0, len(prompts), batch_size):
-        drawn = seed * len(prompts) + first
-        request = Request(merge_prompt=prompt, merge_decode=decode, seed=drawn)
+        request = Request(merge=merge, seed=seed * len(prompts) + first)
         rows += umim.engine.generate(prompts[first : first + batch_size], config, request).rows
     return rows
 
 
-def run(subject: Subject, decoding: str, merge: str, seed: int, batch_size: int) -> list[RowOutput]:
+def run(
+    subject: Subject, decoding: str, merge: Merge, seed: int, batch_size: int
+) -> list[RowOutput]:
     """Generate in one of the decodings; an end-of-sequence token ends a text."""
     settings = {
         "max_new_tokens": subject.new_tokens,

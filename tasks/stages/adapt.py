@@ -116,7 +116,7 @@ def sft_stage(
                 prompt=of.prompt,
                 delimiter=of.delimiter,
                 max_length=adapt.max_tokens,
-                merge=of.merged,
+                part=of.merged,
             )
             return TokenRows.of_rows(
                 [sequence.ids.tolist() for sequence in sequences],

@@ -11,12 +11,13 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import out_of_domain, task_of, tokens
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint import read_config, resolve_checkpoint
+from umim_core.config.form import Merge
 from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
 from umim_core.distill.token_rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.merging.compressed import Compressed, Merge
+from umim_core.merging.compressed import Compressed
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 

@@ -45,7 +45,7 @@ def test_the_worked_example_of_the_module_docstring() -> None:
 
 
 def test_sequences_are_cut_on_the_right_and_the_prompt_length_with_them() -> None:
-    [sequence] = task_sequences([QUESTION], characters, max_length=2, merge="context")
+    [sequence] = task_sequences([QUESTION], characters, max_length=2, part="context")
     assert text_of(sequence.ids) == "ab"
     assert (sequence.context_length, sequence.mergeable) == (2, 2)
 
@@ -54,14 +54,14 @@ def test_merging_the_context_only_leaves_the_answer_raw() -> None:
     question = Question("abab", ("cab", "d"), gold=0)
     matcher = Matcher(RuleSet.from_spans([tuple(characters("ab"))]))
     lengths = {
-        merge: task_sequences([question], characters, merge=merge)[0].segment(matcher)[1].tolist()
-        for merge in ("context", "sequence")
+        part: task_sequences([question], characters, part=part)[0].segment(matcher)[1].tolist()
+        for part in ("context", "sequence")
     }
     assert lengths == {"context": [2, 2, 1, 1, 1, 1], "sequence": [2, 2, 1, 1, 2]}
 
 
 def test_segmentation_covers_every_token_once() -> None:
-    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, merge="context")
+    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, part="context")
     starts, lengths = sequence.segment(Matcher(RuleSet.from_spans([tuple(characters("ab"))])))
     assert (starts + lengths)[:-1].tolist() == starts[1:].tolist()
     assert lengths.sum() == len(sequence.ids)

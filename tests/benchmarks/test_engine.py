@@ -64,7 +64,7 @@ def test_an_empty_rule_set_changes_no_bit_of_the_logits(tiny: Subject) -> None:
 
 
 def test_random_text_holds_rules_as_text_does(tiny: Subject) -> None:
-    starts, _ = tiny.compressed.matcher.segment(tiny.ids)
+    starts, _ = tiny.compressed.segment(tiny.ids)
     assert 0.15 < 1 - len(starts) / len(tiny.ids) < 0.6
 
 

@@ -12,6 +12,7 @@ import torch
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.backbone.backbone import Backbone
 from umim_core.distill.objectives import PreferenceObjective
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -36,7 +37,8 @@ def objective(tiny_llama: Backbone) -> PreferenceObjective:
     module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     splits = (questions(2, seed=1), questions(3, seed=2))
-    return PreferenceObjective(tiny_llama, module, matcher, *splits, beta=1.0, batch_size=2)
+    model = Compressed(tiny_llama, module, matcher, "compact")
+    return PreferenceObjective(model, *splits, beta=1.0, batch_size=2)
 
 
 def test_each_split_is_compared_with_its_own_reference(objective: PreferenceObjective) -> None:

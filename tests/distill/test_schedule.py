@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.distill.schedule import linear_warmup_decay
+from umim_core.distill.optimizer import linear_warmup_decay
 from umim_core.errors import ConfigError
 
 

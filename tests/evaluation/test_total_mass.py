@@ -13,12 +13,12 @@ from transformers import GenerationConfig
 
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
+from umim_core.config.form import Merge, UnitPositions
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
 from umim_core.merging import likelihood
 from umim_core.merging.branches import branch_layout
-from umim_core.merging.compressed import Compressed, Merge
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams

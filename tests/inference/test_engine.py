@@ -17,6 +17,7 @@ from transformers import (
 
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
@@ -107,23 +108,15 @@ def test_an_eos_that_would_complete_a_rule_ends_the_row_unmerged(chain: Backbone
 
 
 @pytest.mark.parametrize(
-    ("merge_prompt", "merge_decode", "lengths"),
-    [
-        (True, True, (1, 2, 2)),
-        (True, False, (1, 2, 3)),
-        (False, True, (2, 3, 3)),
-        (False, False, (2, 3, 4)),
-    ],
+    ("merge", "lengths"), [("all", (1, 2, 2)), ("prompt", (1, 2, 3)), ("none", (2, 3, 4))]
 )
-def test_prompt_and_decode_merging_switch_separately(
-    chain: Backbone, merge_prompt: bool, merge_decode: bool, lengths: tuple[int, ...]
+def test_what_is_merged_is_what_was_asked_for(
+    chain: Backbone, merge: Merge, lengths: tuple[int, ...]
 ) -> None:
     engine = Engine(
         Compressed(chain, LastToken(), Matcher(RuleSet.from_spans([(0, 1), (2, 3)])), "compact")
     )
-    output = engine.generate(
-        [[0, 1]], settings(3), Request(merge_prompt=merge_prompt, merge_decode=merge_decode)
-    )
+    output = engine.generate([[0, 1]], settings(3), Request(merge=merge))
     assert output.rows[0].cache_lengths == lengths
     assert output.rows[0].ids == (2, 3, 4)
 

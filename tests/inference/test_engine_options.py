@@ -85,7 +85,7 @@ def test_border_matching_needs_both_kinds_of_merging() -> None:
         Compressed(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
     )
     with pytest.raises(GenerationError, match="match_border needs merging"):
-        engine.generate([[1, 2]], settings(2), Request(merge_decode=False, match_border=True))
+        engine.generate([[1, 2]], settings(2), Request(merge="prompt", match_border=True))
 
 
 @pytest.mark.parametrize("top", [0, 3])

@@ -108,7 +108,7 @@ METHOD = (
         "method",
         "umim_core/inference/engine.py",
         "        if request.match_border:\n",
-        "        if request.merge_prompt and request.merge_decode:\n",
+        '        if request.merge == "all":\n',
         ("tests/inference/test_engine.py",),
     ),
     SeededBug(

@@ -164,7 +164,7 @@ def task_sequences(
     prompt: str = "{context}",
     delimiter: str = " ",
     max_length: int = DEFAULT_MAX_LENGTH,
-    merge: Part = "sequence",
+    part: Part = "sequence",
 ) -> list[TaskSequence]:
     """Build one sequence per question: prompt, delimiter, correct answer, cut on the right.
 
@@ -174,7 +174,7 @@ def task_sequences(
         prompt: Format string with the field ``{context}``.
         delimiter: Text between prompt and answer.
         max_length: Tokens kept.
-        merge: Where rules apply: the whole sequence (HellaSwag) or the prompt (ARC).
+        part: Where rules apply: the whole sequence (HellaSwag) or the prompt (ARC).
 
     Raises:
         ConfigError: If ``max_length`` is below 2 or the prompt lacks ``{context}``.
@@ -187,7 +187,7 @@ def task_sequences(
         context, ending = encode_pair(encode, text, answer)
         ids = np.concatenate([context, ending])[:max_length]
         length = min(len(context), len(ids))
-        sequences.append(TaskSequence(ids, length, length if merge == "context" else len(ids)))
+        sequences.append(TaskSequence(ids, length, length if part == "context" else len(ids)))
     return sequences
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,15 +18,14 @@ from umim_core.cli.prompt_input import (
     SpecialTokensOption,
     given_text,
 )
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
     from umim_core.model.options import GenerateOptions
 
-MergeOption = Annotated[
-    Literal["all", "prompt", "none"], typer.Option(help="What is merged; none is the base model.")
-]
+MergeOption = Annotated[Merge, typer.Option(help="What is merged; none is the base model.")]
 
 
 def generate(

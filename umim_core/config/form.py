@@ -19,10 +19,18 @@ says which positions the backbone gives to units while the module is trained, an
 
     ids        x1 x2 x3 x4 x5        units  [x1] [x2 x3] [x4] [x5]
     raw         0  1  2  3  4        compact  0     1      2    3      preserved  0  2  3  4
+
+What a caller wants merged is no part of the form; it has the same words everywhere::
+
+    merge     prompt (context)   generated or scored tokens
+    all       merged             merged
+    prompt    merged             raw
+    none      raw                raw                            the base model
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, Self, get_args
 
@@ -35,6 +43,8 @@ from umim_core.registry import Registry
 Positions = Literal["none", "learned"]
 Depth = Literal[1, 3]
 UnitPositions = Literal["compact", "preserved"]
+Merge = Literal["all", "prompt", "none"]
+MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
 PAPER: Final = "attention"
 _DEEPER: Final = " of depth "
 
@@ -168,3 +178,16 @@ class ModuleForm(StableDump):
     def permutation_invariant(self) -> bool:
         """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too."""
         return self.kind == PAPER and self.module_positions == "none"
+
+
+def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
+    """Refuse a value of ``merge`` that does not exist, or that a caller has no use for.
+
+    Raises:
+        ConfigError: If it is none of ``known``.
+    """
+    if merge not in known:
+        renamed = {"context": "'context' is called 'prompt'."}
+        raise ConfigError(
+            f"merge must be one of {tuple(known)}", merge, renamed.get(merge, "Choose one of them.")
+        )

@@ -1,4 +1,4 @@
-"""Optimisation strategies: the interface, AdamW in one process, and its tensors.
+"""Optimisation: the interface of strategies, AdamW in one process, its tensors, the schedule.
 
 Strategies of several ranks (DDP, ZeRO-2) take the same loss scaled by world / global weight, clip
 once to the same norm and use the same AdamW and the same learning-rate schedule (set per step by
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, ConfigError
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
 
@@ -140,3 +140,31 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
                 )
             place = value.device if name == "step" else parameter.device
             optimizer.state[parameter][name] = value.to(place, copy=True)
+
+
+def linear_warmup_decay(step: int, total_steps: int, warmup_fraction: float = 0.1) -> float:
+    """Return the factor on the peak learning rate at a step.
+
+    It rises from 1/w to 1 over the w = ceil(warmup_fraction * total_steps) first steps and falls
+    linearly to 1 / (total_steps - w + 1) at the last one, so that no step is wasted at rate 0.
+
+    Args:
+        step: Step to be taken, counted from 0.
+        total_steps: Planned steps.
+        warmup_fraction: Share of warm-up steps, 0 <= f < 1.
+
+    Raises:
+        ConfigError: If the fraction is outside its bounds or there are no steps.
+
+    Source: paper, "Optimization and Distributed Training" (10 % warm-up, linear decay).
+    """
+    if total_steps < 1 or not 0.0 <= warmup_fraction < 1.0:
+        raise ConfigError(
+            "a schedule needs at least one step and a warm-up fraction in [0, 1)",
+            f"{total_steps} steps, fraction {warmup_fraction}",
+            "Raise the steps or lower the fraction.",
+        )
+    warmup = math.ceil(warmup_fraction * total_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    return max(0.0, (total_steps - step) / (total_steps - warmup + 1))

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import Objective
-from umim_core.distill.optimizer import Strategy
-from umim_core.distill.schedule import linear_warmup_decay
+from umim_core.distill.optimizer import Strategy, linear_warmup_decay
 from umim_core.distill.train_ranks import rank_and_world, sum_over_ranks
 from umim_core.distill.train_resume import resume, save
 from umim_core.distill.train_state import Progress, Row, parameters_of

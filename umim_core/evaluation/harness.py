@@ -35,6 +35,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import MERGES, Merge, check_merge
 from umim_core.errors import BackboneError, EvaluationError
 from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
@@ -45,7 +46,6 @@ from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
-from umim_core.merging.compressed import MERGES, Merge, check_merge
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 
@@ -208,7 +208,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 wanted = self._wanted(options)
                 if wanted.config.do_sample and seed is None:
                     seed = fresh_seed()
-                request = Request(merge_decode=self.merge == "all", seed=seed, streams=numbers)
+                request = Request(merge=self.merge, seed=seed, streams=numbers)
                 texts += self._generate(engine, prompts, wanted, request)
                 for prompt, text in zip(prompts, texts[-len(prompts) :], strict=True):
                     self.cache_hook.add_partial("generate_until", (prompt, options), text)

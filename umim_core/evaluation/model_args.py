@@ -11,7 +11,8 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
-from umim_core.merging.compressed import Compressed, Merge
+from umim_core.config.form import Merge
+from umim_core.merging.compressed import Compressed
 from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
 

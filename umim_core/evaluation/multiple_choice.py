@@ -21,7 +21,7 @@ from umim_core.errors import EvaluationError, MissingExtraError
 from umim_core.task_sets.spec import TASKS
 
 if TYPE_CHECKING:
-    from umim_core.merging.compressed import Merge
+    from umim_core.config.form import Merge
 
 
 @dataclass(frozen=True)

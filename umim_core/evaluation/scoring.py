@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError
-from umim_core.merging.compressed import Compressed, Merge, check_merge
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 

@@ -117,7 +117,7 @@ class Engine:
         given = read_prompts(
             prompts,
             None if past is None else [ids[-1] for ids in past.raw_ids],
-            self.compressed if request.merge_prompt else self.compressed.base(),
+            self.compressed.base() if request.merge == "none" else self.compressed,
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
@@ -134,7 +134,7 @@ class Engine:
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        merged = request.merge_decode and self.compressed.matcher is not None
+        merged = request.merge == "all" and self.compressed.matcher is not None
         matcher = self.compressed.require_matcher() if merged else None
         units = GeneratedUnits(matcher, len(rows))
         if request.match_border:

@@ -16,6 +16,9 @@ from umim_core.errors import GenerationError
 from umim_core.inference.stopping import StopReason
 from umim_core.merging.compressed import Compressed
 
+Spans = tuple[tuple[int, int], ...]
+TopTokens = tuple[tuple[int, float], ...]
+
 
 @dataclass
 class GenerationState:
@@ -98,11 +101,6 @@ class LapClock:
         self.laps: list[float] = []
         self.start()
 
-    @property
-    def first(self) -> float:
-        """Seconds of the first lap."""
-        return self.laps[0]
-
     def start(self) -> None:
         """Begin a lap."""
         self._began = time.perf_counter()
@@ -110,10 +108,6 @@ class LapClock:
     def stop(self) -> None:
         """End it."""
         self.laps.append(time.perf_counter() - self._began)
-
-
-Spans = tuple[tuple[int, int], ...]
-TopTokens = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import Merge, check_merge
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import Observer
 from umim_core.inference.prompts import Overlong
@@ -150,8 +151,7 @@ class Request:
     """The options of one call of the engine.
 
     Attributes:
-        merge_prompt: Whether prompts are compressed.
-        merge_decode: Whether generated tokens are merged in the cache.
+        merge: What is merged: prompts and, in the cache, generated tokens; prompts; or nothing.
         match_border: Whether a rule may begin in the prompt and end in the generated tokens, or
             begin with the token that an earlier turn left unfed; in the paper's form none does. No
             rule reaches further into an earlier turn.
@@ -168,8 +168,7 @@ class Request:
         observer: Called after every forward.
     """
 
-    merge_prompt: bool = True
-    merge_decode: bool = True
+    merge: Merge = "all"
     match_border: bool = False
     seed: int | None = None
     streams: Sequence[int] | None = None
@@ -191,6 +190,7 @@ class Request:
             GenerationError: If more log-probabilities are asked for than there are ids, the border
                 is to be matched without both kinds of merging, or several rows are to be streamed.
         """
+        check_merge(self.merge)
         for name, given in (
             ("logits_processor", self.logits_processor),
             ("stopping_criteria", self.stopping_criteria),
@@ -215,9 +215,9 @@ class Request:
             raise GenerationError(
                 f"logprobs must lie between 0 and {vocab_size}", self.logprobs, "Ask for fewer."
             )
-        if self.match_border and not (self.merge_prompt and self.merge_decode):
+        if self.match_border and self.merge != "all":
             raise GenerationError(
                 "match_border needs merging in the prompt and while decoding",
-                f"merge_prompt {self.merge_prompt}, merge_decode {self.merge_decode}",
-                "Merge both, or leave it out.",
+                f"merge {self.merge!r}",
+                "Merge all, or leave it out.",
             )

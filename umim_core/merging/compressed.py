@@ -5,13 +5,7 @@
     matcher          the rules, which cut raw ids into units
     unit_positions   which positions the units have in the backbone, as the module was trained
 
-Without rules it is the base model: ``compressed.base()``. What a caller wants merged has the same
-words everywhere::
-
-    merge     prompt (context)   generated or scored tokens
-    all       merged             merged
-    prompt    merged             raw
-    none      raw                raw                            the base model
+Without rules it is the base model: ``compressed.base()``.
 
 Shapes: B rows, S units of the longest row, M spans, N tokens of the longest span, d embedding size.
 """
@@ -20,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,9 +33,6 @@ from umim_core.merging.packing import (
     pack_rows,
 )
 from umim_core.rules.matcher import Matcher
-
-Merge = Literal["all", "prompt", "none"]
-MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
 
 
 @dataclass(frozen=True)
@@ -132,16 +123,3 @@ class Compressed:
             return self.backbone.embed(packed.token_ids)
         pooled = self.surrogates(packed.span_ids, packed.span_lengths)
         return fill_units(packed, self.backbone, pooled)
-
-
-def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
-    """Refuse a value of ``merge`` that does not exist, or that a caller has no use for.
-
-    Raises:
-        ConfigError: If it is none of ``known``.
-    """
-    if merge not in known:
-        renamed = {"context": "'context' is called 'prompt'."}
-        raise ConfigError(
-            f"merge must be one of {tuple(known)}", merge, renamed.get(merge, "Choose one of them.")
-        )

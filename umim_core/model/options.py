@@ -9,12 +9,12 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState, Observer
 from umim_core.inference.prompts import Overlong
 from umim_core.inference.request import Request, with_defaults
 from umim_core.inference.stopping import eos_ids
-from umim_core.merging.compressed import Merge, check_merge
 from umim_core.model.inputs import Mask, PromptInput
 
 _INTEGERS: Final = ("max_new_tokens", "min_new_tokens", "no_repeat_ngram_size", "n")
@@ -206,15 +206,12 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
         ConfigError: If ``merge`` is none of its values.
         GenerationError: If a streamer comes with ``streamer``.
     """
-    merge = options.get("merge", "all")
-    check_merge(merge)
     if streamer is not None and options.get("streamer") is not None:
         raise GenerationError(
             "stream yields the text itself", "streamer", "Pass a streamer to generate."
         )
     return Request(
-        merge_prompt=merge != "none",
-        merge_decode=merge == "all",
+        merge=options.get("merge", "all"),
         match_border=options.get("match_border", False),
         overlong=options.get("overlong", "refuse"),
         seed=options.get("seed"),

@@ -26,18 +26,7 @@ def score_texts(
 ) -> list[list[float]]:
     """Return the log-probability (nats) of each continuation after its context.
 
-    Args:
-        contexts: Texts with at least one token each.
-        continuations: Texts per context, encoded on their own; they stay raw.
-        compressed: The model.
-        add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
-            tokenizer does by default. Continuations never do.
-
-    Raises:
-        EvaluationError: If a context or a continuation has no token, there is not one list per
-            context, or the backbone's positions do not suffice.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
-        NumericalError: If a log-probability is NaN or infinite.
+    See ``UMIM.score``; ``compressed`` is the model, or its base.
     """
     if any(isinstance(texts, str) for texts in (contexts, continuations, *continuations)):
         raise EvaluationError(
@@ -74,16 +63,7 @@ def text_perplexity(
 ) -> float:
     """Return exp(mean negative log-probability) over all raw targets, a text at a time.
 
-    Args:
-        texts: A text, texts, or arrays of raw ids [T_b]; each is scored on its own, in one forward.
-        compressed: The model.
-        add_special_tokens: Whether texts get special tokens, a BOS say; None does as the tokenizer
-            does by default. Ids are taken as they are.
-
-    Raises:
-        EvaluationError: If there is no target or a text exceeds the backbone's positions.
-        GenerationError: If a row exceeds the window of a sliding-window backbone.
-        NumericalError: If a log-probability is NaN or infinite.
+    See ``UMIM.perplexity``; ``compressed`` is the model, or its base.
     """
     total, targets = 0.0, 0
     for item in [texts] if isinstance(texts, str) else texts:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge, check_merge
 from umim_core.inference.engine import Engine, Steps, exhaust
-from umim_core.merging.compressed import Compressed, Merge, check_merge
+from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
@@ -200,6 +201,7 @@ class UMIM:
         Raises:
             EvaluationError: If a context or a continuation has no token, the numbers of contexts
                 and lists differ, or the backbone's positions do not suffice.
+            GenerationError: If a row exceeds the window of a sliding-window backbone.
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge)
@@ -235,6 +237,7 @@ class UMIM:
 
         Raises:
             EvaluationError: If there is no target or a text exceeds the backbone's positions.
+            GenerationError: If a text exceeds the window of a sliding-window backbone.
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_merge(merge, ("all", "none"))

@@ -122,6 +122,6 @@ def test_sft_makes_its_rows_without_the_backbones_weights(
         tiny_llama.encode,
         prompt="{context}\n\nSummary:",
         max_length=512,
-        merge="context",
+        part="context",
     )
     assert TokenRows.load(rows).row(0).tolist() == expected.ids.tolist()
