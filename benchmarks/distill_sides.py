@@ -25,8 +25,7 @@ from torch.nn import functional as F
 from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
-from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.backbone.backbone import Backbone
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
@@ -34,7 +33,7 @@ from umim_core.distill.step import DistillModel
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
-from umim_core.rules.matcher import Matcher
+from umim_core.model.umim import UMIM
 
 OURS, COMPILED, PLAIN, LIGER = "ours", "ours, compiled", "plain", "Liger"
 KERNELS: Final[dict[str, LossKernel]] = {OURS: "eager", COMPILED: "compiled"}
@@ -156,10 +155,10 @@ class Batch:
 
 def embedded_batch(ids_file: Path, rows: int) -> Batch:
     """Return the first segments of a file of ids under the rules of the embedded checkpoint."""
-    backbone = load_backbone(EMBEDDED)
+    umim = UMIM.from_pretrained(EMBEDDED)
+    backbone, matcher = umim.backbone, umim.matcher
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    matcher = Matcher(Checkpoint.load(EMBEDDED).rules)
     ids = np.asarray(open_ids(ids_file, rows * LENGTH), dtype=np.int64)
     if len(ids) < rows * LENGTH:
         raise SystemExit(f"{ids_file.name} must hold {rows * LENGTH} ids, not {len(ids)}")

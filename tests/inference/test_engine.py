@@ -18,7 +18,7 @@ from transformers import (
 from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.form import Merge
-from umim_core.errors import ConfigError, GenerationError
+from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
@@ -171,8 +171,3 @@ def test_a_request_for_no_token_is_refused(chain: Backbone, new_tokens: int) -> 
     config.max_new_tokens = new_tokens
     with pytest.raises(GenerationError, match="max_new_tokens must be an integer of at least 1"):
         Engine(Compressed.without_merging(chain)).generate([[1]], config)
-
-
-def test_rules_without_a_module_are_refused(chain: Backbone) -> None:
-    with pytest.raises(ConfigError, match="merge module"):
-        Engine(Compressed(chain, None, Matcher(RuleSet.from_spans([(1, 2)])), "compact"))

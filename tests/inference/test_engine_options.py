@@ -18,7 +18,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.pairwise import pairwise
-from umim_core.errors import ConfigError, GenerationError
+from umim_core.errors import GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -134,8 +134,3 @@ def test_cumulative_reduction_counts_every_step() -> None:
         expected = 1 - sum(held) / sum(range(1, len(row.ids)))
         assert row.cumulative_kv_reduction == pytest.approx(expected, abs=1e-12)
         assert row.gen_kv_reduction == pytest.approx(1 - held[-1] / (len(row.ids) - 1), abs=1e-12)
-
-
-def test_an_unknown_position_policy_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unit_positions must be one of"):
-        Engine(Compressed(build("gpt2"), None, None, "preserve"))
