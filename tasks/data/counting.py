@@ -120,7 +120,9 @@ def _count_order(
             counter.add(opened.open(), opened.offsets, int(low), int(high))
             meter.add(int(opened.offsets[int(high)] - opened.offsets[int(low)]) * TOKEN_BYTES)
             for partition in range(PARTITIONS):
-                yield packed_row(partition, np.array([block]), *counter.table.items(partition))
+                keys, support = counter.table.items(partition)
+                where = {"partition": partition}
+                yield packed_row(where, blocks=np.array([block]), keys=keys, counts=support)
 
     def total(rows: pa.Table) -> Iterable[pa.Table]:
         groups: dict[int, list[int]] = {}
@@ -135,7 +137,8 @@ def _count_order(
             table.reserve(partition, sum(keys.size for keys, _ in pairs))
             for keys, support in pairs:
                 table.add(partition, keys, support)
-            yield packed_row(partition, blocks, *table.items(partition, tau))
+            keys, support = table.items(partition, tau)
+            yield packed_row({"partition": partition}, blocks=blocks, keys=keys, counts=support)
 
     pieces = min(PARTITIONS, cpus * _PIECES_PER_CPU)
 

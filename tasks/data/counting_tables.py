@@ -26,14 +26,6 @@ _ERRORS_TOLD_TWICE = (
     "ray.data.exceptions",
     "ray.data._internal.execution.streaming_executor_state",
 )
-_ROW = pa.schema(
-    [
-        ("partition", pa.int64()),
-        ("blocks", pa.large_binary()),  # each an int64 array; lists are four times as slow to sort
-        ("keys", pa.large_binary()),
-        ("counts", pa.large_binary()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -105,12 +97,18 @@ def _without_notes(error: UmimError) -> UmimError:
     return type(error)(error.rule, remedy=error.remedy, **value)
 
 
-def packed_row(
-    partition: int, blocks: np.ndarray, keys: np.ndarray, counts: np.ndarray
-) -> pa.Table:
-    """Return one row: a partition, or an order where there are none, and int64 arrays."""
-    packed = (pa.array([values.tobytes()], pa.large_binary()) for values in (blocks, keys, counts))
-    return pa.table([pa.array([partition], pa.int64()), *packed], schema=_ROW)
+def packed_row(number: dict[str, int], **arrays: np.ndarray) -> pa.Table:
+    """Return one row: a numbered column, and int64 arrays as bytes.
+
+    Lists are four times as slow to sort.
+
+    Args:
+        number: Name and value of the first column, e.g. the partition of a hash.
+        arrays: The others by name; each plan names its own.
+    """
+    columns = {name: pa.array([value], pa.int64()) for name, value in number.items()}
+    packed = {n: pa.array([x.tobytes()], pa.large_binary()) for n, x in arrays.items()}
+    return pa.table(columns | packed)
 
 
 def unpacked(rows: pa.Table, column: str, row: int) -> np.ndarray:

@@ -69,10 +69,10 @@ def recount_distributed(
                 meter.add(int(high - low) * TOKEN_BYTES)
                 for order in ORDERS:
                     yield packed_row(
-                        order,
-                        np.array([number], np.int64),
-                        recount.support[order],
-                        recount.documents[order],
+                        {"order": order},
+                        ranges=np.array([number], np.int64),
+                        support=recount.support[order],
+                        documents=recount.documents[order],
                     )
 
         dataset = ray.data.from_items(
@@ -94,8 +94,8 @@ def _added(
     left = {(n, number) for n in ORDERS for number in range(ranges)}
     for rows in tables:
         for row in range(rows.num_rows):
-            order = rows["partition"][row].as_py()
-            for number in unpacked(rows, "blocks", row).tolist():
+            order = rows["order"][row].as_py()
+            for number in unpacked(rows, "ranges", row).tolist():
                 if (order, number) not in left:
                     raise ClusterError(
                         f"each of {ranges} ranges must be counted once",
@@ -103,8 +103,8 @@ def _added(
                         "Run the same command again.",
                     )
                 left.remove((order, number))
-            support[order] += unpacked(rows, "keys", row)
-            documents[order] += unpacked(rows, "counts", row)
+            support[order] += unpacked(rows, "support", row)
+            documents[order] += unpacked(rows, "documents", row)
     if left:
         raise ClusterError(
             f"{ranges * len(ORDERS)} partial counts must come back",

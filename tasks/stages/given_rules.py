@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tasks.data.mining_files import write_rules
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell
 from umim_core.errors import ConfigError
-from umim_core.rules.collisions import collision_rate
-from umim_core.rules.grams import ORDERS
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 
@@ -33,12 +32,6 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
     spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": given.digest})
 
     def build(out: Path) -> Metrics:
-        (out / "rules").mkdir()
-        given.write(out / "rules")
-        # How many n-grams the filters dropped is not known any more; the report shows every step.
-        steps, found = ("raw", "overlap", "rules"), given.counts_by_order
-        numbers = {f"{step}_{n}": float(found[n]) for step in steps for n in ORDERS}
-        tau = {} if given.origin.tau is None else {"tau": float(given.origin.tau)}
-        return {**numbers, **tau, "collision_rate": collision_rate(given)}
+        return write_rules(out, given)
 
     return run_stage(root, spec, build)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,16 @@ from numpy.typing import NDArray
 
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting_tables import Corpus, cluster_cpus
+from tasks.data.mining_files import (
+    clear_stage,
+    corpus_digest,
+    has_part,
+    load_orders,
+    save_orders,
+    save_part,
+    write_corpus_digest,
+    write_rules,
+)
 from tasks.data.recounting import ClusterCounter
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
@@ -22,7 +31,6 @@ from umim_core.config.recipe import Cell, MiningConfig
 from umim_core.cost.mining_forecast import predict_search
 from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
-from umim_core.errors import ArtifactError
 from umim_core.mining.corpus_mining import MiningOptions, make_rules
 from umim_core.mining.finding import find_ngrams
 from umim_core.mining.mining_options import SearchOptions
@@ -33,18 +41,12 @@ from umim_core.mining.preparation import (
     whole_segments,
 )
 from umim_core.progress import followed, leave_note
-from umim_core.rules.collisions import collision_rate
 from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.store.arrays import save_array
-from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
-from umim_core.store.publication import publish_directory
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
-_SCHEMA = 1
-_CORPUS = "corpus.json"
-_ARRAYS = ("keys", "support", "documents")
 
 
 def count_stage(
@@ -86,7 +88,7 @@ def count_stage(
     )
 
     def build(out: Path) -> Metrics:
-        _clear(out)
+        clear_stage(out)
         lease.ensure()
         shards = tokens(tokenized, "train")
         offsets = whole_segments(shards, tokenizer, segment_length)
@@ -106,7 +108,8 @@ def count_stage(
             ends = shards.document_ends() if options.count_documents else None
             counts, report = find_ngrams(shards, offsets, options, counter, ends)
         seconds = time.monotonic() - began
-        _write_counts(out, counts)
+        documents = {} if counts.documents is None else {"documents": counts.documents}
+        save_orders(out, keys=counts.keys, support=counts.support, **documents)
         write_corpus_digest(out, ids_digest(shards, offsets))
         candidates = {} if report is None else asdict(report)
         return {
@@ -165,12 +168,8 @@ def filter_stage(
             options,
             options.origin(fingerprint, corpus_digest(counted.path)),
         )
-        (out / "rules").mkdir()
-        ruleset.write(out / "rules")
         raw, passed = step_counts(kept, kept.tau, cell.overlap)
-        steps = {"raw": raw, "overlap": passed, "rules": ruleset.counts_by_order}
-        numbers = {f"{name}_{n}": float(steps[name][n]) for name in steps for n in ORDERS}
-        return {**numbers, "tau": float(kept.tau), "collision_rate": collision_rate(ruleset)}
+        return write_rules(out, ruleset, raw=raw, overlap=passed)
 
     return run_stage(root, spec, build)
 
@@ -216,13 +215,11 @@ def _errors(prediction: Prediction, seconds: float) -> Metrics:
     }
 
 
-def _clear(out: Path) -> None:
-    """Remove what a run that died left behind, but for the finished orders."""
-    for path in out.iterdir():
-        if path.name != "state":
-            path.unlink()
-    for path in (out / "state").glob("*.partial"):
-        shutil.rmtree(path)
+def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    folder = state / f"order-{order}"
+    if not has_part(folder, "order", {"order": order}, logger):
+        return None
+    return load_array(folder / "keys.npy"), load_array(folder / "support.npy")
 
 
 def _save_order(
@@ -231,59 +228,11 @@ def _save_order(
     def write(folder: Path) -> None:
         save_array(folder / "keys.npy", keys)
         save_array(folder / "support.npy", support)
-        write_manifest(folder, kind="order", schema=_SCHEMA, body={"order": order})
 
-    publish_directory(state / f"order-{order}", write)
-
-
-def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return a finished order; one that is torn is removed and counted again."""
-    folder = state / f"order-{order}"
-    if not folder.is_dir():
-        return None
-    try:
-        read_manifest(folder, kind="order", schema=_SCHEMA)
-    except ArtifactError as error:
-        logger.warning("count: order %d is counted again: %s", order, error)
-        shutil.rmtree(folder)
-        return None
-    logger.info("count: order %d was finished by an earlier run", order)
-    return load_array(folder / "keys.npy"), load_array(folder / "support.npy")
-
-
-def _write_counts(out: Path, counts: NgramCounts) -> None:
-    for name in _ARRAYS:
-        arrays = getattr(counts, name)
-        for order in ORDERS if arrays is not None else ():
-            save_array(out / f"{name}_{order}.npy", arrays[order])
-
-
-def write_corpus_digest(folder: Path, digest: str) -> None:
-    """Record which tokens were read."""
-    write_json(folder / _CORPUS, {"digest": digest})
-
-
-def corpus_digest(folder: Path) -> str:
-    """Return the digest of the tokens that counts were made from.
-
-    Raises:
-        ArtifactError: If it is missing or malformed.
-    """
-    raw = read_json(folder / _CORPUS)
-    if not isinstance(raw, dict) or not isinstance(raw.get("digest"), str):
-        raise ArtifactError(
-            f"{folder / _CORPUS} must hold the corpus digest",
-            raw,
-            "Remove the artifact; it will be built again.",
-        )
-    return str(raw["digest"])
+    save_part(state / f"order-{order}", "order", {"order": order}, write)
 
 
 def _read_counts(folder: Path, tau: int) -> NgramCounts:
-    keys, support = (
-        {n: load_array(folder / f"{name}_{n}.npy") for n in ORDERS} for name in _ARRAYS[:2]
-    )
-    documents = None
-    if (folder / f"{_ARRAYS[2]}_{ORDERS[0]}.npy").exists():
-        documents = {n: load_array(folder / f"{_ARRAYS[2]}_{n}.npy") for n in ORDERS}
-    return NgramCounts(keys, support, tau, documents)
+    keys, support = (load_orders(folder, name) for name in ("keys", "support"))
+    counted = (folder / f"documents_{ORDERS[0]}.npy").exists()
+    return NgramCounts(keys, support, tau, load_orders(folder, "documents") if counted else None)

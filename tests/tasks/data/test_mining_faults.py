@@ -214,7 +214,7 @@ POINTS: dict[str, tuple[Point | tuple[str | tuple[str, ...], int], list[int]]] =
     "shuffle of order 3": ((SHUFFLE, 1), [3, 4]),
     "groups of order 3": ((GROUPS, 1), [3, 4]),
     "order 3 not renamed": (("umim_core.store.publication.flush_tree", 2, "after"), [3, 4]),
-    "all orders kept": (("tasks.stages.mine._write_counts", 1, "before"), []),
+    "all orders kept": (("tasks.stages.mine.save_orders", 1, "before"), []),
     "no manifest": (("umim_core.store.publication.write_manifest", 1, "before"), []),
     "not renamed": (("umim_core.store.publication.flush_tree", 4, "after"), []),
     "renamed": (("umim_core.store.publication.flush", 4, "before"), []),

@@ -19,7 +19,12 @@ SIZES = {2: 3, 3: 2, 4: 1}
 def partial_counts(ranges: int) -> list[pa.Table]:
     """The rows of all ranges: range r counts r + 1 of everything, in r documents."""
     return [
-        packed_row(n, np.array([r]), np.full(SIZES[n], r + 1), np.full(SIZES[n], r))
+        packed_row(
+            {"order": n},
+            ranges=np.array([r]),
+            support=np.full(SIZES[n], r + 1),
+            documents=np.full(SIZES[n], r),
+        )
         for r in range(ranges)
         for n in ORDERS
     ]
@@ -45,6 +50,13 @@ def test_a_range_that_comes_twice_does_not_stand_for_one_that_is_lost(lost: int)
 def test_a_range_that_does_not_come_back_is_told() -> None:
     with pytest.raises(ClusterError, match="9 partial counts must come back; got 8"):
         _added(partial_counts(3)[1:], SIZES, SIZES, 3)
+
+
+def test_rows_of_the_other_plan_are_not_added_up() -> None:
+    keys = {"keys": np.zeros(3, np.int64), "counts": np.zeros(0, np.int64)}
+    row = packed_row({"partition": 2}, blocks=np.array([0]), **keys)
+    with pytest.raises(KeyError, match="order"):
+        _added([row], SIZES, {}, 1)
 
 
 def test_a_range_that_nobody_asked_for_is_refused() -> None:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 import tasks.stages.mine
 from support.tiny_mining import InProcess, NoCluster, TinyCorpus
-from tasks.stages.mine import corpus_digest
+from tasks.data.mining_files import corpus_digest
 from umim_core.config.recipe import MiningConfig
 from umim_core.errors import ArtifactError, CorpusError
 

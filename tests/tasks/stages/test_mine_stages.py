@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-import tasks.run.stage
 import tasks.stages.mine
+import umim_core.store.publication
 from support.tiny_mining import LENGTH, TAU, TinyCorpus, frequent, stored
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting import count_distributed
@@ -254,7 +254,7 @@ def test_a_run_that_dies_before_its_manifest_counts_nothing_again(
         raise RuntimeError("died on purpose")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.run.stage, "write_manifest", dying)
+        patch.setattr(umim_core.store.publication, "write_manifest", dying)
         with pytest.raises(RuntimeError, match="died on purpose"):
             corpus.count(tmp_path, lease)
     assert saved == [2, 3, 4]
