@@ -143,14 +143,14 @@ def _block(text: str, parts: Mapping[str, Any]) -> Part:
     if not lines:
         return parts[where]
     columns = [tuple(map(str.strip, line.split("|", 1))) for line in lines]
-    signs = "".join(heading[:1] if heading[:1] in "<>" else " " for heading, _ in columns)
-    left = tuple(i for i, sign in enumerate(signs) if sign == "<" or (i == 0 and sign != ">"))
     heads = tuple(heading.lstrip("<> ") for heading, _ in columns)
+    left = {index for index, (heading, _) in enumerate(columns) if heading.startswith("<")}
+    left |= set() if columns[0][0].startswith(">") else {0}
 
     def table(report: Report) -> str:
         found = parts[where](report) if where in parts else walk(report, where)
         cells = tuple(tuple(filled_in(cell, row) for _, cell in columns) for row in found)
-        return table_markdown(Table("", heads, cells, "", left))
+        return table_markdown(Table("", heads, cells, "", tuple(left)))
 
     return table
 
