@@ -27,11 +27,10 @@ from umim_core.store.artifacts import (
     write_json,
 )
 from umim_core.task_sets.spec import TASKS, TaskSet
-from umim_core.text.digests import file_digests
 from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
-from umim_core.text.sources import JsonLines, Source, TokenIds
+from umim_core.text.sources import JsonLines, Source, TokenIds, file_digests
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")

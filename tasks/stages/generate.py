@@ -26,7 +26,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import ClusterError, UmimError
 from umim_core.generation.questions import Prompter, Selection, select_questions
-from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
+from umim_core.generation.trajectories import sample_trajectories
 from umim_core.generation.trajectory_shards import (
     Row,
     has_selection,
@@ -38,7 +38,7 @@ from umim_core.generation.trajectory_shards import (
 )
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
-from umim_core.text.digests import source_digests
+from umim_core.text.sources import source_digests
 
 logger = logging.getLogger("umim.generate")
 # They decide what becomes of the text, not the text.
@@ -141,14 +141,7 @@ class Sampler:
         first = number * corpus.shard_questions
         texts = self._questions[first : first + corpus.shard_questions]
         prompts = [self._prompter.prompt(text) for text in texts]
-        options = SamplingOptions(
-            trajectories=corpus.trajectories,
-            top_p=corpus.top_p,
-            temperature=corpus.temperature,
-            max_tokens=corpus.max_tokens,
-            batch_size=corpus.batch_size,
-        )
-        found = sample_trajectories(self._backbone, prompts, options, corpus.seed, first=first)
+        found = sample_trajectories(self._backbone, prompts, corpus, corpus.seed, first=first)
         rows = [
             Row(
                 question=first + index,

@@ -36,6 +36,8 @@ STAYS = {
     "a policy of the paper or its alternative, which an ablation may take": """
         ModuleForm.unit_positions AdaptConfig.settings""",
     "products in float32, for machines without fast bfloat16": "LanguageModelConfig.bf16",
+    "other methods and tasks to compare on, which cost a measurement each": """
+        Recipe.baselines Recipe.tasks""",
     "the section of fields above": "Recipe.mining",
 }
 

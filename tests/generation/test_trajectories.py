@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,13 +15,24 @@ from transformers import (
 )
 
 from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import GenerationError
-from umim_core.generation.trajectories import SamplingOptions, Trajectory, sample_trajectories
+from umim_core.generation.trajectories import Trajectory, sample_trajectories
 
 EOS = 0  # of the tiny models
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 13], [14, 15, 16, 17]]
-OPTIONS = SamplingOptions(trajectories=3, top_p=0.7, temperature=1.0, max_tokens=20, batch_size=2)
-GREEDY = replace(OPTIONS, top_p=1e-6)
+OPTIONS = GeneratedCorpus(
+    questions=({"kind": "text", "paths": ["questions.txt"]},), model="tiny", max_question_tokens=9,
+    trajectories=3, top_p=0.7, temperature=1.0, max_tokens=20, batch_size=2,
+)  # fmt: skip
+
+
+def changed(**fields: float) -> GeneratedCorpus:
+    """Return other options than the usual ones."""
+    return OPTIONS.model_copy(update=fields)
+
+
+GREEDY = changed(top_p=1e-6)
 
 
 def greedy(backbone: Backbone, prompt: list[int], max_tokens: int) -> Trajectory:
@@ -41,14 +51,14 @@ def test_a_tiny_nucleus_gives_the_greedy_continuation(tiny_backbone: Backbone) -
 
 
 def test_a_low_temperature_gives_the_greedy_continuation(tiny_llama: Backbone) -> None:
-    cold = replace(OPTIONS, temperature=1e-4, top_p=1.0)
+    cold = changed(temperature=1e-4, top_p=1.0)
     found = sample_trajectories(tiny_llama, PROMPTS, cold, seed=0)
     assert found == [[greedy(tiny_llama, prompt, 20)] * 3 for prompt in PROMPTS]
 
 
 def test_tokens_are_drawn_from_the_nucleus_by_their_probability(tiny_llama: Backbone) -> None:
     draws = 1000
-    options = replace(OPTIONS, trajectories=draws, temperature=1.5, max_tokens=4)
+    options = changed(trajectories=draws, temperature=1.5, max_tokens=4)
     (answers,) = sample_trajectories(tiny_llama, [[3, 4, 5]], options, seed=0)
     logits = tiny_llama.model(input_ids=torch.tensor([[3, 4, 5]])).logits[0, -1]
     probabilities = torch.softmax(logits / 1.5, -1).tolist()
@@ -74,7 +84,7 @@ def test_no_token_is_out_of_reach_of_a_whole_nucleus() -> None:
         num_attention_heads=2,
     )
     backbone = wrap_backbone(AutoModelForCausalLM.from_config(shape), None)
-    options = replace(OPTIONS, trajectories=1000, top_p=1.0, temperature=100.0, max_tokens=2)
+    options = changed(trajectories=1000, top_p=1.0, temperature=100.0, max_tokens=2)
     (answers,) = sample_trajectories(backbone, [[3]], options, seed=0)
     drawn = {tuple(answer.ids) for answer in answers}
     assert len(drawn) == 60  # the end of text among them, as ()
@@ -112,7 +122,7 @@ def test_trajectories_of_a_prompt_differ(tiny_llama: Backbone) -> None:
 
 
 def test_each_row_ends_at_its_own_end_of_text_or_its_own_limit(tiny_backbone: Backbone) -> None:
-    options = replace(OPTIONS, trajectories=40, temperature=1.5, top_p=1.0, batch_size=5)
+    options = changed(trajectories=40, temperature=1.5, top_p=1.0, batch_size=5)
     found = sample_trajectories(tiny_backbone, PROMPTS, options, seed=0)
     ended = Counter(answer.ended for answers in found for answer in answers)
     assert min(ended["eos"], ended["length"]) > 10
@@ -128,7 +138,7 @@ def test_the_models_last_position_is_used_and_not_passed(
 ) -> None:
     model = tiny_model("gpt2", 0)  # it has a table of 64 positions
     model.generation_config.eos_token_id = None
-    whole = replace(OPTIONS, max_tokens=64, batch_size=5)
+    whole = changed(max_tokens=64, batch_size=5)
     found = sample_trajectories(wrap_backbone(model, None), PROMPTS, whole, seed=0)
     for prompt, answers in zip(PROMPTS, found, strict=True):
         assert [len(prompt) + len(answer.ids) for answer in answers] == [64] * 3
@@ -150,7 +160,7 @@ def test_the_tokenizers_end_of_text_counts_where_the_model_names_none(
     model = tiny_model("llama", 0)
     model.generation_config.eos_token_id = None
     backbone = wrap_backbone(model, tiny_tokenizer)
-    options = replace(OPTIONS, trajectories=40, temperature=1.5)
+    options = changed(trajectories=40, temperature=1.5)
     found = sample_trajectories(backbone, PROMPTS, options, seed=0)
     assert any(answer.ended == "eos" for answers in found for answer in answers)
 
@@ -179,6 +189,6 @@ def test_logits_that_are_not_finite_are_refused(
 def test_what_does_not_fit_is_refused(
     tiny_llama: Backbone, prompt: list[int], max_tokens: int, message: str
 ) -> None:
-    options = replace(OPTIONS, max_tokens=max_tokens)
+    options = changed(max_tokens=max_tokens)
     with pytest.raises(GenerationError, match=message):
         sample_trajectories(tiny_llama, [prompt], options, seed=0)

@@ -22,8 +22,9 @@ from support.merge_modules import module_of
 from support.second_device import DEVICE, moved, second_device
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
+from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.form import UnitPositions
-from umim_core.generation.trajectories import SamplingOptions, sample_trajectories
+from umim_core.generation.trajectories import sample_trajectories
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import EngineOutput
 from umim_core.inference.request import Request
@@ -118,9 +119,11 @@ def test_every_form_of_the_module_merges_alike(form: str) -> None:
 def test_trajectories_equal_those_of_the_cpu(
     tiny_model: Callable[[str, int], PreTrainedModel],
 ) -> None:
-    options = SamplingOptions(
-        trajectories=2, top_p=0.8, temperature=1.1, max_tokens=12, batch_size=2
-    )
+    options = GeneratedCorpus(
+        questions=({"kind": "text", "paths": ["questions.txt"]},), model="tiny",
+        max_question_tokens=9, trajectories=2, top_p=0.8, temperature=1.1, max_tokens=12,
+        batch_size=2,
+    )  # fmt: skip
     prompts = [[3, 4, 5], [8], [9, 10]]
     expected = sample_trajectories(
         wrap_backbone(tiny_model("llama", 0), None), prompts, options, seed=3

@@ -8,8 +8,7 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 from umim_core.errors import CorpusError
-from umim_core.text.digests import source_digests
-from umim_core.text.sources import HubDataset
+from umim_core.text.sources import HubDataset, source_digests
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

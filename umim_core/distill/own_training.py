@@ -48,9 +48,8 @@ from umim_core.store.artifacts import (
 )
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory, publish_result, take_back_state
-from umim_core.text.digests import source_digests
 from umim_core.text.shards import TokenShards
-from umim_core.text.sources import Source
+from umim_core.text.sources import Source, source_digests
 
 logger = logging.getLogger("umim.progress")
 SCHEMA: Final = 1

@@ -15,29 +15,11 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import GenerationError
 from umim_core.inference.stopping import end_ids
 
 Ended = Literal["eos", "length"]
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Options of sampling continuations.
-
-    Attributes:
-        trajectories: Continuations k per prompt.
-        top_p: Mass of the nucleus, in (0, 1].
-        temperature: Divides the logits, above 0.
-        max_tokens: Tokens of prompt and continuation at most, end of text included.
-        batch_size: Prompts B of a forward at most; k times as many rows.
-    """
-
-    trajectories: int
-    top_p: float
-    temperature: float
-    max_tokens: int
-    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +38,7 @@ class Trajectory:
 def sample_trajectories(
     backbone: Backbone,
     prompts: Sequence[Sequence[int]],
-    options: SamplingOptions,
+    options: GeneratedCorpus,
     seed: int,
     *,
     first: int = 0,
@@ -71,7 +53,8 @@ def sample_trajectories(
     Args:
         backbone: The model.
         prompts: Token ids of each prompt, one at least and fewer than ``options.max_tokens``.
-        options: How to sample.
+        options: How to sample: ``trajectories`` k, ``top_p``, ``temperature``, ``max_tokens`` of
+            prompt and continuation (end of text included), ``batch_size`` B.
         seed: Not negative.
         first: Number of the first prompt, where the prompts are a part of many.
 
@@ -93,7 +76,7 @@ def sample_trajectories(
     return [found[index] for index in range(len(prompts))]
 
 
-def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: SamplingOptions) -> None:
+def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: GeneratedCorpus) -> None:
     limit = backbone.max_positions
     if limit is not None and options.max_tokens > limit:
         raise GenerationError(
@@ -111,7 +94,7 @@ def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: Sampli
 
 
 def _batches(
-    lengths: Sequence[int], options: SamplingOptions, positions: int | None
+    lengths: Sequence[int], options: GeneratedCorpus, positions: int | None
 ) -> Iterator[list[int]]:
     """Yield the prompts of each batch, shortest first.
 
@@ -135,7 +118,7 @@ def _derived_seed(seed: int, number: int) -> int:
 
 
 def _sample_batch(
-    backbone: Backbone, prompts: Sequence[Sequence[int]], options: SamplingOptions, seed: int
+    backbone: Backbone, prompts: Sequence[Sequence[int]], options: GeneratedCorpus, seed: int
 ) -> list[list[Trajectory]]:
     model = backbone.model
     if not isinstance(model, GenerationMixin):
