@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from umim_core.mining.mining_options import MiningOptions
     from umim_core.text.sources import Source
 
-_GIB = 2.0**30
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
 
 
@@ -212,6 +211,8 @@ def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float
 
 
 def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]]) -> list[str]:
+    from umim_core.cost.prediction import gib
+
     lines = [
         f"{report.tokens:,} tokens in {report.segments:,} segments, "
         f"{report.documents:,} documents; tau {report.tau}",
@@ -231,19 +232,16 @@ def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]])
             f"exactly; an n-gram at tau is missed with probability {found.miss_probability:.2g}",
         ]
     for name, error in errors.items():
-        unit, divisor = ("GiB", _GIB) if name == "memory_bytes" else ("s", 1.0)
-        lines += [
-            f"predicted {error['predicted'] / divisor:.2f} {unit}, took "
-            f"{error['measured'] / divisor:.2f} {unit} ({error['error']:+.0%})"
-        ]
+        shown_as = gib if name == "memory_bytes" else "{:.2f} s".format
+        lines.append(
+            f"predicted {shown_as(error['predicted'])}, took {shown_as(error['measured'])} "
+            f"({error['error']:+.0%})"
+        )
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
 
 
 def _document(
     report: MiningReport, out: Path, errors: dict[str, dict[str, float]]
 ) -> dict[str, object]:
-    document: dict[str, object] = {"out": str(out)}
-    for name, value in asdict(report).items():
-        per_order = name in ("raw", "overlap", "rules")
-        document[name] = {str(n): count for n, count in value.items()} if per_order else value
-    return document | ({"prediction": errors} if errors else {})
+    # JSON makes text of the orders.
+    return {"out": str(out)} | asdict(report) | ({"prediction": errors} if errors else {})
