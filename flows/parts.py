@@ -268,7 +268,7 @@ def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
             *placement,
             label=label,
         )
-        result = ShippedResult(name, evaluation)
+        result = ShippedResult(name, tokenized, evaluation)
         for setting in (WT, BASE):
             result.scores |= score(run, sources.tasks, setting, name, f"{label} {setting}")
         if run.recipe.benchmark is not None:

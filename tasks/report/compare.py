@@ -60,9 +60,10 @@ class BaselineResult:
 
 @dataclass
 class ShippedResult:
-    """Measurements of a checkpoint that this run did not train."""
+    """Measurements of a checkpoint that this run did not train, and the text of its tokenizer."""
 
     name: str
+    tokenized: Artifact
     evaluation: Artifact
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows
+from tasks.report.comparison import ComparisonRow
 from tasks.report.report_data import (
     AttentionExample,
     BreakEvenRow,
@@ -31,7 +32,7 @@ from tasks.stages.corpus import tokens
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
 from umim_core.benchmarking.break_even import BreakEven, ThroughputRow, break_even
-from umim_core.config.recipe import DEFAULT_TASK, Recipe
+from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
 from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
@@ -111,7 +112,7 @@ def report_data(
         rule_counts=tuple(_rule_counts(result) for result in cells),
         chance=next((TASKS.find(task).chance for row in rows for task in row.tasks), None),
         links=links,
-        **_examples(cells, shipped),
+        **_examples(rows, cells, shipped, recipe.placement),
     )
 
 
@@ -128,15 +129,32 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Chec
     return tuple(trained + found)
 
 
-def _examples(cells: list[CellResult], shipped: list[ShippedResult]) -> dict[str, Any]:
+def _examples(
+    rows: list[ComparisonRow],
+    cells: list[CellResult],
+    shipped: list[ShippedResult],
+    placement: tuple[Device, BackboneDtype],
+) -> dict[str, Any]:
     """Return spans, attention and similarities on held-out text, as fields of the report.
 
-    The checkpoint is the first shipped one, or else the first trained.
+    The checkpoint is the one that agrees most with its base model before adaptation: the highest
+    Top-1 at every state that decoding passes through, which compares rules (where it was not
+    measured, Top-1 at unit ends). It works where the recipe measures.
     """
-    source = shipped[0].name if shipped else str(cells[0].settings[WT].path / "checkpoint")
-    label = f"{shown_name(source)} on held-out text" if shipped else "held-out text"
-    umim = UMIM.from_pretrained(source)
-    ids = np.array(tokens(cells[0].tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
+    trained = [
+        (str(result.settings[setting].path / "checkpoint"), result.tokenized)
+        for result in cells
+        for setting in result.evaluations
+    ]
+    places = [*trained, *((result.name, result.tokenized) for result in shipped)]
+    found = [found for found in zip(rows, places, strict=True) if found[0].setting == WT]
+    best, (source, tokenized) = max(found, key=lambda of: _agreement(of[0]))
+    label = f"{best.label} on held-out text"
+    if len(found) > 1:
+        label += f" (highest Top-1 of {len(found)} checkpoints)"
+    device, dtype = placement
+    umim = UMIM.from_pretrained(source, device=device, dtype=dtype)
+    ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
     cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
     maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
     units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)
@@ -157,6 +175,11 @@ def _examples(cells: list[CellResult], shipped: list[ShippedResult]) -> dict[str
         ),
         "similarity": [vars(row) for row in similar],
     }
+
+
+def _agreement(row: ComparisonRow) -> float:
+    measured = (row.metric("top1_states"), row.metric("top1"))
+    return next((value for value in measured if value is not None), -1.0)
 
 
 def host() -> dict[str, str]:

@@ -76,7 +76,7 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
     )
     score = {(DEFAULT_TASK, "WT"): make("task-score", "x")}
     evaluated, timed = make("evaluate", "x"), make("benchmark", "x")
-    shipped = ShippedResult("umim-docs-llama", evaluated, score, timed)
+    shipped = ShippedResult("umim-docs-llama", inputs.tokenized(), evaluated, score, timed)
     cells = [result, CellResult(inputs.cell, result.tokenized, result.filtered,
                                 settings={"WT": make("sft", "checkpoint")},
                                 evaluations={"WT": make("evaluate", "y")})]  # fmt: skip
@@ -98,7 +98,8 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
              "links": {"MLflow": "http://127.0.0.1:5000/1"}},
             {**{f"cells{name}": reason for name, reason in known.items()},
              "links": "addresses of this run's pages, not of what was measured",
-             "shipped[0].name": "is the recipe's"},
+             "shipped[0].name": "is the recipe's",
+             "shipped[0].tokenized": "reaches the stage through what was measured on it"},
         ),
         "ablation": StageCall(
             ablation_stage,

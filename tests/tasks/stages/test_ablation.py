@@ -133,7 +133,7 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     folder = tmp_path / "checkpoint"
     replace(shipped, rules=rules).save(folder)
     measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
-    (row,) = comparison_rows([], [ShippedResult(str(folder), measured)], 0)
+    (row,) = comparison_rows([], [ShippedResult(str(folder), measured, measured)], 0)
     assert row.rules.min_probability is None
     assert row.label == "umim-docs-llama, τ 1 (confidence, learned positions, shipped)"
     assert cell_row(Cell(backbone="b")).rules.min_probability == 0.0
