@@ -60,10 +60,8 @@ def task_rules_stage(
             read_questions(task.path / "train.jsonl"),
             partial(encode, tokenizer),
             (rules.tau,),
+            of.form,
             budget=rules.rule_budget,
-            part=of.merged,
-            prompt=of.prompt,
-            delimiter=of.delimiter,
             max_length=max_tokens,
             excluded=special_ids(tokenizer),
             overlap=rules.overlap,
@@ -113,10 +111,8 @@ def sft_stage(
             sequences = task_sequences(
                 read_questions(task.path / f"{split}.jsonl"),
                 partial(encode, tokenizer),
-                prompt=of.prompt,
-                delimiter=of.delimiter,
-                max_length=adapt.max_tokens,
-                part=of.merged,
+                of.form,
+                adapt.max_tokens,
             )
             return TokenRows.of_rows(
                 [sequence.ids.tolist() for sequence in sequences],
@@ -142,7 +138,7 @@ def dpo_stage(
     def train(job: TrainJob) -> Metrics:
         of = task_of(task)
         questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
-        asked = replace(job, **questions, prompt=of.prompt, delimiter=of.delimiter)
+        asked = replace(job, **questions, prompt=of.form.prompt, delimiter=of.form.delimiter)
         return launch(replace(asked, objective="preference"), lease)
 
     return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)

@@ -20,6 +20,7 @@ from umim_core.adaptation.choices import (
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.spec import QuestionForm
 
 
 def characters(text: str) -> list[int]:
@@ -31,12 +32,13 @@ def text_of(ids: Sequence[int]) -> str:
     return "".join(chr(int(i)) for i in ids)
 
 
+CONTEXT = QuestionForm(part="context")
 QUESTION = Question("ab", ("x", "yz"), gold=1)
 
 
 def test_the_worked_example_of_the_module_docstring() -> None:
-    [sequence] = task_sequences([QUESTION], characters, prompt="{context}?")
-    [encoded] = encode_questions([QUESTION], characters, prompt="{context}?")
+    [sequence] = task_sequences([QUESTION], characters, QuestionForm("{context}?"))
+    [encoded] = encode_questions([QUESTION], characters, QuestionForm("{context}?"))
     assert text_of(sequence.ids) == "ab? yz"
     assert (sequence.context_length, sequence.mergeable) == (3, 6)
     assert text_of(encoded.context) == "ab?"
@@ -45,7 +47,7 @@ def test_the_worked_example_of_the_module_docstring() -> None:
 
 
 def test_sequences_are_cut_on_the_right_and_the_prompt_length_with_them() -> None:
-    [sequence] = task_sequences([QUESTION], characters, max_length=2, part="context")
+    [sequence] = task_sequences([QUESTION], characters, CONTEXT, max_length=2)
     assert text_of(sequence.ids) == "ab"
     assert (sequence.context_length, sequence.mergeable) == (2, 2)
 
@@ -54,14 +56,16 @@ def test_merging_the_context_only_leaves_the_answer_raw() -> None:
     question = Question("abab", ("cab", "d"), gold=0)
     matcher = Matcher(RuleSet.from_spans([tuple(characters("ab"))]))
     lengths = {
-        part: task_sequences([question], characters, part=part)[0].segment(matcher)[1].tolist()
-        for part in ("context", "sequence")
+        merge: task_sequences([question], characters, QuestionForm(part=merge))[0]
+        .segment(matcher)[1]
+        .tolist()
+        for merge in ("context", "sequence")
     }
     assert lengths == {"context": [2, 2, 1, 1, 1, 1], "sequence": [2, 2, 1, 1, 2]}
 
 
 def test_segmentation_covers_every_token_once() -> None:
-    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, part="context")
+    [sequence] = task_sequences([Question("abab", ("ab", "d"), 0)], characters, CONTEXT)
     starts, lengths = sequence.segment(Matcher(RuleSet.from_spans([tuple(characters("ab"))])))
     assert (starts + lengths)[:-1].tolist() == starts[1:].tolist()
     assert lengths.sum() == len(sequence.ids)
@@ -69,8 +73,8 @@ def test_segmentation_covers_every_token_once() -> None:
 
 @pytest.mark.parametrize(("part", "expected"), [("sequence", "ab yzc q"), ("context", "abc")])
 def test_mining_segments_are_ragged_and_unpadded(part: str, expected: str) -> None:
-    sequences = task_sequences([QUESTION, Question("c", ("q", "r"), 0)], characters)
-    flat, offsets = mining_segments(sequences, part)
+    questions = [QUESTION, Question("c", ("q", "r"), 0)]
+    flat, offsets = mining_segments(task_sequences(questions, characters, QuestionForm(part=part)))
     assert text_of(flat) == expected
     assert offsets.tolist() == ([0, 5, 8] if part == "sequence" else [0, 2, 3])
 
@@ -81,14 +85,16 @@ def test_mining_no_sequences_gives_an_empty_corpus() -> None:
 
 
 def test_long_prompts_lose_leading_tokens_and_answers_stay_whole() -> None:
-    [encoded] = encode_questions([Question("abcdef", ("x", "yz"), 0)], characters, max_length=5)
+    [encoded] = encode_questions(
+        [Question("abcdef", ("x", "yz"), 0)], characters, CONTEXT, max_length=5
+    )
     assert text_of(encoded.context) == "ef"
     assert [len(ending) for ending in encoded.endings] == [2, 3]
 
 
 def test_an_answer_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(CorpusError, match="1 to 2 tokens"):
-        encode_questions([QUESTION], characters, max_length=3)
+        encode_questions([QUESTION], characters, CONTEXT, max_length=3)
 
 
 def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:
@@ -141,6 +147,6 @@ def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_a_prompt_without_its_field_or_a_tiny_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\{context\}"):
-        task_sequences([QUESTION], characters, prompt="Summary:")
+        QuestionForm("Summary:")
     with pytest.raises(ConfigError, match="max_length"):
-        encode_questions([QUESTION], characters, max_length=1)
+        encode_questions([QUESTION], characters, CONTEXT, max_length=1)

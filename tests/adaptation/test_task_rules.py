@@ -15,13 +15,14 @@ from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
-from umim_core.task_sets.spec import Part
+from umim_core.task_sets.spec import Part, QuestionForm
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TAUS = (2000, 200, 50, 5, 1)
 LENGTH = 128
 END_OF_TEXT = 50256
 TASKS = ("hellaswag_dev1000", "arc_easy_train", "arc_challenge_train")
+CONTEXT = QuestionForm(part="context")
 Bigrams = dict[tuple[int, ...], int]
 
 
@@ -69,7 +70,9 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
         alone = encode(context)
         row = alone if part == "context" else alone + whole[len(alone) :]
         counts.update(pairwise(row[:LENGTH]))
-    mined = mine_task_rules(questions, encode, TAUS, part=part, excluded=[END_OF_TEXT])
+    mined = mine_task_rules(
+        questions, encode, TAUS, QuestionForm(part=part), excluded=[END_OF_TEXT]
+    )
     assert list(mined) == list(TAUS)
     for tau, rules in mined.items():
         assert rules_of(rules) == {g: n for g, n in counts.items() if n >= tau}
@@ -84,43 +87,47 @@ def test_every_threshold_gives_the_bigrams_of_a_counter(
 
 def test_the_worked_example_of_the_module_docstring() -> None:
     question = Question("ab", ("ab", "x"), gold=0)
-    whole = mine_task_rules([question], characters, [1])[1]
-    context = mine_task_rules([question], characters, [1], part="context")[1]
+    whole = mine_task_rules([question], characters, [1], QuestionForm())[1]
+    context = mine_task_rules([question], characters, [1], CONTEXT)[1]
     assert rules_of(whole) == {pairs("ab"): 2, pairs("b "): 1, pairs(" a"): 1}
     assert rules_of(context) == {pairs("ab"): 1}
 
 
 def test_no_bigram_joins_two_questions_or_follows_the_cut() -> None:
     questions = [Question("ab", ("x", "y"), 0), Question("cd", ("x", "y"), 0)]
-    rules = mine_task_rules(questions, characters, [1], max_length=3)[1]
+    rules = mine_task_rules(questions, characters, [1], QuestionForm(), max_length=3)[1]
     assert set(rules_of(rules)) == {pairs("ab"), pairs("b "), pairs("cd"), pairs("d ")}
 
 
 def test_excluded_ids_take_part_in_no_bigram() -> None:
-    rules = mine_task_rules([Question("abc", ("x", "y"), 0)], characters, [1], excluded=pairs("b "))
+    rules = mine_task_rules(
+        [Question("abc", ("x", "y"), 0)], characters, [1], QuestionForm(), excluded=pairs("b ")
+    )
     assert rules_of(rules[1]) == {}
 
 
 def test_the_overlap_filter_is_an_option() -> None:
     question = Question("abc", ("x", "y"), 0)
-    mined = mine_task_rules([question], characters, [1], part="context", overlap="greedy")[1]
+    mined = mine_task_rules([question], characters, [1], CONTEXT, overlap="greedy")[1]
     assert set(rules_of(mined)) == {pairs("ab")}
 
 
 def test_a_budget_raises_each_threshold_until_the_rules_fit() -> None:
     questions = [Question("abcabcab", ("x", "y"), 0)]  # (a,b):3 (b,c):2 (c,a):2
-    mined = mine_task_rules(questions, characters, [1, 3], part="context", budget=2)
+    mined = mine_task_rules(questions, characters, [1, 3], CONTEXT, budget=2)
     found = {tau: rules_of(rules) for tau, rules in mined.items()}
     assert found == {1: {pairs("ab"): 3}, 3: {pairs("ab"): 3}}
     assert [rules.origin.tau for rules in mined.values()] == [3, 3]
-    free = mine_task_rules(questions, characters, [1], part="context", budget=3)[1]
+    free = mine_task_rules(questions, characters, [1], CONTEXT, budget=3)[1]
     assert (len(free), free.origin.tau) == (3, 1)
 
 
 def test_the_corpus_digest_tells_what_was_counted() -> None:
     question = Question("abc", ("x", "y"), 0)
     digests = {
-        mine_task_rules([question], characters, [1, 2], part=part)[tau].origin.corpus_digest
+        mine_task_rules([question], characters, [1, 2], QuestionForm(part=part))[
+            tau
+        ].origin.corpus_digest
         for part in ("sequence", "context")
         for tau in (1, 2)
     }
@@ -130,4 +137,4 @@ def test_the_corpus_digest_tells_what_was_counted() -> None:
 @pytest.mark.parametrize(("taus", "error"), [([], ConfigError), ([5, 0], RuleSetError)])
 def test_bad_thresholds_are_refused(taus: list[int], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"at least (one|1)"):
-        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, taus)
+        mine_task_rules([Question("abc", ("x", "y"), 0)], characters, taus, QuestionForm())

@@ -78,7 +78,7 @@ def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> 
     assert tuple(answer) in {tuple(row) for row in found.ids_by_order[2].tolist()}
     (sft,) = (call.artifact for call in run.calls if call.name == "sft")
     config = sft.manifest()["config"]
-    assert (config["task"], config["form"]["merged"]) == ("rhymes", "sequence")
+    assert (config["task"], config["form"]["part"]) == ("rhymes", "sequence")
     assert task.manifest()["inputs"] == {"words": "1"}
 
 

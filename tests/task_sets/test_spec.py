@@ -17,7 +17,7 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.tasks.spec_task import lm_eval_config, load_splits
-from umim_core.task_sets.spec import TASKS, TaskSet
+from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 
 DOCSTRINGS = TASKS.find(DEFAULT_TASK)
 
@@ -73,16 +73,15 @@ def test_lm_eval_and_training_see_one_text(tmp_path: Path, delimiter: str) -> No
     def encode(text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    made = replace(DOCSTRINGS, prompt="Q: {context}\nA:", delimiter=delimiter)
+    form = QuestionForm("Q: {context}\nA:", delimiter)
+    made = replace(DOCSTRINGS, form=form)
     data = write(tmp_path)
     manager = TaskManager(include_defaults=False, metadata={"task_data": str(data)})
     task = manager.load([lm_eval_config(made)])["tasks"][DEFAULT_TASK]
     task.set_config("num_fewshot", 0)
     task.build_all_requests()
     gold = task.instances[1].args
-    (sequence,) = task_sequences(
-        read_questions(data / "test.jsonl"), encode, prompt=made.prompt, delimiter=delimiter
-    )
+    (sequence,) = task_sequences(read_questions(data / "test.jsonl"), encode, form)
     context, ending = encode_pair(encode, *gold)
     assert sequence.ids.tolist() == [*context, *ending]
 
@@ -97,7 +96,7 @@ def test_questions_of_a_task_are_written_once_per_content_of_its_sources(
         written.append(write(out))
 
     version = [["words", "1"]]
-    own = TaskSet(name="own", write=put, chance=0.5, sources=lambda: version)
+    own = TaskSet(name="own", write=put, chance=0.5, form=QuestionForm(), sources=lambda: version)
     assert own.built() == own.built()
     version[0][1] = "2"
     assert load_splits(own)["test"][0]["gold"] == 1
@@ -112,5 +111,5 @@ def test_an_unknown_task_is_answered_with_all_names() -> None:
 def test_every_task_but_the_embedded_one_is_in_the_keys_of_its_stages() -> None:
     assert DOCSTRINGS.key() == {}  # its stages were named before there were others
     other = replace(DOCSTRINGS, name="other")
-    assert other.key() != replace(other, prompt="{context}").key()
+    assert other.key() != replace(other, form=QuestionForm()).key()
     assert other.key()["task"] == "other"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
-from umim_core.task_sets.spec import Part
+from umim_core.task_sets.spec import QuestionForm
 
 Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
@@ -160,50 +160,39 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> tuple[Ints, 
 def task_sequences(
     questions: Sequence[Question],
     encode: Encode,
-    *,
-    prompt: str = "{context}",
-    delimiter: str = " ",
+    form: QuestionForm,
     max_length: int = DEFAULT_MAX_LENGTH,
-    part: Part = "sequence",
 ) -> list[TaskSequence]:
     """Build one sequence per question: prompt, delimiter, correct answer, cut on the right.
 
     Args:
         questions: The questions.
         encode: Text to token ids, without special tokens.
-        prompt: Format string with the field ``{context}``.
-        delimiter: Text between prompt and answer.
+        form: Prompt, delimiter and merged part.
         max_length: Tokens kept.
-        part: Where rules apply: the whole sequence (HellaSwag) or the prompt (ARC).
 
     Raises:
-        ConfigError: If ``max_length`` is below 2 or the prompt lacks ``{context}``.
+        ConfigError: If ``max_length`` is below 2.
     """
-    _check(prompt, max_length)
+    _check(max_length)
     sequences = []
     for question in questions:
-        text = prompt.format(context=question.context)
-        answer = delimiter + question.choices[question.gold]
+        text = form.prompt.format(context=question.context)
+        answer = form.delimiter + question.choices[question.gold]
         context, ending = encode_pair(encode, text, answer)
         ids = np.concatenate([context, ending])[:max_length]
         length = min(len(context), len(ids))
-        sequences.append(TaskSequence(ids, length, length if part == "context" else len(ids)))
+        sequences.append(TaskSequence(ids, length, length if form.part == "context" else len(ids)))
     return sequences
 
 
-def mining_segments(
-    sequences: Sequence[TaskSequence], part: Part = "sequence"
-) -> tuple[Ints, Ints]:
-    """Return the ids to count n-grams in, one ragged segment per example, without padding.
-
-    Args:
-        sequences: Task sequences.
-        part: The whole sequence, or the prompt alone (ARC: question tokens only).
+def mining_segments(sequences: Sequence[TaskSequence]) -> tuple[Ints, Ints]:
+    """Return the ids to count n-grams in: what may merge, one ragged segment per example.
 
     Returns:
         Flat ids [T] and segment borders [len(sequences) + 1] (int64), as ``count_ngrams`` takes.
     """
-    pieces = [s.ids[: s.context_length] if part == "context" else s.ids for s in sequences]
+    pieces = [sequence.ids[: sequence.mergeable] for sequence in sequences]
     offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     flat = np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
     return flat, offsets
@@ -212,9 +201,7 @@ def mining_segments(
 def encode_questions(
     questions: Sequence[Question],
     encode: Encode,
-    *,
-    prompt: str = "{context}",
-    delimiter: str = " ",
+    form: QuestionForm,
     max_length: int = DEFAULT_MAX_LENGTH,
 ) -> list[EncodedQuestion]:
     """Encode every choice of every question for scoring.
@@ -224,23 +211,22 @@ def encode_questions(
     Args:
         questions: The questions.
         encode: Text to token ids, without special tokens.
-        prompt: Format string with the field ``{context}``.
-        delimiter: Text between prompt and answer.
+        form: Prompt and delimiter.
         max_length: Most raw tokens of prompt and one answer together.
 
     Raises:
-        ConfigError: If ``max_length`` is below 2 or the prompt lacks ``{context}``.
+        ConfigError: If ``max_length`` is below 2.
         CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
     """
-    _check(prompt, max_length)
-    return [_encode_question(q, encode, prompt, delimiter, max_length) for q in questions]
+    _check(max_length)
+    return [_encode_question(question, encode, form, max_length) for question in questions]
 
 
 def _encode_question(
-    question: Question, encode: Encode, prompt: str, delimiter: str, max_length: int
+    question: Question, encode: Encode, form: QuestionForm, max_length: int
 ) -> EncodedQuestion:
-    text = prompt.format(context=question.context)
-    pairs = [encode_pair(encode, text, delimiter + choice) for choice in question.choices]
+    text = form.prompt.format(context=question.context)
+    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
     endings = tuple(ending for _, ending in pairs)
     longest = max(len(ending) for ending in endings)
     if longest >= max_length or min(len(ending) for ending in endings) == 0:
@@ -253,8 +239,6 @@ def _encode_question(
     return EncodedQuestion(context, endings, question.gold)
 
 
-def _check(prompt: str, max_length: int) -> None:
+def _check(max_length: int) -> None:
     if max_length < 2:
         raise ConfigError("max_length must be at least 2 tokens", max_length, "Raise it.")
-    if "{context}" not in prompt:
-        raise ConfigError("the prompt must hold the field {context}", prompt, "Add it.")

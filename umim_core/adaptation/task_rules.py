@@ -32,7 +32,7 @@ from umim_core.rules.grams import check_tau, select
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.task_sets.spec import Part
+from umim_core.task_sets.spec import QuestionForm
 
 TASK_ORDER: Final = 2
 
@@ -41,11 +41,9 @@ def mine_task_rules(
     questions: Sequence[Question],
     encode: Encode,
     taus: Sequence[int],
+    form: QuestionForm,
     *,
     budget: int | None = None,
-    part: Part = "sequence",
-    prompt: str = "{context}",
-    delimiter: str = " ",
     max_length: int = DEFAULT_MAX_LENGTH,
     excluded: Iterable[int] = (),
     overlap: Overlap = "none",
@@ -58,11 +56,8 @@ def mine_task_rules(
         questions: Training questions.
         encode: Text to token ids, without special tokens.
         taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
+        form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
         budget: Most rules; where a threshold leaves more, it is raised until they fit.
-        part: ``sequence`` (prompt and correct answer, cut after ``max_length`` tokens), or
-            ``context``, the prompt's part of it (ARC).
-        prompt: Format string with the field ``{context}``.
-        delimiter: Text between prompt and answer.
         max_length: Tokens kept of a question and its answer.
         excluded: Ids that take part in no rule.
         overlap: ``none`` as in the paper, or ``greedy``.
@@ -74,17 +69,14 @@ def mine_task_rules(
         the corpus is that of the counted ids.
 
     Raises:
-        ConfigError: If there is no threshold, or prompt or length are out of bounds.
+        ConfigError: If there is no threshold, or the length is out of bounds.
         RuleSetError: If a threshold or the budget is below 1.
     """
     if not taus:
         raise ConfigError("task rules need at least one threshold", "none", "The paper takes 5.")
     for tau in taus:
         check_tau(tau)
-    sequences = task_sequences(
-        questions, encode, prompt=prompt, delimiter=delimiter, max_length=max_length
-    )
-    ids, offsets = mining_segments(sequences, part)
+    ids, offsets = mining_segments(task_sequences(questions, encode, form, max_length))
     counts = count_ngrams(ids, offsets, min(taus), excluded, max_order=TASK_ORDER)
     digest = sha256_bytes(np.ascontiguousarray(ids, np.int32).tobytes())
     return {

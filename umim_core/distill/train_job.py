@@ -23,6 +23,7 @@ from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
+from umim_core.task_sets.spec import QuestionForm
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,8 @@ def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | 
             encode_questions(
                 read_questions(path),
                 compressed.backbone.encode,
-                prompt=job.prompt,
-                delimiter=job.delimiter,
-                max_length=job.max_tokens,
+                QuestionForm(job.prompt, job.delimiter),
+                job.max_tokens,
             )
             for path in (job.train, job.valid)
         )

@@ -30,7 +30,7 @@ from umim_core.embedded.docstring_corpus import (
 )
 from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.task_sets.spec import TASKS, TaskSet, TaskSplit
+from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, TaskSplit
 
 DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
 MIN_SUMMARY_CHARS: Final = 15
@@ -230,7 +230,7 @@ TASKS.add(DEFAULT_TASK)(
         name=DEFAULT_TASK,
         write=write_docstring_questions,
         chance=1 / _CHOICES,
-        prompt="{context}\n\nSummary:",
+        form=QuestionForm("{context}\n\nSummary:", part="context"),
         corpus="docstrings",
         sources=lambda: installed_versions(TRAINING_PACKAGES),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.errors import ConfigError
 from umim_core.registry import Registry
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.locking import directory_lock
@@ -26,6 +27,29 @@ CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
 
 @dataclass(frozen=True)
+class QuestionForm:
+    """Text that is made of a question, and the part of it that rules merge.
+
+    Attributes:
+        prompt: Format string with the field ``{context}``.
+        delimiter: Text between prompt and answer.
+        part: The prompt alone (``context``, as the paper does for ARC), or prompt and answer
+            (``sequence``, HellaSwag).
+
+    Raises:
+        ConfigError: If the prompt lacks its field.
+    """
+
+    prompt: str = "{context}"
+    delimiter: str = " "
+    part: Part = "sequence"
+
+    def __post_init__(self) -> None:
+        if "{context}" not in self.prompt:
+            raise ConfigError("the prompt must hold the field {context}", self.prompt, "Add it.")
+
+
+@dataclass(frozen=True)
 class TaskSet:
     """A multiple-choice task.
 
@@ -35,9 +59,7 @@ class TaskSet:
             at most so many per split (None: all), from a corpus folder or (None) from its own
             source.
         chance: Accuracy of guessing, 0..1.
-        prompt: Format string with the field ``{context}``.
-        delimiter: Text between prompt and answer.
-        merged: Where rules apply: the prompt (``context``) or prompt and answer (``sequence``).
+        form: Prompt, delimiter and merged part.
         metrics: What the comparison shows, the headline first; of ``TaskResult``.
         splits: Splits that ``write`` makes; ``test`` is scored, the others adapt.
         corpus: Kind of the corpus whose documents the questions are made of; None for a task that
@@ -48,9 +70,7 @@ class TaskSet:
     name: str
     write: WriteQuestions
     chance: float
-    prompt: str = "{context}"
-    delimiter: str = " "
-    merged: Part = "context"
+    form: QuestionForm
     metrics: tuple[str, ...] = ("acc_tok",)
     splits: tuple[TaskSplit, ...] = SPLITS
     corpus: str | None = None
@@ -59,7 +79,7 @@ class TaskSet:
     @property
     def merge(self) -> Literal["prompt", "all"]:
         """Mode of lm-eval's model: it merges the prompt or the whole, as the task does."""
-        return "prompt" if self.merged == "context" else "all"
+        return "prompt" if self.form.part == "context" else "all"
 
     def key(self) -> dict[str, object]:
         """Return what of the task is part of a stage's key; nothing for the embedded task.
@@ -68,8 +88,7 @@ class TaskSet:
         """
         if self.name == DEFAULT_TASK:
             return {}
-        form = {"prompt": self.prompt, "delimiter": self.delimiter, "merged": self.merged}
-        return {"task": self.name, "form": form}
+        return {"task": self.name, "form": vars(self.form)}
 
     def built(self) -> Path:
         """Return the folder of the questions from the task's own source, written if need be.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from umim_core.task_sets.spec import TASKS, TaskSet, TaskSplit
+from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, TaskSplit
 
 _WORDS = ("light", "house", "stone", "chair", "train", "bread")
 
@@ -28,8 +28,7 @@ TASKS.add("rhymes")(
         name="rhymes",
         write=write,
         chance=0.5,
-        prompt="Question: {context}\nAnswer:",
-        merged="sequence",
+        form=QuestionForm("Question: {context}\nAnswer:"),
         metrics=("acc", "acc_tok"),
         sources=lambda: [["words", "1"]],
     )

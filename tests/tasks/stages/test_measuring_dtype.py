@@ -19,9 +19,17 @@ from tasks.stages.evaluate import evaluate_stage
 from umim_core.adaptation.choices import read_questions, task_sequences
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.recipe import BackboneDtype, Cell, EvaluateConfig, MiningConfig, Recipe
+from umim_core.config.recipe import (
+    DEFAULT_TASK,
+    BackboneDtype,
+    Cell,
+    EvaluateConfig,
+    MiningConfig,
+    Recipe,
+)
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
+from umim_core.task_sets.spec import TASKS
 from umim_core.text.shards import ShardWriter
 
 LENGTH = 16
@@ -120,8 +128,7 @@ def test_sft_makes_its_rows_without_the_backbones_weights(
     (expected,) = task_sequences(
         read_questions(task.path / "train.jsonl"),
         tiny_llama.encode,
-        prompt="{context}\n\nSummary:",
+        TASKS.find(DEFAULT_TASK).form,
         max_length=512,
-        part="context",
     )
     assert TokenRows.load(rows).row(0).tolist() == expected.ids.tolist()

@@ -23,6 +23,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.spec import QuestionForm
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]
 
@@ -154,8 +155,7 @@ def test_preferences_are_measured_with_the_positions_given(
         questions = encode_questions(
             read_questions(path),
             backbone.encode,
-            prompt="{context}?",
-            delimiter=" = ",
+            QuestionForm("{context}?", " = "),
             max_length=64,
         )
         with torch.no_grad():

@@ -40,10 +40,10 @@ def lm_eval_config(task: TaskSet) -> dict[str, object]:
         "validation_split": "valid" if "valid" in task.splits else None,
         "test_split": "test",
         "output_type": "multiple_choice",
-        "doc_to_text": task.prompt.replace("{context}", "{{context}}"),
+        "doc_to_text": task.form.prompt.replace("{context}", "{{context}}"),
         "doc_to_target": "gold",
         "doc_to_choice": "choices",
-        "target_delimiter": task.delimiter,
+        "target_delimiter": task.form.delimiter,
         "should_decontaminate": False,
         "metric_list": [
             {"metric": metric, "aggregation": "mean", "higher_is_better": True}
