@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from tasks.run.stage import Metrics
 from umim_core.distill.token_rows import load_array
 from umim_core.errors import ArtifactError
 from umim_core.rules.collisions import collision_rate
@@ -104,7 +103,7 @@ def corpus_digest(folder: Path) -> str:
     return str(raw["digest"])
 
 
-def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> Metrics:
+def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[str, float]:
     """Write the folder ``rules`` of an artifact and return its metrics.
 
     Args:
