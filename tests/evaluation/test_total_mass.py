@@ -16,6 +16,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging import likelihood
 from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
@@ -115,7 +116,7 @@ def test_a_text_is_scored_as_the_engine_that_wrote_it_reports(
     engine = Engine(Compressed(backbone, module, matcher, unit_positions))
     config = GenerationConfig(max_new_tokens=LIMIT - 1, do_sample=True, temperature=1.5)
     prompts = [np.array([ids]) for ids in (0, 1, 2, 0)]
-    output = engine.generate(prompts, config, Request(match_border=True, seed=3, logprobs=1))
+    output = engine.generate(prompts, config, EngineRequest(match_border=True, seed=3, logprobs=1))
     rows = [np.array([*row.prompt_ids, *row.ids]) for row in output.rows]
     assert any(row.generated_spans for row in output.rows)
     scored = token_log_probs(rows, Compressed(backbone, module, matcher, unit_positions))
