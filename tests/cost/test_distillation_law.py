@@ -70,7 +70,7 @@ def build(name: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa"
 
 def step(backbone: Backbone, form: ModuleForm) -> Tensor:
     module = MergeModule(
-        backbone.hidden_size, positions=form.positions, depth=form.depth, kind=form.kind
+        backbone.hidden_size, positions=form.module_positions, depth=form.depth, kind=form.kind
     )
     module.initialise(0.02, torch.Generator().manual_seed(1))
     half = backbone.dtype is torch.bfloat16
