@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from tasks.cluster.stopping import stoppable
-from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
+from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
@@ -206,13 +205,8 @@ def _options(version: VersionFlag = False) -> None:
 
 def _log_progress() -> None:
     """Show the stages on stderr, one line each, and all warnings."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    handler = log_lines("umim")
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name in _SHOWN)
-    ours = logging.getLogger("umim")
-    ours.setLevel(logging.INFO)
-    ours.addHandler(handler)
-    ours.propagate = False
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings are about its own options
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+import os
+import shutil
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tasks.cluster.cluster_folder import keep_logs
 from tasks.cluster.ray_cluster import Cluster, abandon, is_alive, ray_cluster
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
@@ -78,3 +80,19 @@ class ClusterLease:
         if self._cluster is None or self._cluster.logs is None or self._logs is None:
             return None
         return keep_logs(self._cluster.logs, self._logs)
+
+
+def keep_logs(logs: Path, place: Path) -> Path | None:
+    """Copy Ray's logs, which go with their folder, to a place that stays.
+
+    Args:
+        logs: Folder of the log files.
+        place: Receives a folder that is named by time and process.
+
+    Returns:
+        That folder, or None if nothing could be copied.
+    """
+    kept = place / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+    with suppress(OSError):  # files that went meanwhile, a full disk: what can be copied
+        shutil.copytree(logs, kept, ignore_dangling_symlinks=True, dirs_exist_ok=True)
+    return kept if kept.is_dir() else None

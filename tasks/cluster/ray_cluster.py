@@ -18,8 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.cluster.cluster_folder import cluster_folder
-from tasks.cluster.sockets import listening_addresses, loopback_interface, require_loopback
+from tasks.cluster.private_cluster import (
+    cluster_folder,
+    listening_addresses,
+    loopback_interface,
+    require_loopback,
+)
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -145,7 +149,9 @@ def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, 
         env["PYTHONPATH"] = os.pathsep.join(paths)
         # Left alone, gloo and NCCL listen on the interface that the host's name resolves to.
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = loopback_interface()
-        if not _has_gpu():
+        import torch
+
+        if not torch.cuda.device_count():
             env["DS_ACCELERATOR"] = "cpu"
     return env
 
@@ -159,12 +165,6 @@ def _check_arguments(cpus: int | None, object_store_bytes: int, threads: int | N
         raise ClusterError(
             f"object_store_bytes must be at least {_MIN_OBJECT_STORE}", object_store_bytes
         )
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.device_count() > 0
 
 
 @contextlib.contextmanager

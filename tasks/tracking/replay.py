@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from tasks.tracking.compare_view import VIEW, view_state
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Record
 from tasks.tracking.tracking_values import RunInput, Status, StoredRun
 from umim_core.errors import TrackingError
-
-STATUSES: Final[Mapping[str, Status]] = {
-    "RUNNING": "RUNNING",
-    "FINISHED": "FINISHED",
-    "FAILED": "FAILED",
-    "KILLED": "KILLED",
-}
 
 
 def replay(store: Store, record: Record) -> None:
@@ -97,10 +90,10 @@ def _files(store: Store, record: Record) -> None:
 
 
 def _status(store: Store, record: Record) -> None:
-    if record["status"] not in list(STATUSES):
-        raise TrackingError(f"a status must be one of {', '.join(STATUSES)}", record["status"])
-    run = _pipeline(store, record)
-    store.set_status(run.run_id, STATUSES[record["status"]], record["time_ms"])
+    status, known = record["status"], get_args(Status)
+    if status not in known:
+        raise TrackingError(f"a status must be one of {', '.join(known)}", status)
+    store.set_status(_pipeline(store, record).run_id, status, record["time_ms"])
 
 
 def _checkpoint(store: Store, record: Record) -> None:

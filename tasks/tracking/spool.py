@@ -57,6 +57,14 @@ class Spool:
         """Return the files of the records that a store would not take."""
         return sorted(self.folder.glob("*.refused"))
 
+    def warn(self, reason: str, command: str) -> None:
+        """Say what waits and why, that ``command`` writes it, and what was refused."""
+        if waiting := len(self.waiting()):
+            text = "%d records for MLflow wait in %s (%s). The next run writes them, or: %s"
+            logger.warning(text, waiting, self.folder, reason, command)
+        if refused := len(self.refused()):
+            logger.warning("%d records were refused, see %s", refused, self.folder)
+
     def read(self, path: Path) -> Record | None:
         """Return a record; None, and it is set aside, if the file is damaged."""
         try:

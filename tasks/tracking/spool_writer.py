@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SpoolWriter:
-    """Keep records on disk and write them to a store; nothing here raises because it is away.
+    """Write the records of a spool to a store; nothing here raises because it is away.
 
     Threads may share a writer.
 
@@ -37,14 +37,6 @@ class SpoolWriter:
         self._patience = Patience()
         self._busy = threading.Lock()
         self._reason = ""
-
-    def add(self, record: Mapping[str, object]) -> None:
-        """Keep a record.
-
-        Raises:
-            ArtifactError: If the disk refuses it.
-        """
-        self._spool.add(record)
 
     def write(self, *, last: bool = False) -> None:
         """Write what waits, of every run of this root.
@@ -66,27 +58,10 @@ class SpoolWriter:
         """Wait two seconds more at most: the process is being stopped."""
         self._patience.hurry()
 
-    def waiting(self) -> tuple[list[Path], str]:
-        """Return the files of the records that still wait, and why they do."""
-        return self._spool.waiting(), self._reason or "another process is writing"
-
-    def refused(self) -> list[Path]:
-        """Return the files of the records that were set aside."""
-        return self._spool.refused()
-
-    def warn(self, command: str) -> None:
-        """Say what waits, that ``command`` writes it, and what was refused."""
-        waiting, reason = self.waiting()
-        if waiting:
-            logger.warning(
-                "%d records for MLflow wait in %s (%s). The next run writes them, or: %s",
-                len(waiting),
-                self._spool.folder,
-                reason,
-                command,
-            )
-        if refused := self.refused():
-            logger.warning("%d records were refused, see %s", len(refused), self._spool.folder)
+    @property
+    def reason(self) -> str:
+        """Why records still wait."""
+        return self._reason or "another process is writing"
 
     def ask(self, question: Callable[[Store], T]) -> T | None:
         """Return what the store answers; None if it does not now."""

@@ -83,7 +83,8 @@ class Tracker:
         self.uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or default
         self.root = (root or artifact_root()).resolve()
         self._store = Store(self.uri, self.root, experiment)
-        self._writer = SpoolWriter(self._store, Spool(self.root))
+        self._spool = Spool(self.root)
+        self._writer = SpoolWriter(self._store, self._spool)
 
     def reconnected(self) -> Tracker:
         """Return a tracker of the same store with a connection and a patience of its own."""
@@ -220,7 +221,7 @@ class Tracker:
         if status == "KILLED":
             self._writer.hurry()
         self._record("status", pipeline, last=True, status=status)
-        self._writer.warn(REPLAY_COMMAND)
+        self._spool.warn(self._writer.reason, REPLAY_COMMAND)
 
     def replay(self) -> tuple[list[Path], str]:
         """Write what waits, of every run of this root, if the store answers.
@@ -229,11 +230,11 @@ class Tracker:
             The files of the records that still wait, and why they do.
         """
         self._writer.write(last=True)
-        return self._writer.waiting()
+        return self._spool.waiting(), self._writer.reason
 
     def refused(self) -> list[Path]:
         """Return the files of the records that were refused, of every run of this root."""
-        return self._writer.refused()
+        return self._spool.refused()
 
     def pages(self, pipeline: str) -> Pages | None:
         """Return where a pipeline and the comparison are shown; None if that is not known now."""
@@ -261,7 +262,7 @@ class Tracker:
     ) -> None:
         key = None if pipeline is None else require_key(pipeline)
         time_ms = time.time_ns() // 1_000_000
-        self._writer.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
+        self._spool.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
         self._writer.write(last=last)
 
 

@@ -18,7 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from flows.full_pipeline import full_pipeline
 from support.shared_services import PrefectServer
 from support.traces import CANARIES, Descendants, traces
-from tasks.cluster.sockets import require_loopback
+from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker

@@ -16,7 +16,7 @@ from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import comparison
 from tasks.run.recipes import find_recipe
 from umim_core import task_sets
-from umim_core.backbone.backbone import load_tokenizer
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet

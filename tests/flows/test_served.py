@@ -23,7 +23,7 @@ import yaml
 from mlflow import MlflowClient
 
 from support.traces import Descendants
-from tasks.cluster.sockets import require_loopback
+from tasks.cluster.private_cluster import require_loopback
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFECT = Path(sys.executable).with_name("prefect")

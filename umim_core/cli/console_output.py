@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Annotated
 
@@ -21,6 +22,17 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.
 VersionFlag = Annotated[
     bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
 ]
+
+
+def log_lines(name: str) -> logging.Handler:
+    """Show what a logger says on stderr, each line with its time; return the handler."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    shown = logging.getLogger(name)
+    shown.setLevel(logging.INFO)
+    shown.handlers = [handler]
+    shown.propagate = False
+    return handler
 
 
 def emit(document: dict[str, object], lines: list[str], as_json: bool) -> None:

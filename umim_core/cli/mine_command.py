@@ -16,8 +16,6 @@ from umim_core.errors import ConfigError
 if TYPE_CHECKING:
     from umim_core.cost.prediction import Prediction
     from umim_core.mining.corpus_mining import MiningReport
-    from umim_core.mining.mining_options import MiningOptions
-    from umim_core.text.sources import Source
 
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
 
@@ -145,7 +143,13 @@ def mine(
                 f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
                 "Add the former and leave out the latter.",
             )
-        report = _confident(source, out, backbone, options, confidence)
+        from umim_core.backbone.backbone import load_backbone
+        from umim_core.mining.corpus_mining import mine_confident_spans
+
+        model = load_backbone(backbone)
+        report = mine_confident_spans(
+            source, out, backbone=model, options=options, min_probability=confidence
+        )
         lines = [*_lines(report, out, {}), *after_mining(out, backbone, sources)]
         emit(_document(report, out, {}), lines, as_json)
         return
@@ -183,18 +187,6 @@ def _refuse(options: dict[str, object], rule: str) -> None:
     if given:
         names = " and ".join(options)
         raise ConfigError(f"{names} {rule}", ", ".join(given), "Leave them out.")
-
-
-def _confident(
-    source: Source, out: Path, backbone: str, options: MiningOptions, min_probability: float | None
-) -> MiningReport:
-    from umim_core.backbone.backbone import load_backbone
-    from umim_core.mining.corpus_mining import mine_confident_spans
-
-    model = load_backbone(backbone)
-    return mine_confident_spans(
-        source, out, backbone=model, options=options, min_probability=min_probability
-    )
 
 
 def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:

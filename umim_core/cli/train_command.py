@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
@@ -106,7 +104,7 @@ def train(
         seed=seed,
         use_gpu=where == "cuda",
     )
-    _show_progress()
+    log_lines("umim.progress")
     began = time.perf_counter()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     try:
@@ -120,15 +118,6 @@ def train(
     record_checkpoint(root, name, place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     emit(document, _lines(place, name, summary, time.perf_counter() - began), as_json)
-
-
-def _show_progress() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-    progress = logging.getLogger("umim.progress")
-    progress.setLevel(logging.INFO)
-    progress.handlers = [handler]
-    progress.propagate = False
 
 
 def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:

@@ -73,6 +73,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         prefix_token_id: As in ``hf``: stands in for an empty context.
         method: A baseline that takes the merge module's place (``umim_core.baselines``), at the
             token reduction of the checkpoint's rules.
+        allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough.
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, or a method comes with another ``merge``
@@ -97,10 +98,13 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
         method: str | None = None,
+        allow_backbone_mismatch: str | None = None,
     ) -> None:
         self.merge: Merge = "none" if merge is None else merge
         check_merge(self.merge, MERGES if method is None else ("prompt",))
-        compressed = open_model_args(checkpoint, self.merge, backbone, revision, dtype, device)
+        compressed = open_model_args(
+            checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
+        )
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")

@@ -27,6 +27,7 @@ def open_model_args(
     revision: str | None,
     dtype: str,
     device: str | None,
+    allow_backbone_mismatch: str | None = None,
 ) -> Compressed:
     """Open what was named; see ``UmimLM``. With ``merge=none`` a checkpoint names its backbone.
 
@@ -40,6 +41,7 @@ def open_model_args(
     if not isinstance(backbone, Backbone):
         options |= LoadOptions(dtype=dtype, device=_device(device))
     if merge != "none":
+        options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch)
         return UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed
     alone = backbone is not None and checkpoint is None
     named = None if alone else find_checkpoint(_checkpoint(checkpoint), options)

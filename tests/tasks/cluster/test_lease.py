@@ -9,8 +9,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from tasks.cluster.cluster_folder import keep_logs
-from tasks.cluster.lease import ClusterLease
+from tasks.cluster.lease import ClusterLease, keep_logs
 from tasks.data.tokenizing import threads_per_job
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError

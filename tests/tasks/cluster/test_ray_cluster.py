@@ -15,8 +15,8 @@ import psutil
 import pytest
 import ray
 
+from tasks.cluster.private_cluster import listening_addresses, loopback_interface, require_loopback
 from tasks.cluster.ray_cluster import Cluster, ray_cluster, worker_environment
-from tasks.cluster.sockets import listening_addresses, loopback_interface, require_loopback
 from umim_core.errors import ClusterError
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -145,7 +145,7 @@ FRESH = """
 import os, signal
 import ray  # before the environment is prepared, as other modules do it
 from tasks.cluster.ray_cluster import ray_cluster
-from tasks.cluster.sockets import listening_addresses
+from tasks.cluster.private_cluster import listening_addresses
 def prefect(*_): pass
 signal.signal(signal.SIGTERM, prefect)
 before = {k: v for k, v in os.environ.items() if k != "RAY_CLIENT_MODE"}

@@ -1,15 +1,41 @@
-"""Listening sockets of this process and its descendants, and whether others can reach them."""
+"""Privacy of a local Ray cluster: a short folder of its own, sockets on the loopback interface."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import psutil
 
+from tasks.cluster.stopping import FOLDER_PREFIX
 from umim_core.errors import ClusterError
 
+# A Unix socket path holds at most 107 bytes; Ray appends up to 64 to its folder
+# ("/session_2026-11-20_14-11-39_942048_1234567/sockets/plasma_store").
+_MAX_TEMP_DIR_BYTES = 42
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "::ffff:127.0.0.1"})
+
+
+@contextlib.contextmanager
+def cluster_folder() -> Iterator[Path]:
+    """Give a short private folder, and sweep those that killed processes left behind."""
+    base = Path(tempfile.gettempdir())
+    if len(str(base).encode()) + len(f"/{FOLDER_PREFIX}4194304-12345678") > _MAX_TEMP_DIR_BYTES:
+        base = Path("/tmp")  # noqa: S108  the only short name; mkdtemp makes the folder private
+    for old in base.glob(f"{FOLDER_PREFIX}*-*"):
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            pid = int(old.name.split("-")[2])
+            if old.stat().st_uid == os.getuid() and not psutil.pid_exists(pid):
+                shutil.rmtree(old, ignore_errors=True)
+    path = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=base))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def listening_addresses() -> list[tuple[str, str, int]]:
