@@ -87,7 +87,8 @@ def ray_pairs(ids: Ids, offsets: UniformOffsets, options: argparse.Namespace) ->
     The start of the cluster and the first count of each side are left out.
     """
     from tasks.cluster.ray_cluster import ray_cluster
-    from tasks.data.counting import Corpus, count_distributed
+    from tasks.data.counting import count_distributed
+    from tasks.data.counting_tables import Corpus
 
     results: dict[str, Any] = {}
     with (

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from docs.make.document import RESULTS, ROOT, Document
-from umim_core.checkpoint.checkpoint import Checkpoint, CheckpointConfig
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import read_recipe_file, validated
 from umim_core.rules.ruleset import RuleSet

@@ -21,7 +21,7 @@ from umim_core.cost.mining_forecast import predict_mining
 from umim_core.cost.prediction import Limits, Prediction
 from umim_core.distill.train_loop import planned_steps
 from umim_core.errors import ConfigError, UnknownSizeError
-from umim_core.mining.corpus_mining import MiningOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.text.sources import HubDataset
 
 # Of the rate of large float32 products. On the reference machine (100-140 GFLOP/s) whole steps came

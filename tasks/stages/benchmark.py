@@ -21,7 +21,7 @@ from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
 from umim_core.benchmarking.break_even import ThroughputRow, break_even, break_even_markdown
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
-from umim_core.checkpoint.checkpoint import resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.model.umim import UMIM

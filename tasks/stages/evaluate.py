@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import out_of_domain, task_of, tokens
 from tasks.stages.distill import dtype_key
-from umim_core.checkpoint.checkpoint import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.form import Merge
 from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
 from umim_core.distill.token_rows import TokenRows

@@ -31,9 +31,9 @@ from umim_core.config.recipe import Cell, MiningConfig
 from umim_core.cost.mining_forecast import predict_search
 from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
-from umim_core.mining.corpus_mining import MiningOptions, make_rules
+from umim_core.mining.corpus_mining import make_rules
 from umim_core.mining.finding import find_ngrams
-from umim_core.mining.mining_options import SearchOptions
+from umim_core.mining.mining_options import MiningOptions, SearchOptions
 from umim_core.mining.preparation import (
     check_documents,
     excluded_ids,

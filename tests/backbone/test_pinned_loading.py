@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.checkpoint.checkpoint import CHECKPOINT_SCHEMA, Checkpoint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA
 from umim_core.errors import BackboneError, BackboneMismatchError, CheckpointError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule

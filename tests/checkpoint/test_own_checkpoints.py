@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Umim, console
-from umim_core.checkpoint.checkpoint import resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.checkpoint.own_checkpoints import (
     artifact_root,
     own_checkpoint,

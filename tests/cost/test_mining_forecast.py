@@ -17,8 +17,8 @@ from umim_core.cost import mining_forecast
 from umim_core.cost.mining_forecast import predict_mining
 from umim_core.cost.prediction import Prediction
 from umim_core.errors import ConfigError, CorpusError, RuleSetError
-from umim_core.mining.corpus_mining import MiningOptions
 from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.text.sources import Source, source_of
 from umim_core.text.token_ids import UniformOffsets

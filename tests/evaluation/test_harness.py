@@ -22,9 +22,9 @@ from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import BackboneMismatchError, CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.perplexity import token_log_probs
 from umim_core.inference.engine import Engine
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

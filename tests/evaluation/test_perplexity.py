@@ -14,10 +14,11 @@ from torch import Tensor
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.perplexity import perplexity, token_log_probs, windows
+from umim_core.evaluation.perplexity import perplexity, windows
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

@@ -26,9 +26,9 @@ from umim_core.baselines.methods import (
     ReducedTokens,
     Text,
 )
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
-from umim_core.task_sets.spec import DEFAULT_TASK
 
 TRUNCATION, MEAN, FULL = "truncation", "mean-embedding", "full-cache"
 

@@ -13,12 +13,13 @@ from umim_core.errors import RuleSetError
 from umim_core.mining.candidates import (
     GROUP_SEGMENTS,
     SAMPLE_TAU,
+    CandidateReport,
     choose_candidates,
     miss_probability,
     sample_segments,
 )
 from umim_core.mining.counting import count_ngrams
-from umim_core.mining.finding import CandidateReport, LocalCounter, find_ngrams
+from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.mining_options import SearchOptions
 from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.token_ids import UniformOffsets

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from support.ngram_oracle import Grams, cut, document_oracle, oracle
 from umim_core.errors import ArtifactError, ConfigError, CorpusError, RuleSetError, UmimError
 from umim_core.mining.candidates import miss_probability
-from umim_core.mining.corpus_mining import MiningOptions, MiningReport, mine_rules
+from umim_core.mining.corpus_mining import MiningReport, mine_rules
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import Source, TextFiles, TokenIds, source_of

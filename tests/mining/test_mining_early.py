@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import ConfigError, CorpusError, EvaluationError, UmimError
-from umim_core.mining.corpus_mining import MiningOptions, mine_confident_spans, mine_rules
+from umim_core.mining.corpus_mining import mine_confident_spans, mine_rules
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.text.sources import TextFiles
 
 MISSING = TextFiles(paths=("no.txt",))

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 from umim_core.errors import RuleSetError
 from umim_core.mining.counting import count_ngrams
-from umim_core.rules.filters import (
-    Containment,
-    Overlap,
-    filter_rules,
-    greedy_overlap,
-    overlap_mask,
-    tau_for_budget,
-)
+from umim_core.rules.filters import filter_rules, greedy_overlap, overlap_mask, tau_for_budget
 from umim_core.rules.grams import ORDERS, NgramCounts
-from umim_core.rules.origin import RuleOrigin
+from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import MAX_TOKEN_ID
 

@@ -37,7 +37,8 @@ from tasks.stages.ablation import ablation_stage
 from tasks.stages.publish import report_stage
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.checkpoint.checkpoint import Checkpoint, CheckpointConfig
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Recipe

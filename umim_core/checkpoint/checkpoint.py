@@ -17,10 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, BackboneRecord
-from umim_core.checkpoint.checkpoint_files import CheckpointConfig as CheckpointConfig
-from umim_core.checkpoint.checkpoint_files import read_config as read_config
-from umim_core.checkpoint.checkpoint_files import resolve_checkpoint as resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import (
+    CHECKPOINT_SCHEMA,
+    BackboneRecord,
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
 from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule

@@ -15,13 +15,13 @@ from typing import Annotated
 
 import typer
 
+from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.generate_command import generate
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import path
 from umim_core.cli.prompt_input import (
-    DEFAULT_CHECKPOINT,
     CheckpointOption,
     DeviceOption,
     DtypeOption,

@@ -12,8 +12,9 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
+from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.prompt_input import DEFAULT_CHECKPOINT, CheckpointOption
+from umim_core.cli.prompt_input import CheckpointOption
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.cli.prompt_input import (
-    DEFAULT_CHECKPOINT,
     CheckpointOption,
     DeviceOption,
     DtypeOption,

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT as DEFAULT_CHECKPOINT
 from umim_core.errors import ConfigError, CorpusError
 
 CheckpointOption = Annotated[

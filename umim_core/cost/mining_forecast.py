@@ -19,9 +19,8 @@ from umim_core.cost.mining_law import MIN_SEGMENTS, SAMPLE_TOKENS, fit_mining_la
 from umim_core.cost.prediction import Prediction
 from umim_core.errors import ConfigError, CorpusError, UnknownSizeError
 from umim_core.mining.candidates import SAMPLE_TAU
-from umim_core.mining.corpus_mining import MiningOptions
 from umim_core.mining.counting import thread_count
-from umim_core.mining.mining_options import SearchOptions
+from umim_core.mining.mining_options import MiningOptions, SearchOptions
 from umim_core.mining.preparation import excluded_ids
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.sources import JsonLines, Source, TextFiles, TokenIds

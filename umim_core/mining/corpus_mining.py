@@ -13,7 +13,7 @@ from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.mining.candidates import CandidateReport, miss_probability
 from umim_core.mining.finding import LocalCounter, find_ngrams
-from umim_core.mining.mining_options import MiningOptions as MiningOptions
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.mining.preparation import (
     check_absent,
     check_documents,

@@ -15,7 +15,8 @@ from tasks.stages.corpus import corpus_stage, tokenize_stage
 from tasks.stages.mine import count_stage, filter_stage
 from umim_core.config.corpus import FilesCorpus
 from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
-from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.mining.corpus_mining import mine_rules
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_file
 from umim_core.text.sources import TextFiles

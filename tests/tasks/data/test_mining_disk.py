@@ -20,7 +20,8 @@ from tasks.run.stage import Artifact
 from tasks.stages.corpus import corpus_stage, tokenize_stage
 from umim_core.config.corpus import FilesCorpus
 from umim_core.errors import ArtifactError
-from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.mining.corpus_mining import mine_rules
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.sources import TokenIds
 

@@ -22,8 +22,9 @@ from tasks.data.recounting import recount_distributed
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import ClusterConfig, MiningConfig
 from umim_core.errors import CorpusError, ResourceLimitError
-from umim_core.mining.corpus_mining import MiningOptions, mine_rules
+from umim_core.mining.corpus_mining import mine_rules
 from umim_core.mining.counting import count_ngrams
+from umim_core.mining.mining_options import MiningOptions
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import directory_digest

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from umim_core.adaptation.choices import encode_questions, read_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint, read_config
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
