@@ -109,8 +109,13 @@ def inputs(
 @pytest.fixture(scope="module")
 def in_process(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     root = tmp_path_factory.mktemp("in-process")
-    with ClusterLease(ClusterConfig(workers=0)) as lease:
-        return inputs.build(root, lease)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the processes have that it is compared with
+    try:
+        with ClusterLease(ClusterConfig(workers=0)) as lease:
+            return inputs.build(root, lease)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def wait_for_step(root: Path, step: int, seconds: float = 120.0) -> None:
