@@ -22,6 +22,7 @@ from tasks.cluster.private_cluster import require_loopback
 from tasks.report.comparison import COMPARISON_METRICS, COMPARISON_PARAMS
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
+from umim_core.checkpoint.own_checkpoints import own_checkpoints
 from umim_core.store.artifacts import read_manifest
 
 _OPTIMISE = {
@@ -125,6 +126,13 @@ def test_every_stage_leaves_one_artifact_per_use(finished: tuple[Run, Path]) -> 
     assert not list(run.root.glob("*/*.partial"))
 
 
+def test_every_checkpoint_is_named_by_its_cell_and_setting(finished: tuple[Run, Path]) -> None:
+    run, _ = finished
+    settings = ("wt", "wt-rules", "wt-ft", "task-adapted")
+    names = {f"tiny/docs-llama-tau-5-greedy-drop/{setting}" for setting in settings}
+    assert set(own_checkpoints(run.root)) == names | {"tiny/docs-gpt2-tau-5-greedy-drop/wt"}
+
+
 def test_report_page_is_whole_and_offline(finished: tuple[Run, Path]) -> None:
     _, report = finished
     page = (report / "report.html").read_text(encoding="utf-8")
@@ -148,7 +156,8 @@ def test_comparison_runs_have_the_names_others_query(finished: tuple[Run, Path])
     }
     first = next(row for row in rows if row.data.params["setting"] == "WT")
     assert set(COMPARISON_PARAMS) <= set(first.data.params)
-    assert set(COMPARISON_METRICS) <= set(first.data.metrics)
+    of_baselines = {"ppl_half_base", "ppl_half_umim", "cache_reduction"}  # this recipe has none
+    assert set(COMPARISON_METRICS) - of_baselines <= set(first.data.metrics)
 
 
 def test_stage_runs_are_children_of_the_pipeline_run(finished: tuple[Run, Path]) -> None:
