@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import cards, readme, recipe_fields, results
+from docs.make import cards, files, readme, recipe_fields, results
 from docs.make.document import RESULTS, ROOT, Document
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
+    "files": files.documents,
     "cards": cards.documents,
     "recipe-fields": recipe_fields.documents,
 }

@@ -1,4 +1,4 @@
-"""Generated parts of README.md: the results table and the coloured example."""
+"""Generated parts of README.md: the results table, the coloured example and the tree."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
+from docs.make.files import rooms
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData
 from tasks.report.tables import table_markdown
@@ -28,7 +29,7 @@ def documents() -> list[Document]:
 def _readme() -> str:
     """Return README.md with the blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` anew."""
     text = _README.read_text(encoding="utf-8")
-    for name, block in (("results:embedded", _results()),):
+    for name, block in (("results:embedded", _results()), ("tree", rooms())):
         between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
     return text

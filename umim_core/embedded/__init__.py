@@ -1,1 +1,1 @@
-"""Data shipped with the package: docstring corpus, tokenizer and multiple-choice task."""
+"""Data shipped with the package: docstring corpus, tokenizer, backbones and checkpoints."""
