@@ -291,8 +291,8 @@ def test_the_checkpoint_may_come_from_the_environment(
 def test_bad_arguments_are_typed_errors(
     checkpoint_path: Path, tmp_path: Path, other_backbone: Callable[[Path], Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"one of .*'context' is called 'prompt'"):
-        UmimLM(str(checkpoint_path), "context")
+    with pytest.raises(ConfigError, match=r"merge must be one of .*'prompt'"):
+        UmimLM(str(checkpoint_path), "contexts")
     with pytest.raises(CheckpointError):
         UmimLM(str(tmp_path / "nothing"))
     with pytest.raises(BackboneMismatchError):

@@ -77,3 +77,7 @@ def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_
     evaluate_task(checkpoint, backbone=backbone, data=tmp_path, limit=1, device="cpu")
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
+
+
+def test_the_former_word_for_merging_prompts_still_works(checkpoint_path: Path) -> None:
+    assert UmimLM(str(checkpoint_path), "context", device="cpu").merge == "prompt"

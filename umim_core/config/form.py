@@ -187,7 +187,4 @@ def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
         ConfigError: If it is none of ``known``.
     """
     if merge not in known:
-        renamed = {"context": "'context' is called 'prompt'."}
-        raise ConfigError(
-            f"merge must be one of {tuple(known)}", merge, renamed.get(merge, "Choose one of them.")
-        )
+        raise ConfigError(f"merge must be one of {tuple(known)}", merge, "Choose one of them.")

@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -58,8 +58,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
             what ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
-        merge: ``prompt``, ``all`` or ``none``; None means ``none``, as lm-eval turns the word in
-            ``--model_args merge=none`` into None.
+        merge: ``prompt`` (its former name ``context`` still works), ``all`` or ``none``; None means
+            ``none``, as lm-eval turns the word in ``--model_args merge=none`` into None.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
         revision: Hub revision of ``backbone``.
         dtype: ``auto`` (what the backbone was published in, as ``--model hf`` does), ``float32``,
@@ -87,7 +87,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,
-        merge: Merge | None = "prompt",
+        merge: Merge | Literal["context"] | None = "prompt",
         backbone: str | Backbone | None = None,
         revision: str | None = None,
         dtype: str = "auto",
@@ -100,7 +100,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         method: str | None = None,
         allow_backbone_mismatch: str | None = None,
     ) -> None:
-        self.merge: Merge = "none" if merge is None else merge
+        named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
+        self.merge = cast(Merge, named.get(merge, merge))
         check_merge(self.merge, MERGES if method is None else ("prompt",))
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
