@@ -15,8 +15,8 @@ DOCUMENTS = [
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
 ]
 NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
-# Tables, comments, images, and lines of one word, such as a long link, cannot be wrapped.
-WHOLE = re.compile(r"\s*(\||<|!\[|(?:[-*] )?\S+$)")
+# Tables, comments, images, and lines of one word or code span, such as a long link, stay whole.
+WHOLE = re.compile(r"\s*(\||<|!\[|(?:[-*] )?(?:\S+|`[^`]*`\W?)$)")
 
 
 def long_lines(text: str) -> list[str]:
