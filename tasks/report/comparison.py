@@ -26,12 +26,13 @@ COMPARISON_PARAMS: Final = (
     *("backbone", "tau", "setting", "rule_source", "min_probability", "overlap", "containment"),
     *("positions", "depth", "kind", "seed"),
 )
+OWN_METHOD: Final = "umim"
 LATER_PARAMS: Final = {
     "rule_budget": None,
     "confidence_tokens": None,
     "revision": None,
     "unit_positions": "compact",
-    "method": "umim",
+    "method": OWN_METHOD,
 }
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
@@ -88,7 +89,7 @@ class ComparisonRow(BaseModel):
 
     cell: Cell
     rules: RowRules | None
-    method: str = "umim"
+    method: str = OWN_METHOD
     setting: str = WT
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
@@ -131,7 +132,7 @@ class ComparisonRow(BaseModel):
     def label_with(self, backbone: str) -> str:
         """Return the label with another name of the backbone."""
         tau = "" if self.tau is None else f", τ {self.tau}"
-        words = [] if self.method == "umim" else [self.method]
+        words = [] if self.method == OWN_METHOD else [self.method]
         words += [] if self.rules is None else self.rules.deviations()
         words += cell_words(self.cell)
         words += ["shipped"] if self.source == "shipped" else []

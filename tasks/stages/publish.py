@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import OWN_METHOD, ComparisonRow
 from tasks.report.report_data import (
     AttentionExample,
     BreakEvenRow,
@@ -147,7 +147,8 @@ def _examples(
         for setting in result.evaluations
     ]
     places = [*trained, *((result.name, result.tokenized) for result in shipped)]
-    found = [found for found in zip(rows, places, strict=True) if found[0].setting == WT]
+    own = [row for row in rows if row.method == OWN_METHOD]
+    found = [found for found in zip(own, places, strict=True) if found[0].setting == WT]
     best, (source, tokenized) = max(found, key=lambda of: _agreement(of[0]))
     label = f"{best.label} on held-out text"
     if len(found) > 1:
