@@ -1,4 +1,4 @@
-"""The stages every flow is made of, in the order in which one needs the other."""
+"""Parts of the flows: the stages in the order in which they depend on each other."""
 
 from __future__ import annotations
 

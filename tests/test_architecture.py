@@ -1,4 +1,4 @@
-"""The walls of the house: layers, single places, sizes, light import, no machine paths, words."""
+"""Architecture: layers, single places, sizes, light import, no machine paths, words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the house: their order, their size, and names that stand once in a layer."""
+"""Packages of each layer: their order, their size, and file names that occur once."""
 
 from __future__ import annotations
 

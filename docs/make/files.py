@@ -1,4 +1,4 @@
-"""Generated lists of the source tree: rooms in README.md, every file in docs/files.md."""
+"""Generated lists of the source tree: packages in README.md, every file in docs/files.md."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OTHERS: Final = {
     "packaging": "Start-up hook that makes lm-eval know the model ``umim``, and the build hook.",
     "requirements": "Locked versions and hashes of all dependencies.",
     "docs": "Guide, decisions, gates, log, results; ``docs/make`` writes the generated pages.",
-    "tests": "Tests, one folder per room; ``support`` holds what they share.",
+    "tests": "Tests, one folder per package; ``support`` holds what they share.",
 }
 _HEAD: Final = """# Files
 
 One line per source file: the first line of its docstring. Written by `python -m docs.make files`.
-Layers import downwards only: `flows`, `tasks`, `umim_core`. So do the rooms of a layer; their order
-stands in `tests/test_rooms.py`.
+Layers import downwards only: `flows`, `tasks`, `umim_core`. So do the packages inside a
+layer; their order is in `tests/test_rooms.py`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Guard process of a pipeline: it wakes the pipeline on a signal and clears up after it.
+"""Guard process of a pipeline: passes signals on to it and cleans up when it has ended.
 
     python -P tasks/cluster/guard.py PID TOKEN FOLDER_PREFIX...
 

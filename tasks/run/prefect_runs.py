@@ -1,4 +1,4 @@
-"""Prefect flow runs under a stop; the temporary server hears of it before it goes."""
+"""Prefect flow runs that are stopped: the server records the end before it goes."""
 
 from __future__ import annotations
 

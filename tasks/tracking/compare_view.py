@@ -1,4 +1,4 @@
-"""The state of MLflow's page of runs that shows the comparison without a click.
+"""Saved view of MLflow's page of runs, so that a link opens directly on the comparison.
 
 MLflow keeps the state of a page in the browser, or in a tag of the experiment that a link names
 (``viewStateShareKey``). A link that also holds a filter ignores the tag, so the filter is in it.

@@ -1,4 +1,4 @@
-"""Keys of every stage of a recipe, none of them built: what moving and rewriting must not change.
+"""Keys of every stage of a recipe, computed without building; moves of code must keep them.
 
     distill [docs-llama tau 5 greedy+drop] f18dfa1f...
 

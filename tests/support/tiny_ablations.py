@@ -1,4 +1,4 @@
-"""Small ablations, made up."""
+"""Small ablations with invented results."""
 
 from __future__ import annotations
 

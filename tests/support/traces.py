@@ -1,4 +1,4 @@
-"""Traces of a run for others: sockets, command lines, and secrets in the files it leaves."""
+"""Exposure of a run: its sockets, its command lines, and secrets in the files it leaves."""
 
 from __future__ import annotations
 

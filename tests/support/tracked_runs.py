@@ -1,4 +1,4 @@
-"""A small pipeline as a tracker sees it, and everything that a store came to hold of it."""
+"""A small pipeline as a tracker sees it, and what the tracking store holds of it afterwards."""
 
 from __future__ import annotations
 

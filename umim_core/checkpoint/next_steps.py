@@ -1,4 +1,4 @@
-"""Next commands: every command that leaves something behind ends with the ones that use it.
+"""Commands to run next: printed, ready to copy, by every command that writes a result.
 
 Paths are quoted for the shell, so that a line can be copied as it stands.
 """

@@ -1,4 +1,4 @@
-"""Base of configuration models, numbers with bounds, and fields that came later.
+"""Base of configuration models: bounded numbers, and later fields that defaults leave out.
 
 A dump goes into stage keys, digests and saved files. A field marked ``LATER`` is left out of it
 where it has its default, so whatever never heard of the field keeps its bytes.

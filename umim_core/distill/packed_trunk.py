@@ -1,4 +1,4 @@
-"""A backbone's trunk over rows of different lengths, without padding.
+"""Forward pass of a backbone's blocks over rows of different lengths, without padding.
 
 The products of all blocks see one long row of real units; attention takes the rows apart::
 

@@ -1,1 +1,1 @@
-"""Evaluation: perplexity, and the lm-eval model and task."""
+"""Evaluation: alignment, perplexity, generated text, and the lm-eval model and tasks."""

@@ -1,4 +1,4 @@
-"""Rows under way: their generated tokens, cut into units token by token, and their record.
+"""Rows in progress: their generated tokens, cut into units token by token, and their record.
 
 The rules see generated tokens only, unless the border to the prompt is opened; the token that ends
 a row is never fed. What merges is decided by ``rules.suffix``; here it is written down::

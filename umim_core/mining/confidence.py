@@ -1,4 +1,4 @@
-"""Rules by confidence: spans that the language model itself finds hard to get wrong.
+"""Rules by confidence: spans whose every token the language model predicts with confidence.
 
 A run is a maximal stretch of tokens, inside a segment, each of which has more than
 ``min_probability`` given all raw tokens before it in the segment. Runs of 2 to 4 tokens are rules,

@@ -1,4 +1,4 @@
-"""The processor's prefetch instruction for compiled loops; numba has no name for it."""
+"""The processor's prefetch instruction for compiled loops, which numba does not offer."""
 
 from __future__ import annotations
 
