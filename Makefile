@@ -2,7 +2,6 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -32,7 +31,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 FIND_PYTHON = for p in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
 	if "$$p" -c '$(SUPPORTED)' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help env demo test test-full lint types lock clean
+.PHONY: help env demo test test-full quick lint types lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,13 +41,17 @@ env: $(INSTALLED) ## Make .venv from the lock; does nothing when it is up to dat
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
 
-test test-full: export HF_HUB_OFFLINE := 1
-test test-full: export OMP_NUM_THREADS := 1
-test: env lint types ## Lint, check types and run the quick tests, offline
-	$(PYTEST) $(PYTEST_ARGS)
+test test-full quick: export HF_HUB_OFFLINE := 1
+test test-full quick: export OMP_NUM_THREADS := 1
+test: env lint ## Lint, check types and run the quick tests, offline
+	$(MAKE) --no-print-directory -j 2 types quick
 
 test-full: env lint types ## Run every test: kills, fuzzing at scale, the wheel in a clean environment
 	$(PYTEST) -m "full or not full" $(PYTEST_ARGS)
+
+# Types are checked while the tests run: services start and stop, and leave a core idle at times.
+quick: env
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: env ## Check style and format
 	$(BIN)/ruff check .

@@ -24,7 +24,7 @@ _CORPUS: Final = "corpus.json"
 ByOrder = Mapping[int, np.ndarray]
 
 
-def clear_stage(out: Path) -> None:
+def clear_leftovers(out: Path) -> None:
     """Remove what a run that died left behind, but for the finished parts under ``state``."""
     for path in out.iterdir():
         if path.name != "state":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tasks.data.mining_files import (
-    clear_stage,
+    clear_leftovers,
     corpus_digest,
     has_part,
     load_orders,
@@ -92,7 +92,7 @@ def confidence_stage(
 
     def build(out: Path) -> Metrics:
         state = out / "state"
-        clear_stage(out)
+        clear_leftovers(out)
         shards = tokens(tokenized, "train")
         whole = whole_segments(shards, tokenizer, segment_length)
         most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens

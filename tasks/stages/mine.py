@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tasks.cluster.lease import ClusterLease
 from tasks.data.counting_tables import Corpus, cluster_cpus
 from tasks.data.mining_files import (
-    clear_stage,
+    clear_leftovers,
     corpus_digest,
     has_part,
     load_orders,
@@ -88,7 +88,7 @@ def count_stage(
     )
 
     def build(out: Path) -> Metrics:
-        clear_stage(out)
+        clear_leftovers(out)
         lease.ensure()
         shards = tokens(tokenized, "train")
         offsets = whole_segments(shards, tokenizer, segment_length)
