@@ -1,7 +1,8 @@
-"""Registries: a package whose files each add what they define under a name."""
+"""Registry of named entries that the files of a package add."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
@@ -25,6 +26,7 @@ class Registry(Generic[T]):
     def __init__(self, package: str, entry: str) -> None:
         self._package, self._entry = package, entry
         self._found: dict[str, T] = {}
+        self._walked: tuple[str, ...] = ()
 
     def add(self, name: str) -> Callable[[T], T]:
         """Return a decorator that adds what it decorates under a name.
@@ -45,9 +47,25 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return all names in alphabetical order."""
-        for module in iter_modules(import_module(self._package).__path__):
-            import_module(f"{self._package}.{module.name}")
+        path = tuple(import_module(self._package).__path__)
+        if path != self._walked:
+            for module in iter_modules(path):
+                self._load(f"{self._package}.{module.name}")
+            self._walked = path
         return tuple(sorted(self._found))
+
+    def _load(self, module: str) -> None:
+        """Import a file; one that fails adds nothing, so that the next look fails alike."""
+        known, loaded, whole = dict(self._found), set(sys.modules), False
+        try:
+            import_module(module)
+            whole = True
+        finally:
+            if not whole:
+                self._found = known
+                for name in set(sys.modules) - loaded:  # files that it imported add theirs again
+                    if name.startswith(f"{self._package}."):
+                        del sys.modules[name]
 
     def find(self, name: str) -> T:
         """Return the entry of a name.
@@ -60,6 +78,6 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"a {self._entry} must be one of {', '.join(known)}",
                 name,
-                did_you_mean(name, known),
+                did_you_mean(name, known) or f"A new one is a file of {self._package}.",
             )
         return self._found[name]

@@ -37,7 +37,7 @@ from umim_core.store.artifacts import (
 from umim_core.store.disk import is_refusal
 from umim_core.store.locking import directory_lock
 from umim_core.store.machine_lock import computing
-from umim_core.store.publication import publish_result, take_back_state
+from umim_core.store.publication import STATE, publish_result, take_back_state
 
 logger = logging.getLogger("umim.stage")
 STAGE_SCHEMA: Final = 1
@@ -186,7 +186,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
         with _thrown_away(partial, spec), spec.machine():
             metrics = build(partial)
         if not spec.resumable:
-            shutil.rmtree(partial / "state", ignore_errors=True)
+            shutil.rmtree(partial / STATE, ignore_errors=True)
         digest = publish_result(
             partial,
             final,
@@ -241,7 +241,7 @@ def _found(final: Path, spec: StageSpec) -> Artifact:
 
 def _beginning(partial: Path, key: str) -> str:
     """Say whether a build begins or goes on."""
-    step = last_step(partial / "state")
+    step = last_step(partial / STATE)
     if step is not None:
         return f"resuming at step {step}"
     return f"resuming {key}" if any(partial.iterdir()) else f"building {key}"

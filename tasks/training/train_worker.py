@@ -33,6 +33,7 @@ from umim_core.distill.train_state import last_step
 from umim_core.errors import ClusterError, UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
+from umim_core.store.publication import STATE
 
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]
@@ -70,7 +71,7 @@ def launch_worker(
         ClusterError: If workers died more often than allowed, or do not share the artifact root.
         UmimError: What a worker raised on purpose.
     """
-    state = out / "state"
+    state = out / STATE
     with resuming_at(partial(last_step, state)), followed(state):
         if lease.config.workers == 0:
             worker(fields)

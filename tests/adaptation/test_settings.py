@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from umim_core.adaptation import settings
 from umim_core.adaptation.settings import (
     BASE,
     SETTINGS,
@@ -87,3 +88,11 @@ def test_what_is_no_adaptation_is_refused_with_the_list(name: str, remedy: str) 
         adaptation_steps([name])
     assert error.value.value == name
     assert error.value.remedy.startswith(remedy)
+
+
+def test_a_setting_may_keep_the_rules_of_the_corpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Setting("WT + FT on its rules", WT, "corpus", "sft")
+    monkeypatch.setattr(settings, "SETTINGS", (*SETTINGS, row))
+    assert adaptation_steps([row.name]) == [row]
+    with pytest.raises(ConfigError, match="must be trained on the task"):
+        Setting("WT again", WT, "corpus", "none")

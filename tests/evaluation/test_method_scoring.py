@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,14 @@ def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone
     assert (scorer.columns.token_reduction, scorer.contexts.token_reduction) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("empty", ["context", "continuation"])
+def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None:
+    request = replace(REQUESTS[0], **{empty: CONTEXT[:0]})
+    for scorer in (umim, ReducedScorer(umim, Truncation()), EvictedScorer(umim, FullCache)):
+        with pytest.raises(EvaluationError, match=r"request 1: . and . tokens"):
+            scorer.score([REQUESTS[0], request], 2)
+
+
 def test_second_halves_are_the_targets(umim: Scorer, tiny_llama: Backbone) -> None:
     window = np.concatenate([CONTEXT, ENDINGS[1]])  # 12 tokens: 6 and 6
     found = second_half_perplexity([window], ReducedScorer(umim, Truncation()), 1)
@@ -92,9 +101,19 @@ def test_a_method_scores_through_lm_eval(checkpoint_path: Path) -> None:
 
 
 @pytest.mark.parametrize("merge", ["all", "none"])
-def test_a_method_takes_the_merged_prompts_place_alone(checkpoint_path: Path, merge: str) -> None:
-    with pytest.raises((ConfigError, SystemExit)):
-        UmimLM(checkpoint_path, merge, method="truncation")
+def test_a_method_takes_the_merged_prompts_place_alone(merge: str) -> None:
+    with pytest.raises(ConfigError, match=f"merges prompts only; got .*truncation.*{merge}"):
+        UmimLM("no checkpoint", merge, method="truncation")
+
+
+def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="baseline must be one of"):
+        UmimLM("no checkpoint", method="truncatoin")
+
+
+def test_how_much_of_the_cache_went_is_in_the_result(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="full-cache", dtype="float32")
+    assert model.get_model_info()["umim"]["cache_reduction"] == 0.0
 
 
 def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -> None:

@@ -113,3 +113,18 @@ def test_every_task_but_the_embedded_one_is_in_the_keys_of_its_stages() -> None:
     other = replace(DOCSTRINGS, name="other")
     assert other.key() != replace(other, form=QuestionForm()).key()
     assert other.key()["task"] == "other"
+
+
+@pytest.mark.parametrize(
+    "prompt", ["Summary:", "{{context}}", "{context} {name}", "{context!r}", "{context", "{}"]
+)
+def test_a_prompt_has_one_field(prompt: str) -> None:
+    with pytest.raises(ConfigError, match=r"the field \{context\} once"):
+        QuestionForm(prompt)
+
+
+def test_a_task_is_scored_and_its_questions_have_an_origin() -> None:
+    with pytest.raises(ConfigError, match="test split"):
+        replace(DOCSTRINGS, splits=("train",))
+    with pytest.raises(ConfigError, match="name its sources"):
+        TaskSet(name="own", write=DOCSTRINGS.write, chance=0.5, form=QuestionForm())

@@ -18,6 +18,7 @@ from umim_core.errors import ConfigError, did_you_mean
 Rules = Literal["none", "corpus", "task"]
 Training = Literal["none", "distill", "sft", "dpo"]
 Measure = Literal["alignment", "accuracy", "speed"]
+TUNED: Final[tuple[Training, ...]] = ("sft", "dpo")
 BASE: Final = "base"
 WT: Final = "WT"
 ADAPTED: Final = "Task-Adapted"  # the paper's full route
@@ -36,6 +37,9 @@ class Setting:
             (preference between answers).
         measured: ``alignment`` with perplexity on held-out text, which gives the setting its row
             of the comparison; ``accuracy`` on the task; ``speed`` (of one setting).
+
+    Raises:
+        ConfigError: If it has a start, but is neither trained on the task nor given its rules.
     """
 
     name: str
@@ -43,6 +47,15 @@ class Setting:
     rules: Rules
     training: Training
     measured: tuple[Measure, ...] = ("alignment", "accuracy")
+
+    def __post_init__(self) -> None:
+        steps = {("task", "none"), *((rules, by) for rules in ("corpus", "task") for by in TUNED)}
+        if self.start is not None and (self.rules, self.training) not in steps:
+            raise ConfigError(
+                "a setting with a start must be trained on the task, or get the task's rules",
+                f"{self.name}: rules {self.rules}, training {self.training}",
+                "Change its row.",
+            )
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -87,7 +100,7 @@ def adaptation_steps(names: Sequence[str]) -> list[Setting]:
     Raises:
         ConfigError: If a name is of no setting that adapts to a task.
     """
-    known = {row.name: row for row in SETTINGS if row.rules == "task"}
+    known = {row.name: row for row in SETTINGS if row.start is not None or row.rules == "task"}
     needed: set[str] = set()
     for name in names:
         if name not in known:

@@ -1,1 +1,1 @@
-"""Other ways to shorten what a frozen model reads: three protocols, and one file per method."""
+"""Baselines: token reducers, span mergers and cache policies, one file per method."""

@@ -13,7 +13,8 @@ a method is          it decides                 what it saves
 A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
 a backbone and a matcher, and that is all: recipes and lm-eval find it by the name. How many tokens
 or columns stay is not the method's choice: it is given the number of units that the merge rules
-leave of the same text, so all methods of a table have the same token reduction, text by text.
+leave of the same text, so all methods of a table have the same token reduction, text by text. The
+full cache alone ignores the budget: it is what the others are compared with.
 
 Shapes: T raw tokens, K kept, H key/value heads, A attention heads, L columns, W columns of a
 forward, D head size.

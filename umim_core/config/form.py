@@ -82,7 +82,9 @@ def check_kind(kind: str) -> str:
         kinds = [name for name in MERGE_FORMS.names() if _DEEPER not in name]
         if kind not in kinds:
             raise ConfigError(
-                f"kind must be one of {', '.join(kinds)}", kind, did_you_mean(kind, kinds)
+                f"kind must be one of {', '.join(kinds)}",
+                kind,
+                did_you_mean(kind, kinds) or "A new one is a file of umim_core.merging.forms.",
             )
     return kind
 

@@ -39,7 +39,7 @@ class HardwareConfig(Model):
             bf16: Whether products are in bfloat16, as ``bf16_tflops`` is.
 
         Raises:
-            ValueError: If it is another one; pydantic makes the error of a recipe of it.
+            ValueError: If the cluster is another; pydantic makes the error of a recipe of it.
         """
         if not use_gpu or workers != self.gpus:
             raise ValueError(

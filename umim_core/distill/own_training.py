@@ -47,7 +47,7 @@ from umim_core.store.artifacts import (
     write_json,
 )
 from umim_core.store.locking import directory_lock
-from umim_core.store.publication import publish_directory, publish_result, take_back_state
+from umim_core.store.publication import STATE, publish_directory, publish_result, take_back_state
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source, source_digests
 
@@ -130,7 +130,7 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
                     partial / "tokens", lambda folder: _split(shards, training, folder)
                 )
         rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
-        state = partial / "state"
+        state = partial / STATE
         take_back_state(partial, kept)
         if (newest := newest_state(state, 1)) is not None:
             logger.info("resuming at step %d", step_of(newest))

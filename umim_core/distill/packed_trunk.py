@@ -32,7 +32,7 @@ from umim_core.backbone.backbone import Backbone
 
 _NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"
-_ALIKE: Final = 0.1  # of the states' norm; a row that sees another one is off by about half of it
+_ALIKE: Final = 0.1  # of the states' norm; a row that sees another is off by about half of it
 _log = logging.getLogger("umim")
 
 

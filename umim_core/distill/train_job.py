@@ -20,6 +20,7 @@ from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
+from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -44,7 +45,8 @@ class TrainJob:
         strategy: ``ddp`` or ``deepspeed``.
         use_gpu: Whether workers use a GPU each.
         out: Directory that receives checkpoint, curve and (while running) state.
-        prompt: Of the task, and the text between it and an answer (preference only).
+        prompt: Of the task; the objective ``preference`` needs it.
+        delimiter: Text between the prompt and an answer (preference only).
     """
 
     objective: Literal["distill", "preference"]
@@ -61,7 +63,7 @@ class TrainJob:
     strategy: Literal["ddp", "deepspeed"]
     use_gpu: bool
     out: str
-    prompt: str = "{context}"
+    prompt: str | None = None
     delimiter: str = " "
 
 
@@ -93,16 +95,23 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
 
 
 def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | PreferenceObjective:
-    """Return what a job minimises, with its data; a batch is shared by the ranks of the group."""
+    """Return what a job minimises, with its data; a batch is shared by the ranks of the group.
+
+    Raises:
+        ConfigError: If a job over questions has no prompt.
+    """
     config = job_config(job)
     world = dist.get_world_size() if dist.is_initialized() else 1
     per_rank = config.batch_size // world
     if isinstance(config, PreferenceConfig):
+        if job.prompt is None:
+            raise ConfigError("preference training must have a prompt", None, "Name the task's.")
+        form = QuestionForm(job.prompt, job.delimiter)
         train_split, valid_split = (
             encode_questions(
                 read_questions(path),
                 compressed.backbone.encode,
-                QuestionForm(job.prompt, job.delimiter),
+                form,
                 job.max_tokens,
             )
             for path in (job.train, job.valid)

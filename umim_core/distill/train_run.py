@@ -27,7 +27,7 @@ from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import write_json
-from umim_core.store.publication import publish_directory
+from umim_core.store.publication import STATE, publish_directory
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"
@@ -42,7 +42,7 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         make_strategy: Gives the gradient exchange for an objective.
     """
     out = Path(job.out)
-    state = out / "state"
+    state = out / STATE
     config = job_config(job)
     _say(state, "loading the backbone")
     device: Device = "cuda" if job.use_gpu else "cpu"
@@ -83,7 +83,7 @@ def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
         job: ``train`` and ``valid`` are keys of ``rows``.
         rows: Rows by split; those that a killed attempt wrote are kept.
     """
-    data = Path(job.out) / "state" / "rows"
+    data = Path(job.out) / STATE / "rows"
     for split, part in rows.items():
         if not (data / split).exists():  # a killed attempt leaves whole rows or none
             publish_directory(data / split, part.save)

@@ -1,4 +1,4 @@
-"""The lm-eval model ``umim``: the only module that knows lm-eval.
+"""The lm-eval model ``umim``.
 
     lm_eval --model umim --tasks arc_easy,piqa
     lm_eval --model umim --model_args checkpoint=DIR_OR_NAME,merge=all --tasks wikitext
@@ -35,12 +35,12 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import MERGES, Merge, check_merge
+from umim_core.config.form import Merge
 from umim_core.errors import BackboneError, EvaluationError
 from umim_core.evaluation.console import known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
-from umim_core.evaluation.model_args import open_model_args
+from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, method_scorer
+from umim_core.evaluation.model_args import check_modes, open_model_args
 from umim_core.evaluation.scoring import Request as ScoreRequest
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
@@ -72,12 +72,13 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         add_bos_token: As in ``hf``.
         prefix_token_id: As in ``hf``: stands in for an empty context.
         method: A baseline that takes the merge module's place (``umim_core.baselines``), at the
-            token reduction of the checkpoint's rules.
-        allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough.
+            token reduction of the checkpoint's rules (``full-cache`` keeps everything).
+        allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
+            not with ``merge=none``, which takes any.
 
     Raises:
-        ConfigError: If ``merge`` or ``method`` is unknown, or a method comes with another ``merge``
-            than ``prompt``.
+        ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
+            than ``prompt``, or ``allow_backbone_mismatch`` with ``none``.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -101,8 +102,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         allow_backbone_mismatch: str | None = None,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
-        self.merge = cast(Merge, named.get(merge, merge))
-        check_merge(self.merge, MERGES if method is None else ("prompt",))
+        self.merge = merge = cast(Merge, named.get(merge, merge))
+        check_modes(self.merge, method, allow_backbone_mismatch)
+        make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
         )
@@ -120,8 +122,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         )
         self.compressed, self.method = compressed, method
         self.scorer: AnyScorer | None = None
-        if method is not None:
-            made = BASELINES.find(method)(self.backbone, compressed.require_matcher())
+        if make is not None:
+            made = make(self.backbone, compressed.require_matcher())
             self.scorer = method_scorer(made, compressed, self.max_length)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)
@@ -151,6 +153,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
         }
+        if isinstance(self.scorer, EvictedScorer):
+            info["umim"]["cache_reduction"] = self.scorer.columns.token_reduction
         return info
 
     def _loglikelihood_tokens(
@@ -257,6 +261,8 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
     def _report(self) -> None:
         alone = self.context_token_reduction
         part = "" if alone is None else f", of contexts alone {alone:.4f}"
+        if isinstance(self.scorer, EvictedScorer):
+            part += f", of the cache {self.scorer.columns.token_reduction:.4f}"
         _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
 
 

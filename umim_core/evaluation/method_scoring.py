@@ -28,7 +28,7 @@ from umim_core.baselines.methods import (
     reduce_tokens,
 )
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.scoring import Likelihood, Request, Scorer, Tally
+from umim_core.evaluation.scoring import Likelihood, Request, Scorer, Tally, check_requests
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
 
@@ -60,6 +60,7 @@ class ReducedScorer:
         progress: Callable[[int], object] = lambda done: None,
     ) -> list[Likelihood]:
         """Score requests; see ``Scorer.score``."""
+        check_requests(requests, batch_size)
         kept: dict[bytes, Ints] = {}
         reduced = []
         for request in requests:
@@ -107,8 +108,7 @@ class EvictedScorer:
         progress: Callable[[int], object] = lambda done: None,
     ) -> list[Likelihood]:
         """Score requests, one context after the other; see ``Scorer.score``."""
-        if batch_size < 1:
-            raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
+        check_requests(requests, batch_size)
         compressed = self.umim.compressed
         groups: dict[bytes, list[int]] = {}
         for index, request in enumerate(requests):

@@ -10,14 +10,42 @@ from typing import Final
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
-from umim_core.config.form import Merge
+from umim_core.checkpoint.checkpoint_files import (
+    DEFAULT_CHECKPOINT,
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
+from umim_core.config.form import Merge, check_merge
+from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
-from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
+from umim_core.model.hub import fetch_checkpoint
+from umim_core.model.loading import LoadOptions, find_backbone
 from umim_core.model.umim import UMIM
 
 CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
+
+
+def check_modes(merge: Merge, method: str | None, allow_backbone_mismatch: str | None) -> None:
+    """Refuse arguments of ``UmimLM`` that do not go together.
+
+    Raises:
+        ConfigError: If ``merge`` is unknown or is none that the others go with.
+    """
+    check_merge(merge)
+    if method is not None and merge != "prompt":
+        raise ConfigError(
+            "a baseline merges prompts only",
+            f"method {method!r} with merge {merge!r}",
+            "Leave one of them out.",
+        )
+    if allow_backbone_mismatch is not None and merge == "none":
+        raise ConfigError(
+            "allow_backbone_mismatch must not come with merge=none, which takes any backbone",
+            allow_backbone_mismatch,
+            "Leave it out.",
+        )
 
 
 def open_model_args(
@@ -29,7 +57,10 @@ def open_model_args(
     device: str | None,
     allow_backbone_mismatch: str | None = None,
 ) -> Compressed:
-    """Open what was named; see ``UmimLM``. With ``merge=none`` a checkpoint names its backbone.
+    """Open what was named; see ``UmimLM``.
+
+    With ``merge=none`` a checkpoint only names its backbone: nothing but its configuration is read,
+    and not even that where a backbone is given.
 
     Raises:
         CheckpointError: If the checkpoint cannot be loaded.
@@ -43,13 +74,22 @@ def open_model_args(
     if merge != "none":
         options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch)
         return UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed
-    alone = backbone is not None and checkpoint is None
-    named = None if alone else find_checkpoint(_checkpoint(checkpoint), options)
-    return Compressed.without_merging(find_backbone(named, options))
+    if backbone is None:
+        own = _config(_checkpoint(checkpoint))
+        options |= LoadOptions(backbone=own.backbone, backbone_revision=own.backbone_revision)
+    return Compressed.without_merging(find_backbone(None, options))
+
+
+def _config(checkpoint: str | Path | Checkpoint) -> CheckpointConfig:
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint.config
+    return read_config(resolve_checkpoint(fetch_checkpoint(checkpoint)))
 
 
 def _checkpoint(given: str | Path | Checkpoint | None) -> str | Path | Checkpoint:
     """Return what was given, else what ``UMIM_CHECKPOINT`` names, else the embedded default."""
+    if isinstance(given, Checkpoint):
+        return given
     name, origin = given, "checkpoint="
     if name is None:
         name, origin = os.environ.get(CHECKPOINT_VARIABLE), CHECKPOINT_VARIABLE

@@ -1,4 +1,4 @@
-"""Accuracy of one checkpoint on the embedded task, or on another multiple-choice task of lm-eval.
+"""Accuracy of one checkpoint on a multiple-choice task: of ``task_sets``, or of lm-eval's own.
 
 Three accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
 ``acc_norm`` (per character) are lm-eval's own; ``acc_tok`` is ours, the mean log-probability per

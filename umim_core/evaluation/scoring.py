@@ -44,6 +44,23 @@ class Likelihood:
     greedy: bool
 
 
+def check_requests(requests: Sequence[Request], batch_size: int) -> None:
+    """Refuse what cannot be scored.
+
+    Raises:
+        EvaluationError: If the batch size is below 1, or a context or a continuation is empty.
+    """
+    if batch_size < 1:
+        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
+    for i, request in enumerate(requests):
+        if len(request.context) == 0 or len(request.continuation) == 0:
+            raise EvaluationError(
+                "a context and its continuation must hold at least one token",
+                f"request {i}: {len(request.context)} and {len(request.continuation)} tokens",
+                "Put the BOS token into an empty context and drop empty continuations.",
+            )
+
+
 @dataclass
 class Tally:
     """Raw tokens that went in and units that the model saw."""
@@ -116,12 +133,11 @@ class Scorer:
             One likelihood per request, in order. They do not depend on ``batch_size``.
 
         Raises:
-            EvaluationError: If the batch size is below 1, or a continuation is empty or leaves no
-                room for its context.
+            EvaluationError: If the batch size is below 1, a context or a continuation is empty, or
+                a continuation leaves no room for its context.
             NumericalError: If a log-probability is NaN or infinite.
         """
-        if batch_size < 1:
-            raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
+        check_requests(requests, batch_size)
         results: dict[int, Likelihood] = {}
         alone = self.merge == "prompt"
         rows = self._context_rows if alone else self._whole_rows
@@ -206,9 +222,9 @@ class Scorer:
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
             needed = self._counted(starts, len(context) + inputs, highest)
             kept = context[np.append(starts, len(context))[int((needed > self.max_units).sum())] :]
-            if inputs < 0 or len(kept) == 0:
+            if len(kept) == 0:
                 raise EvaluationError(
-                    f"a continuation must hold a token and fit {self.max_units} units with context",
+                    f"a continuation must fit {self.max_units} units with context",
                     f"{inputs + 1} tokens",
                     "Shorten the continuation, or use a backbone with more positions.",
                 )

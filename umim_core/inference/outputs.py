@@ -51,7 +51,7 @@ class GenerationState:
 
         Raises:
             GenerationError: If the state was continued or released, belongs to another backbone or
-                policy, or has another number of rows.
+                other unit positions, or has another number of rows.
         """
         if self._cache is None:
             raise GenerationError(

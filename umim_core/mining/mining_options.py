@@ -76,7 +76,7 @@ class MiningOptions:
 
         Raises:
             RuleSetError: If tau is below 1.
-            ConfigError: If another one is out of its bounds.
+            ConfigError: If another option is out of its bounds.
         """
         check_tau(self.tau)
         for name, least in (

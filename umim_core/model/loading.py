@@ -1,4 +1,4 @@
-"""Checkpoint and backbone of a model: the ones that were named, or loaded ones from memory."""
+"""Loading of a model's checkpoint and backbone."""
 
 from __future__ import annotations
 

@@ -59,7 +59,6 @@ class UMIM:
     Raises:
         BackboneMismatchError: If the checkpoint belongs to another backbone.
         TokenizerMismatchError: If its rules belong to another tokenizer.
-        GenerationError: If the backbone's attention cannot be rolled back.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Artifacts on disk: canonical JSON, digests, manifests, and atomic publication of directories.
+"""Artifacts on disk: canonical JSON, digests and manifests.
 
-A directory is built under ``<name>.partial`` while its lock is held, flushed to disk, given a
-``manifest.json`` last, and renamed. A directory without a valid manifest does not exist.
+A directory without a valid ``manifest.json`` does not exist; ``publication`` gives it its name.
 """
 
 from __future__ import annotations

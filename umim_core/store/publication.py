@@ -1,4 +1,4 @@
-"""Directories that get their final name when they are whole, and not before."""
+"""Atomic publication of directories."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from umim_core.embedded.docstring_corpus import (
 )
 from umim_core.embedded.documents import Document, Kind, read_documents, write_rows
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, TaskSplit
+from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
 
 DEFAULT_SIZES: Final[Mapping[TaskSplit, int]] = {"train": 8000, "valid": 1000, "test": 1000}
 MIN_SUMMARY_CHARS: Final = 15
@@ -63,7 +63,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A document that can become a question, and whose summary can distract in another one."""
+    """A document that can become a question, and whose summary can distract in others."""
 
     id: str
     module: str
@@ -225,7 +225,7 @@ def write_docstring_questions(
         shutil.rmtree(folder)  # 40 MB that only the questions were made from
 
 
-TASKS.add(DEFAULT_TASK)(
+add_task(
     TaskSet(
         name=DEFAULT_TASK,
         write=write_docstring_questions,

@@ -1,7 +1,7 @@
-"""Multiple-choice tasks as data: what pipeline, lm-eval, training and reports need of each.
+"""Specification and registry of multiple-choice tasks.
 
-A file of this package adds its task by ``TASKS.add(name)(TaskSet(...))``, and that is all: recipes
-name it, the stages write, train on and score it, and lm-eval's configuration is made of it.
+A file of this package adds its task by ``add_task(TaskSet(...))``, and that is all: recipes name
+it, the stages write, train on and score it, and lm-eval's configuration is made of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Final, Literal
 
 from umim_core.config.recipe import DEFAULT_TASK
@@ -31,13 +32,13 @@ class QuestionForm:
     """Text that is made of a question, and the part of it that rules merge.
 
     Attributes:
-        prompt: Format string with the field ``{context}``.
+        prompt: Format string with the field ``{context}`` and no other.
         delimiter: Text between prompt and answer.
         part: The prompt alone (``context``, as the paper does for ARC), or prompt and answer
             (``sequence``, HellaSwag).
 
     Raises:
-        ConfigError: If the prompt lacks its field.
+        ConfigError: If the prompt has other fields, or lacks its own.
     """
 
     prompt: str = "{context}"
@@ -45,8 +46,16 @@ class QuestionForm:
     part: Part = "sequence"
 
     def __post_init__(self) -> None:
-        if "{context}" not in self.prompt:
-            raise ConfigError("the prompt must hold the field {context}", self.prompt, "Add it.")
+        try:
+            fields = [part[1:] for part in Formatter().parse(self.prompt) if part[1] is not None]
+        except ValueError:  # a brace alone
+            fields = []
+        if fields != [("context", "", None)]:
+            raise ConfigError(
+                "the prompt must hold the field {context} once and no other",
+                self.prompt,
+                "Write a brace that is text twice: {{ or }}.",
+            )
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,9 @@ class TaskSet:
         corpus: Kind of the corpus whose documents the questions are made of; None for a task that
             brings its own.
         sources: [name, digest or version] of what is read where no corpus is given.
+
+    Raises:
+        ConfigError: If the task has no ``test`` split, or neither a corpus nor sources.
     """
 
     name: str
@@ -75,6 +87,14 @@ class TaskSet:
     splits: tuple[TaskSplit, ...] = SPLITS
     corpus: str | None = None
     sources: Callable[[], list[list[str]]] = list
+
+    def __post_init__(self) -> None:
+        if "test" not in self.splits:
+            raise ConfigError("a task must have a test split", self.splits, "Add it.")
+        if self.corpus is None and self.sources is list:  # changed questions would not be noticed
+            raise ConfigError(
+                "a task without a corpus must name its sources", self.name, "Give their versions."
+            )
 
     @property
     def merge(self) -> Literal["prompt", "all"]:
@@ -107,3 +127,12 @@ class TaskSet:
 
 TASKS: Final = Registry[TaskSet]("umim_core.task_sets", "task")
 """All tasks by name; an unknown one lists them."""
+
+
+def add_task(task: TaskSet) -> TaskSet:
+    """Add a task under its name.
+
+    Raises:
+        ConfigError: If the name is taken.
+    """
+    return TASKS.add(task.name)(task)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet, TaskSplit
+from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
 
 _WORDS = ("light", "house", "stone", "chair", "train", "bread")
 
@@ -23,7 +23,7 @@ def write(out: Path, sizes: Mapping[TaskSplit, int] | None, _: Path | None) -> N
         (out / f"{split}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-TASKS.add("rhymes")(
+add_task(
     TaskSet(
         name="rhymes",
         write=write,

@@ -20,6 +20,7 @@ from umim_core.config.recipe import Cell, DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, make_objective, start_model
+from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -167,3 +168,11 @@ def test_preferences_are_measured_with_the_positions_given(
         expected.append(preference_loss(after, before, [0], beta=5.0).item())
     assert found == pytest.approx(expected, abs=1e-6)
     assert abs(found[0] - found[1]) > 1e-5
+
+
+def test_questions_need_the_prompt_of_their_task(job: TrainJob, tiny_llama: Backbone) -> None:
+    config = PreferenceConfig(max_steps=1).model_dump()
+    job = replace(job, objective="preference", config=config)
+    model = start_model(job, tiny_llama, Matcher(RuleSet.from_spans([(1, 2)])))
+    with pytest.raises(ConfigError, match="must have a prompt"):
+        make_objective(job, model)
