@@ -218,8 +218,7 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
                 result.evaluations[setting] = run.stage(
                     evaluate_stage, result.tokenized, checkpoint, *measured, label=label
                 )
-            if measures(setting, "accuracy"):
-                result.scores |= score(run, sources.tasks, setting, checkpoint, label)
+            result.scores |= score(run, sources.tasks, setting, checkpoint, label)
         if result.distilled is not None:
             label = f"{result.cell.backbone} {BASE}"
             start = result.distilled.path / "checkpoint"

@@ -9,7 +9,7 @@ from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.baseline import baseline_stage
 from tasks.stages.evaluate import task_score_stage
-from umim_core.adaptation.settings import BASE, WT
+from umim_core.adaptation.settings import BASE, WT, measures
 from umim_core.task_sets.spec import TASKS
 
 
@@ -22,12 +22,12 @@ def score(
     *,
     method: str | None = None,
 ) -> Scores:
-    """Score a setting: an adapted one on the task that it adapted to, others on every task.
+    """Score a setting, if the table says so: an adapted one on its own task, others on every task.
 
     A baseline shortens prompts: tasks whose answers are merged, too, do not apply to it.
     """
     first, found = next(iter(tasks), None), Scores()
-    for name, questions in tasks.items():
+    for name, questions in tasks.items() if measures(setting, "accuracy") else ():
         merge = "none" if setting == BASE else TASKS.find(name).merge
         if (setting in (BASE, WT) or name == first) and (method is None or merge == "prompt"):
             found[name, setting] = run.stage(

@@ -162,7 +162,9 @@ def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Mea
 
 def _score(names: Sequence[str], found: Mapping[str, float]) -> dict[str, Measured]:
     """Return the metrics of a task, with the token reduction where the task merges."""
-    score = {name: Measured(value=found[name], stderr=found[f"{name}_stderr"]) for name in names}
+    score = {
+        name: Measured(value=found[name], stderr=found.get(f"{name}_stderr")) for name in names
+    }
     reduction = found.get("context_token_reduction", found["token_reduction"])
     return score | {TASK_TR: Measured(value=reduction)}
 

@@ -125,15 +125,19 @@ class ReportData(Part):
     examples: tuple[SpanExample, ...] = ()
     attention: AttentionExample | None = None
     similarity: tuple[SimilarityRow, ...] = ()
-    chance: float | None = None  # accuracy of guessing on the task, 0..1
+    chance: float | dict[str, float] | None = None  # accuracy of guessing, 0..1; of several by task
     links: dict[str, str] = Field(default_factory=dict)  # pages of MLflow and Prefect
 
     def addresses(self) -> dict[str, str]:
         """Return the links that a browser can open, by name."""
         return {n: url for n, url in self.links.items() if url.startswith(("http://", "https://"))}
 
+    def chance_of(self, task: str) -> float | None:
+        """Return the accuracy of guessing on a task, or None where it is unknown."""
+        return self.chance.get(task) if isinstance(self.chance, dict) else self.chance
+
     def base_rows(self) -> list[ComparisonRow]:
-        """Return the rows of checkpoints that were not adapted to the task."""
+        """Return the rows that were not adapted to the task, those of baselines included."""
         return [row for row in self.rows if row.setting == WT]
 
     def corpora(self) -> list[str]:

@@ -53,7 +53,8 @@ def draw_figures(data: ReportData) -> list[ReportFigure]:
 
 
 def _accuracy(data: ReportData) -> ReportFigure | None:
-    rows = [row for row in data.base_rows() if row.settings_scored(DEFAULT_TASK)]
+    task = next((row.tasks[0] for row in data.base_rows() if row.tasks), DEFAULT_TASK)
+    rows = [row for row in data.base_rows() if row.settings_scored(task)]
     if not rows:
         return None
     figure = Figure(figsize=(6.4, 4.4))
@@ -61,7 +62,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     based: set[tuple[str, float]] = set()
     things = []
     for index, row in enumerate(rows):
-        for setting, score in row.settings_scored(DEFAULT_TASK).items():
+        for setting, score in row.settings_scored(task).items():
             result, name = next(iter(score.values())), setting
             if setting == BASE:
                 place = (row.cell.backbone, result.value)
@@ -69,7 +70,7 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
                     continue
                 based.add(place)
                 name = f"{shown_name(row.cell.backbone)}, {BASE}"
-            x = 100 * (row.score(setting, DEFAULT_TASK, TASK_TR) or 0.0)
+            x = 100 * (row.score(setting, task, TASK_TR) or 0.0)
             error = 100 * (result.stderr or 0.0)
             things.append(Marks(index, [(x, 100 * result.value)], [name], error=error))
     draw_marks(axes, things)
@@ -78,8 +79,8 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
     legend(figure, [(r.label, i) for i, r in enumerate(rows)])
     label_marks(axes, things)
     caption = "Each point is one way of using the rules; bars are one standard error."
-    if data.chance is not None:
-        caption += f" Guessing gives {100 * data.chance:.0f} %."
+    if (chance := data.chance_of(task)) is not None:
+        caption += f" Guessing gives {100 * chance:.0f} %."
     return finish(figure, "accuracy", "Task accuracy against token reduction", caption)
 
 

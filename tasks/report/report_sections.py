@@ -14,6 +14,7 @@ from tasks.report.report_drawing import ReportFigure
 from tasks.report.report_tables import tables
 from tasks.report.tables import DASH, shown, table_html, table_markdown
 from umim_core.checkpoint.next_steps import after_training
+from umim_core.config.recipe import DEFAULT_TASK
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def sections(data: ReportData, figures: Sequence[ReportFigure]) -> Iterator[Sect
 
 def tiles(row: ComparisonRow) -> str:
     """Return the figures of a row that lead the page, as HTML; empty where it has none."""
+    task = next(iter(row.tasks), DEFAULT_TASK)
     found = [
         (shown(row.metric("token_reduction"), 1, scale=100) + " %", "token reduction"),
         (shown(row.metric("top1"), 3), "Top-1 agreement with the base model"),
@@ -64,8 +66,8 @@ def tiles(row: ComparisonRow) -> str:
             "perplexity, base → UMIM",
         ),
         (
-            f"{shown(row.score('base'), 1, scale=100)} → "
-            f"{shown(row.score(row.setting), 1, scale=100)}",
+            f"{shown(row.score('base', task), 1, scale=100)} → "
+            f"{shown(row.score(row.setting, task), 1, scale=100)}",
             "task accuracy in %, base → UMIM",
         ),
         (shown(row.metric("prefill_speedup"), 2) + "×", "prefill speed, UMIM / base"),

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Final
 
-from tasks.report.comparison import TASK_TR
+from tasks.report.comparison import OWN_METHOD, TASK_TR
 from tasks.report.comparison_table import STATES, metric_column
 from tasks.report.report_data import ReportData
 from tasks.report.tables import DASH, Column, Table, make_table, number_column, shown
+from umim_core.adaptation.settings import BASE
+from umim_core.rules.grams import ORDERS
 
-ORDERS: Final = (2, 3, 4)
 _RULES: Final = Column("rules", attrgetter("label"), left=True)
 _SETTING: Final = Column("setting", attrgetter("setting"), left=True)
 _PHASE: Final = Column("phase", attrgetter("phase"), left=True)
@@ -28,15 +29,24 @@ def _accuracy(data: ReportData) -> Table:
         (row, task, setting, next(iter(score.values())))
         for row in data.base_rows()
         for (task, setting), score in row.scores.items()
+        if setting != BASE or row.method == OWN_METHOD
     ]
+    tasks = list(dict.fromkeys(task for _, task, _, _ in rows))
+    several = len(tasks) > 1
     columns = (
         Column("rules", lambda found: found[0].label, left=True),
+        *([Column("task", lambda found: found[1], left=True)] if several else []),
         Column("setting", lambda found: found[2], left=True),
         number_column("TR %", lambda found: found[0].score(found[2], found[1], TASK_TR), 1, 100),
         number_column("accuracy %", lambda found: found[3].value, 1, 100),
         number_column("± %", lambda found: found[3].stderr, 1, 100),
     )
-    guess = "" if data.chance is None else f" Guessing gives {shown(data.chance, 1, scale=100)} %."
+    guesses = [
+        f"{shown(chance, 1, scale=100)} %" + (f" on {task}" if several else "")
+        for task in tasks
+        if (chance := data.chance_of(task)) is not None
+    ]
+    guess = f" Guessing gives {', '.join(guesses)}." if guesses else ""
     note = "TR: on the task's own sequences. ±: one standard error." + guess
     return make_table("Task accuracy by setting", columns, rows, note)
 

@@ -10,7 +10,7 @@ from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, did_you_mean
-from umim_core.task_sets.spec import TASKS
+from umim_core.task_sets.spec import SPLITS, TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
 
@@ -45,15 +45,23 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
 
 
 def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
-    """Return a recipe whose tasks and adaptation settings are all known."""
+    """Return a recipe whose tasks and adaptation settings are all known and fit its corpus."""
     if isinstance(recipe, Recipe):
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
-        if adapts and tasks[0].corpus not in (None, recipe.corpus.kind):
+        for task in tasks if "tasks" in recipe.model_fields_set else tasks[: int(adapts)]:
+            if task.corpus not in (None, recipe.corpus.kind):
+                raise ConfigError(
+                    f"the task {task.name} needs a corpus of kind {task.corpus}",
+                    recipe.corpus.kind,
+                    "Name tasks that fit the corpus, or adapt no cell.",
+                )
+        missing = [split for split in SPLITS if split not in tasks[0].splits]
+        if adapts and missing:
             raise ConfigError(
-                f"adaptation to {tasks[0].name} needs a corpus of kind {tasks[0].corpus}",
-                recipe.corpus.kind,
-                "Name another task first.",
+                f"adaptation to {tasks[0].name} needs the splits {', '.join(SPLITS)}",
+                f"no {' and no '.join(missing)}",
+                "Name another task first, or adapt no cell.",
             )
         if recipe.adapt is not None:
             adaptation_steps(recipe.adapt.settings)

@@ -24,7 +24,6 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import write_report
-from tasks.report.report_tables import ORDERS
 from tasks.report.row_labels import shown_name
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import throughput_rows
@@ -37,6 +36,7 @@ from umim_core.distill.train_run import read_curve
 from umim_core.evaluation.attention_maps import attention_maps
 from umim_core.evaluation.surrogate_similarity import surrogate_similarity
 from umim_core.model.showing import unit_texts
+from umim_core.rules.grams import ORDERS
 from umim_core.task_sets.spec import TASKS
 
 _EXAMPLE_TOKENS = 160
@@ -110,10 +110,15 @@ def report_data(
         throughput=tuple(row for rows, _ in speeds for row in rows),
         break_even=tuple(start for _, starts in speeds for start in starts),
         rule_counts=tuple(_rule_counts(result) for result in cells),
-        chance=next((TASKS.find(task).chance for row in rows for task in row.tasks), None),
+        chance=_chance(rows),
         links=links,
         **_examples(rows, cells, shipped, recipe.placement),
     )
+
+
+def _chance(rows: list[ComparisonRow]) -> float | dict[str, float] | None:
+    by_task = {task: TASKS.find(task).chance for row in rows for task in row.tasks}
+    return by_task if len(by_task) > 1 else next(iter(by_task.values()), None)
 
 
 def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[CheckpointPlace, ...]:
@@ -148,7 +153,7 @@ def _examples(
     ]
     places = [*trained, *((result.name, result.tokenized) for result in shipped)]
     own = [row for row in rows if row.method == OWN_METHOD]
-    found = [found for found in zip(own, places, strict=True) if found[0].setting == WT]
+    found = [pair for pair in zip(own, places, strict=True) if pair[0].setting == WT]
     best, (source, tokenized) = max(found, key=lambda of: _agreement(of[0]))
     label = f"{best.label} on held-out text"
     if len(found) > 1:
@@ -160,8 +165,8 @@ def _examples(
     maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
     units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)
     starts, lengths = umim.matcher.segment(ids)
-    places = zip(starts, lengths, strict=True)
-    spans = {tuple(ids[start : start + n].tolist()) for start, n in places if n > 1}
+    cuts = zip(starts, lengths, strict=True)
+    spans = {tuple(ids[start : start + n].tolist()) for start, n in cuts if n > 1}
     similar = surrogate_similarity(sorted(spans), umim.compressed) if spans else []
     return {
         "examples": [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Result
+from support.command_line import Result
 from umim_core import UMIM
 from umim_core.cli.app import main
 

@@ -155,6 +155,16 @@ def test_the_table_says_why_it_shows_ids(umim: Umim, folder: Path) -> None:
     assert ["40", "2", "2", "1"] in [line.split() for line in result.out.splitlines()]
 
 
+def test_what_else_is_recorded_is_named_in_words(umim: Umim, folder: Path) -> None:
+    made = ruleset(COUNTED, None)
+    more = {"protect": ("digits", "a+"), "sample_tokens": 100_000, "min_probability": 0.5}
+    RuleSet(made.ids_by_order, made.support_by_order, made.origin.model_copy(update=more)).save(
+        "more"
+    )
+    words = "protected   digits, a+\nsample      100,000 tokens\nprobability over 0.5 for every "
+    assert words in umim("rules", "more").out
+
+
 def test_an_empty_rule_set_is_shown(umim: Umim, folder: Path) -> None:
     ruleset({}, None).save("none")
     result = umim("rules", "none", "--heldout", "ids.npy")

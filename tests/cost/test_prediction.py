@@ -50,6 +50,12 @@ def test_lines_show_what_is_known_and_the_limit_of_memory() -> None:
         "  time, all             4.0 h",
         "  assumed               much",
     ]
+    parts = {"weights": 0.5 * GIB}
+    assert told(2, 3, 4, memory_parts=parts).lines()[1:4] == [
+        "  memory of a process   2.00 GiB",
+        "    weights             0.50 GiB",
+        "  disk                  3.00 GiB",
+    ]
     assert told(0, 0, 0.01).lines()[1:] == [
         "  time, tokenize        18.0 s",
         "  time, count 2         18.0 s",

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.merge_modules import module_of
 from support.tiny_models import random_backbone
-from tests.support.merge_modules import module_of
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.attention_maps import attention_maps

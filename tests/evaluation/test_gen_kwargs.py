@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
-from tests.support.generation_contract import Case, Models
+from support.generation_contract import Case, Models
 from umim_core.errors import GenerationError
 
 

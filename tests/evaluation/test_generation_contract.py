@@ -14,8 +14,8 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from lm_eval.api.instance import Instance
 
+from support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
 from tests.evaluation.conftest import TEXT
-from tests.support.generation_contract import BATCHES, MERGES, Case, Models, free_ids, span
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher

@@ -13,6 +13,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
 
@@ -81,3 +82,8 @@ def test_evaluation_leaves_global_random_state_alone(checkpoint_path: Path, tmp_
 
 def test_the_former_word_for_merging_prompts_still_works(checkpoint_path: Path) -> None:
     assert UmimLM(str(checkpoint_path), "context", device="cpu").merge == "prompt"
+
+
+def test_an_unknown_task_is_told_the_right_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'umim_docstrings'"):
+        evaluate_task(tmp_path / "never opened", task="umim_docstring")

@@ -16,7 +16,7 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from transformers import GenerationConfig
 
-from tests.support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
+from support.generation_contract import BATCHES, MERGES, NEW, PROMPTS, Case, Models
 from umim_core.inference.request import DEFAULT_TOP_K, HONOURED
 from umim_core.inference.sampling import TokenChooser
 

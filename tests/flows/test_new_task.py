@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.token_ids import encode
 
+_SOURCE = {"kind": "dataset", "name": "a/b", "split": "train"}
+FILES_CORPUS = {"kind": "files", **dict.fromkeys(("train", "valid", "test"), _SOURCE)}
 FILES = Path(__file__).parents[1] / "support" / "new_files"
 
 
@@ -80,6 +83,46 @@ def test_training_reads_the_prompt_and_merges_where_the_task_says(run: Walk) -> 
     config = sft.manifest()["config"]
     assert (config["task"], config["form"]["part"]) == ("rhymes", "sequence")
     assert task.manifest()["inputs"] == {"words": "1"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "corpus", "adapt", "message"),
+    [
+        (
+            ["test-only"],
+            None,
+            True,
+            "adaptation to test-only needs the splits .*; got no train and",
+        ),
+        (["test-only", "of-files"], None, False, "the task of-files needs a corpus of kind files"),
+        (None, FILES_CORPUS, True, f"the task {DEFAULT_TASK} needs"),
+        (["test-only"], None, False, None),
+        (None, FILES_CORPUS, False, None),
+    ],
+)
+def test_a_recipe_names_tasks_that_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tasks: list[str] | None,
+    corpus: dict[str, object] | None,
+    adapt: bool,
+    message: str | None,
+) -> None:
+    usual = TASKS.find(DEFAULT_TASK)
+    own = replace(usual, name="test-only", splits=("test",), corpus=None)
+    monkeypatch.setitem(TASKS._found, "test-only", own)
+    monkeypatch.setitem(TASKS._found, "of-files", replace(usual, name="of-files", corpus="files"))
+    raw = find_recipe("embedded").model_dump(mode="json")
+    raw |= ({"tasks": tasks} if tasks else {}) | ({"corpus": corpus} if corpus else {})
+    for cell in raw["cells"]:
+        cell["adapt"] = adapt
+    raw["cells"] = raw["cells"][:1]
+    (tmp_path / "own.yaml").write_text(json.dumps(raw), "utf-8")
+    if message is None:
+        find_recipe(str(tmp_path / "own.yaml"))
+        return
+    with pytest.raises(ConfigError, match=message):
+        find_recipe(str(tmp_path / "own.yaml"))
 
 
 def test_a_recipe_names_tasks_that_exist(tmp_path: Path, tiny_run: Walk) -> None:

@@ -38,7 +38,7 @@ class _Rules:
 
     kind: RuleKind
     asked: float | None
-    matcher: Matcher | None
+    matcher: Matcher
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _check(backbone: Backbone, ids: Ints, config: BenchmarkConfig) -> None:
         )
 
 
-def _kinds(config: BenchmarkConfig, natural: Matcher | None) -> Iterator[_Rules]:
+def _kinds(config: BenchmarkConfig, natural: Matcher) -> Iterator[_Rules]:
     for asked in config.token_reductions:
         yield _Rules("fixed-pairs", asked, FixedPairs(asked))
     yield _Rules("natural", None, natural)

@@ -200,6 +200,7 @@ def _lines(inspection: _Inspection) -> list[str]:
 
 def _head(rules: RuleSet) -> list[str]:
     origin, length = rules.origin, rules.origin.segment_length
+    least = origin.min_probability
     facts = {
         "source": origin.source,
         "tau": "none" if origin.tau is None else f"{origin.tau:,}",
@@ -209,9 +210,11 @@ def _head(rules: RuleSet) -> list[str]:
         "infix-free": "yes, no rule lies inside another" if rules.infix_free else "no",
         "tokenizer": (origin.tokenizer_fingerprint or "unknown")[:12],
         "corpus": (origin.corpus_digest or "unknown")[:12],
-        **{name: str(value) for name, value in origin.recorded().items()},
+        "protected": ", ".join(origin.protect),
+        "sample": f"{origin.sample_tokens:,} tokens" if origin.sample_tokens else "",
+        "probability": "" if least is None else f"over {least:g} for every token of a span",
     }
-    return [f"{name:<12}{value}" for name, value in facts.items()]
+    return [f"{name:<12}{value}" for name, value in facts.items() if value]
 
 
 def _orders(rules: RuleSet) -> list[str]:

@@ -256,19 +256,17 @@ class Recipe(RunRecipe, StableDump):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(set(self.cells)) != len(self.cells):
-            raise ValueError("cells must all be different")
-        if len(set(self.baselines)) != len(self.baselines):
-            raise ValueError("baselines must all be different")
+        lists = {"cells": self.cells, "tasks": self.tasks, "baselines": self.baselines}
+        settings = () if self.adapt is None else self.adapt.settings
+        for name, values in (lists | {"adapt.settings": settings}).items():
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must all be different")
         for cell in self.cells:
             cell.check_recipe(self.segment_length, self.mining.min_documents)
         if self.adapt is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
-        if any(cell.adapt for cell in self.cells) and (
-            self.task is None
-            or (self.tasks[0] == DEFAULT_TASK and self.corpus.kind != "docstrings")
-        ):
-            raise ValueError("adaptation needs the embedded task, hence a docstring corpus")
+        if self.task is None and any(cell.adapt for cell in self.cells):
+            raise ValueError("a cell asks for adaptation, but the recipe has no 'task' section")
         sizes = [self.distill.batch_size]
         sizes += [self.adapt.sft.batch_size, self.adapt.dpo.batch_size] if self.adapt else []
         if any(size % max(1, self.cluster.workers) for size in sizes):

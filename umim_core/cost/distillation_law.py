@@ -34,7 +34,7 @@ from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.model_base import LossKernel
-from umim_core.cost.prediction import GIB, Limits, Prediction, gib
+from umim_core.cost.prediction import GIB, Limits, Prediction
 from umim_core.distill.loss import DEFAULT_CHUNK
 from umim_core.merging.forms.merge_form import MAX_SPAN
 from umim_core.merging.module import MergeModule
@@ -115,6 +115,7 @@ def predict_distillation(
         remedy="Lower distill.micro_batch or distill.batch_size, or use GPUs with more memory.",
         holder="GPU",
         memory_bytes=total,
+        memory_parts=shown,
         seconds={"all steps": steps * step},
         limits=Limits(memory=hardware.gpu_memory_gib),
         figures={
@@ -134,7 +135,6 @@ def predict_distillation(
             "assumed_mfu": MFU,
         },
         notes={
-            **{f"  {name}": gib(size) for name, size in shown.items()},
             "steps at most": f"{steps:,}",
             "time of a step": f"{step:.3f} s",
             "assumed": f"token reduction {reduction:.1%}, {MFU:.0%} of the peak",

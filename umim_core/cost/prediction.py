@@ -36,6 +36,7 @@ class Prediction:
         remedy: What lowers the cost, for messages.
         holder: Whose memory it is.
         memory_bytes: Peak of one holder; 0 where it is not predicted.
+        memory_parts: Bytes of its parts, by name for people.
         disk_bytes: Files that are written; likewise.
         seconds: Time by part of the work.
         limits: Most that it may take.
@@ -48,6 +49,7 @@ class Prediction:
     remedy: str
     holder: str = "process"
     memory_bytes: float = 0.0
+    memory_parts: dict[str, float] = field(default_factory=dict)
     disk_bytes: float = 0.0
     seconds: dict[str, float]
     limits: Limits = Limits()
@@ -78,6 +80,7 @@ class Prediction:
             rows[f"memory of a {self.holder}"] = gib(self.memory_bytes) + (
                 f" of {limit:g}, {verdict}" if limit is not None else ""
             )
+            rows |= {f"  {name}": gib(size) for name, size in self.memory_parts.items()}
         if self.disk_bytes:
             rows["disk"] = gib(self.disk_bytes)
         for part, taken in self.seconds.items():

@@ -17,7 +17,7 @@ from umim_core.adaptation.choices import encode_pair
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import EvaluationError, MissingExtraError
+from umim_core.errors import ConfigError, EvaluationError, MissingExtraError, did_you_mean
 from umim_core.task_sets.spec import TASKS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def evaluate_task(
         merge: ``prompt``, ``all`` or ``none`` (the base model).
         backbone: As in ``UmimLM``.
         task: Name of a task of ``task_sets``, or of any multiple-choice task that lm-eval ships.
-        data: Folder of the task's files; see ``tasks.spec_task.load_splits``.
+        data: Folder of the task's files; see ``evaluation.tasks.spec_task.load_splits``.
         limit: First questions of the test split; None for all.
         batch_size: Answers per forward.
         dtype: As in ``UmimLM``.
@@ -95,17 +95,25 @@ def evaluate_task(
 
     Raises:
         MissingExtraError: If lm-eval is not installed.
+        ConfigError: If there is no task of this name.
         EvaluationError: If the task is not multiple choice.
     """
     try:
         from umim_core.evaluation.harness import UmimLM, run_tasks
-        from umim_core.evaluation.tasks.spec_task import lm_eval_config
+        from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
         raise MissingExtraError(
             "task evaluation needs lm-eval", error.name, "pip install 'umim[eval]'"
         ) from error
+    own = task in TASKS.names()
+    if not own and not knows_task(task):
+        raise ConfigError(
+            f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
+            task,
+            did_you_mean(task, TASKS.names()) or "`lm-eval ls tasks` lists those of lm-eval.",
+        )
     model = UmimLM(
         checkpoint,
         merge,
@@ -117,7 +125,7 @@ def evaluate_task(
     )
     results, samples = run_tasks(
         model,
-        [lm_eval_config(TASKS.find(task)) if task in TASKS.names() else task],
+        [lm_eval_config(TASKS.find(task)) if own else task],
         limit=limit,
         options={} if data is None else {"task_data": str(data)},
     )

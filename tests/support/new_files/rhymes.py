@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from umim_core.task_sets.spec import QuestionForm, TaskSet, TaskSplit, add_task
+from umim_core.task_sets.spec import SPLITS, QuestionForm, TaskSet, TaskSplit, add_task
 
 _WORDS = ("light", "house", "stone", "chair", "train", "bread")
 
 
 def write(out: Path, sizes: Mapping[TaskSplit, int] | None, _: Path | None) -> None:
     """Ask which of two words rhymes with a third."""
-    for split, size in (sizes or {"test": len(_WORDS)}).items():
+    for split, size in (sizes or dict.fromkeys(SPLITS, len(_WORDS))).items():
         rows = []
         for number in range(size):
             word = _WORDS[number % len(_WORDS)]

@@ -22,6 +22,7 @@ from tasks.report.report_data import (
     SpeedRow,
 )
 from tasks.report.report_page import write_report
+from tasks.report.report_tables import tables
 from tasks.report.row_labels import RowRules
 from tasks.report.tables import Table, table_markdown, table_text
 from umim_core.config.recipe import DEFAULT_TASK, Cell
@@ -253,6 +254,20 @@ def test_a_second_task_and_a_second_metric_need_no_field_of_their_own() -> None:
     assert table.headings[3:] == ("acc. base", "acc. WT", "rhymes acc. base", "rhymes acc. WT")
     assert table.rows[0][3:] == ("60.0", "50.0", "40.0", "20.0")
     assert ComparisonRow.model_validate_json(row.model_dump_json()) == row
+
+
+def test_a_table_of_two_tasks_names_them_and_the_chance_of_each(data: ReportData) -> None:
+    first = score("base", 0.6, 0.0) | score("WT", 0.5, 0.3)
+    row = cell_row(Cell(backbone="b"), scores=first | score("WT", 0.2, 0.1, "rhymes"))
+    other = row.model_copy(update={"method": "other"})  # has the same base model
+    of_two = {"rows": (row, other), "chance": {DEFAULT_TASK: 0.25, "rhymes": 0.5}}
+    several = data.model_copy(update=of_two)
+    table = tables(several)[0]
+    assert table.headings[:3] == ("rules", "task", "setting")
+    named = [(DEFAULT_TASK, "WT"), ("rhymes", "WT")]
+    assert [cells[1:3] for cells in table.rows] == [(DEFAULT_TASK, "base"), *named, *named]
+    assert table.note.endswith(f"Guessing gives 25.0 % on {DEFAULT_TASK}, 50.0 % on rhymes.")
+    assert tables(data)[0].note.endswith("Guessing gives 25.0 %.")
 
 
 def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:

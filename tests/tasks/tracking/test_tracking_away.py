@@ -188,7 +188,7 @@ def test_eight_processes_share_a_store_that_none_has_made_and_lose_nothing(
     names = [f"p{number}" for number in range(8)]
     program = (
         "import sys; from pathlib import Path; from tasks.tracking.tracker import Tracker\n"
-        "from tracked_runs import record_pipeline\n"
+        "from support.tracked_runs import record_pipeline\n"
         "root, uri, name = Path(sys.argv[1]), *sys.argv[2:]\n"
         "record_pipeline(Tracker(uri, root), name, root / name)\n"
     )

@@ -71,9 +71,9 @@ def load_splits(task: TaskSet, task_data: str | None = None, **metadata: object)
     folder = Path(task_data or os.environ.get(DATA_VARIABLE) or task.built())
     if not folder.is_dir():
         raise CorpusError(
-            f"{DATA_VARIABLE} must name a folder with train, valid and test.jsonl",
+            f"{DATA_VARIABLE} must name a folder with a .jsonl file of each split",
             str(folder),
-            "Correct or unset it.",
+            f"Correct or unset it. The splits are {', '.join(task.splits)}.",
         )
     return DatasetDict(
         {
@@ -81,3 +81,10 @@ def load_splits(task: TaskSet, task_data: str | None = None, **metadata: object)
             for split in task.splits
         }
     )
+
+
+def knows_task(name: str) -> bool:
+    """Return whether lm-eval ships a task of this name."""
+    from lm_eval.tasks import TaskManager
+
+    return name in TaskManager().all_tasks
