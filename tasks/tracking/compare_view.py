@@ -7,17 +7,29 @@ MLflow keeps the state of a page in the browser, or in a tag of the experiment t
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Final
 
 VIEW: Final = "umim-comparison"
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
-_METRICS: Final = ("token_reduction", "top1", "kl", "accuracy_umim")
+_AGREEMENT: Final = ("token_reduction", "top1", "kl")
+_ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
 _SECTION: Final = "umim-comparison-section"
 
 
-def view_state() -> str:
-    """Return the state as MLflow reads it: a list of columns and a parallel coordinates plot."""
-    columns = [f"params.`{name}`" for name in _PARAMS] + [f"metrics.`{name}`" for name in _METRICS]
+def view_state(measured: Collection[str]) -> str | None:
+    """Return the state as MLflow reads it: a list of columns and a parallel coordinates plot.
+
+    Args:
+        measured: Metrics of the newest row. MLflow hides a plot with a metric that no run has.
+
+    Returns:
+        None if the row lacks what the plot is about, such as that of a baseline.
+    """
+    if not set(_AGREEMENT) <= set(measured):
+        return None
+    metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
+    columns = [f"params.`{name}`" for name in _PARAMS] + [f"metrics.`{name}`" for name in metrics]
     chart = {
         "type": "PARALLEL",
         "uuid": "umim-comparison-chart",
@@ -26,7 +38,7 @@ def view_state() -> str:
         "deleted": False,
         "runsCountToCompare": 100,
         "selectedParams": list(_PARAMS),
-        "selectedMetrics": list(_METRICS),
+        "selectedMetrics": metrics,
         "showAllRuns": True,
     }
     section = {

@@ -76,7 +76,8 @@ def _comparison(store: Store, record: Record) -> None:
     if run.status != "FINISHED":
         _describe(store, run, record)
         store.set_status(run.run_id, "FINISHED", record["time_ms"])
-    store.share_view(VIEW, view_state())
+    if (state := view_state({name for name, _, _ in record["points"]})) is not None:
+        store.share_view(VIEW, state)
 
 
 def _describe(store: Store, run: StoredRun, record: Record) -> None:

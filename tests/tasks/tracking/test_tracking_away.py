@@ -258,9 +258,16 @@ def test_a_stage_recorded_while_the_store_is_back_is_written_at_the_end_at_lates
     assert held(back.uri) == undisturbed
 
 
-def test_the_comparison_is_shown_without_a_click(tmp_path: Path, store: str) -> None:
+@pytest.mark.parametrize("accuracy", [["accuracy_umim"], []], ids=["a task", "no task"])
+def test_the_comparison_is_shown_without_a_click(
+    accuracy: list[str], tmp_path: Path, store: str
+) -> None:
+    shown = ["token_reduction", "top1", "kl", *accuracy]
     tracker = Tracker(store, tmp_path)
     record_pipeline(tracker, "p", tmp_path / "files")
+    for number, metrics in enumerate((shown, ["ppl_half_umim"])):  # the second: a baseline's
+        values = dict.fromkeys(metrics, 0.5)
+        tracker.comparison_run(f"row-{number}", {"tau": 5}, values, name="a row", pipeline="p")
     pages = tracker.pages("p")
     assert pages is not None
     name = pages.compare.partition("viewStateShareKey=")[2]
@@ -269,6 +276,6 @@ def test_the_comparison_is_shown_without_a_click(tmp_path: Path, store: str) -> 
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     (chart,) = state["compareRunCharts"]
     assert chart["selectedParams"] == ["model", "tau", "setting"]
-    assert chart["selectedMetrics"] == ["token_reduction", "top1", "kl", "accuracy_umim"]
+    assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
     assert state["searchFilter"] == "tags.`umim.kind` = 'comparison'"
