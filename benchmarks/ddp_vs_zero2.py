@@ -37,6 +37,7 @@ from umim_core.distill.token_rows import TokenRows
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
 
 WARM_UP: Final = 2  # steps that are not counted
@@ -114,7 +115,7 @@ def read(out: Path, steps: int) -> Report:
     """Return what the ranks of one training left."""
     ranks = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("rank-*.json"))]
     firsts = [load_file(path) for path in sorted(out.glob("first-*.safetensors"))]
-    state = out / "state" / f"step-{steps:08d}"
+    state = out / STATE / f"step-{steps:08d}"
     return {
         "ranks": ranks,
         "curve": json.loads((out / "curve.json").read_text("utf-8")),

@@ -34,6 +34,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes, write_json
+from umim_core.store.publication import STATE
 
 GRADIENT = "exp_avg"  # after the first step 1 - beta_1 times the clipped gradient
 
@@ -117,7 +118,7 @@ def train_measured(fields: Mapping[str, object]) -> None:
         batch_size=config.batch_size // world,
     )
     watch = Watch(make_strategy(job.strategy, objective, config))
-    result = train(objective, watch, config, seed=job.seed, state_dir=out / "state")
+    result = train(objective, watch, config, seed=job.seed, state_dir=out / STATE)
     weights = b"".join(value.numpy().tobytes() for value in parameters_of(module).values())
     gradient = {name: value for name, value in watch.first.items() if name.endswith(GRADIENT)}
     save_file(gradient, out / f"first-{rank}.safetensors")

@@ -17,7 +17,7 @@ from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import save_array
 from umim_core.store.artifacts import read_json, read_manifest, write_json, write_manifest
-from umim_core.store.publication import publish_directory
+from umim_core.store.publication import STATE, publish_directory
 
 _SCHEMA: Final = 1
 _CORPUS: Final = "corpus.json"
@@ -27,9 +27,9 @@ ByOrder = Mapping[int, np.ndarray]
 def clear_leftovers(out: Path) -> None:
     """Remove what a run that died left behind, but for the finished parts under ``state``."""
     for path in out.iterdir():
-        if path.name != "state":
+        if path.name != STATE:
             path.unlink()
-    for path in (out / "state").glob("*.partial"):
+    for path in (out / STATE).glob("*.partial"):
         shutil.rmtree(path)
 
 

@@ -23,7 +23,7 @@ from prefect.states import State
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop
-from tasks.run.checks import check_baselines, check_machine, check_positions
+from tasks.run.checks import check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
@@ -187,7 +187,6 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         )
     check_machine(recipe, flow_name)
     if isinstance(recipe, Recipe):
-        check_baselines(recipe)
         check_positions(recipe)
     root = artifact_root()
     tracker = Tracker(root=root)

@@ -45,7 +45,7 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
 
 
 def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
-    """Return a recipe whose tasks and adaptation settings are all known and fit its corpus."""
+    """Return a recipe whose tasks, settings and baselines are known and fit its corpus."""
     if isinstance(recipe, Recipe):
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
@@ -65,6 +65,10 @@ def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
             )
         if recipe.adapt is not None:
             adaptation_steps(recipe.adapt.settings)
+        if recipe.baselines:
+            from tasks.run.checks import check_baselines  # it imports torch
+
+            check_baselines(recipe)
     return recipe
 
 

@@ -40,6 +40,7 @@ from umim_core.progress import followed, leave_note
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.publication import STATE
 from umim_core.text.token_ids import UniformOffsets
 
 logger = logging.getLogger("umim.confidence")
@@ -91,7 +92,7 @@ def confidence_stage(
     )
 
     def build(out: Path) -> Metrics:
-        state = out / "state"
+        state = out / STATE
         clear_leftovers(out)
         shards = tokens(tokenized, "train")
         whole = whole_segments(shards, tokenizer, segment_length)

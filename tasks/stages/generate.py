@@ -38,6 +38,7 @@ from umim_core.generation.trajectory_shards import (
 )
 from umim_core.progress import followed, leave_note
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.publication import STATE
 from umim_core.text.sources import source_digests
 
 logger = logging.getLogger("umim.generate")
@@ -84,7 +85,7 @@ def generate_stage(root: Path, lease: ClusterLease, corpus: GeneratedCorpus) -> 
     )
 
     def build(out: Path) -> Metrics:
-        state = out / "state"
+        state = out / STATE
         if not has_selection(out):
             write_selection(out, select_questions(corpus, prompter))
         selection = read_selection(out)

@@ -44,6 +44,7 @@ from umim_core.progress import followed, leave_note
 from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.store.arrays import save_array
+from umim_core.store.publication import STATE
 from umim_core.text.shards import TokenShards
 
 logger = logging.getLogger("umim.count")
@@ -95,7 +96,7 @@ def count_stage(
         check_documents(shards, config.min_documents)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
         prediction = _predict(shards, corpus, options, config) if config.limited else None
-        state = out / "state"
+        state = out / STATE
         began = time.monotonic()
         with followed(state):
             counter = ClusterCounter(

@@ -28,6 +28,7 @@ from umim_core.distill.train_loop import train
 from umim_core.distill.train_run import step_reporter, write_results
 from umim_core.distill.train_state import load_parameters
 from umim_core.errors import CorpusError
+from umim_core.store.publication import STATE
 from umim_core.text.shards import TokenShards
 
 
@@ -167,8 +168,8 @@ def train_language_model(fields: dict[str, object]) -> None:
         make_strategy(job.strategy, objective, config),
         config,
         seed=job.seed,
-        state_dir=Path(job.out) / "state",
-        on_step=step_reporter(Path(job.out) / "state"),
+        state_dir=Path(job.out) / STATE,
+        on_step=step_reporter(Path(job.out) / STATE),
     )
     if dist.is_initialized() and dist.get_rank() != 0:
         return

@@ -11,7 +11,7 @@ from umim_core.store.artifacts import write_manifest
 from umim_core.store.disk import flush, flush_tree, is_refusal
 from umim_core.store.locking import directory_lock
 
-STATE = "state"  # of a training, in the directory that it builds
+STATE = "state"  # finished parts and resume state, in the directory that is being built
 
 
 def publish_directory(final: Path, build: Callable[[Path], None]) -> None:
