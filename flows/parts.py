@@ -19,10 +19,11 @@ from tasks.stages.evaluate import evaluate_stage
 from tasks.stages.generate import generate_stage
 from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
+from tasks.stages.mixture import mixture_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
-from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import Cell, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import TASKS
@@ -75,24 +76,37 @@ def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:
 
 
 def prepare(run: PipelineRun) -> Sources:
-    """Corpus, generated first where a model writes it, and the tasks whose questions it has."""
-    recipe, generated = run.recipe, None
-    if isinstance(recipe.corpus, GeneratedCorpus):
-        generated = run.stage(generate_stage, run.lease, recipe.corpus, label=recipe.corpus.model)
-    corpus = run.stage(corpus_stage, recipe.corpus, generated)
-    wanted = [
-        name
+    """Corpus, after what it is made of, and the tasks whose questions it has."""
+    recipe = run.recipe
+    texts = _texts(run, recipe.corpus)
+    corpus = texts[recipe.corpus.kind]
+    wanted = {
+        name: texts[of]
         for name in (recipe.tasks if recipe.task is not None else ())
-        if TASKS.find(name).corpus in (None, recipe.corpus.kind)
-    ]
-    labels = [""] if len(wanted) == 1 else wanted
+        if (of := TASKS.find(name).corpus or recipe.corpus.kind) in texts
+    }
+    labels = [""] if len(wanted) == 1 else list(wanted)
     return Sources(
         corpus,
         {
-            name: run.stage(task_stage, corpus, recipe.task, name, label=label)
-            for name, label in zip(wanted, labels, strict=True)
+            name: run.stage(task_stage, text, recipe.task, name, label=label)
+            for (name, text), label in zip(wanted.items(), labels, strict=True)
         },
     )
+
+
+def _texts(run: PipelineRun, corpus: Corpus) -> dict[str, Artifact]:
+    """Corpora by kind: the recipe's, and the embedded one where that is a part of it."""
+    if isinstance(corpus, MixtureCorpus):
+        docstrings = corpus.docstrings
+        if docstrings is None:
+            return {corpus.kind: run.stage(mixture_stage, corpus, None)}
+        made = run.stage(corpus_stage, docstrings, label=docstrings.kind)
+        return {docstrings.kind: made, corpus.kind: run.stage(mixture_stage, corpus, made)}
+    generated = None
+    if isinstance(corpus, GeneratedCorpus):
+        generated = run.stage(generate_stage, run.lease, corpus, label=corpus.model)
+    return {corpus.kind: run.stage(corpus_stage, corpus, generated)}
 
 
 def mine(run: PipelineRun, sources: Sources) -> list[CellResult]:

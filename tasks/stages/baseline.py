@@ -69,7 +69,7 @@ def baseline_stage(
             "own": Scorer(umim, "prompt", segment_length),
             "umim": (scorer := method_scorer(method, umim, segment_length)),
         }
-        rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows)
+        rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows, config.segments)
         for side, of in scorers.items():
             found = second_half_perplexity(rows, of, config.batch_size)
             metrics[f"ppl_half_{side}"] = found.ppl

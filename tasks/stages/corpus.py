@@ -13,12 +13,19 @@ from tasks.data.tokenizing import tokenize_splits
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.corpus import Corpus, DocstringCorpus, FilesCorpus, GeneratedCorpus
+from umim_core.config.corpus import (
+    SPLITS,
+    Corpus,
+    DocstringCorpus,
+    FilesCorpus,
+    GeneratedCorpus,
+    MixtureCorpus,
+)
 from umim_core.config.recipe import DEFAULT_TASK, TaskSizes
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
-from umim_core.generation.questions import SPLITS, split_questions
+from umim_core.generation.questions import split_questions
 from umim_core.generation.trajectory_shards import iter_rows, read_selection
 from umim_core.store.artifacts import (
     canonical_json,
@@ -34,9 +41,14 @@ from umim_core.text.sources import JsonLines, Source, TokenIds, file_digests
 
 _RECORD = "sources.json"
 DOCSTRING_OOD = ("ood_math", "ood_stdlib")
+PART = "part_"  # before the name of a mixture's part, for its own test split
 
 
-def corpus_stage(root: Path, corpus: Corpus, generated: Artifact | None = None) -> Artifact:
+def corpus_stage(
+    root: Path,
+    corpus: DocstringCorpus | FilesCorpus | GeneratedCorpus,
+    generated: Artifact | None = None,
+) -> Artifact:
     """Build the text of every split.
 
     The docstring corpus and a generated one are written out as JSON Lines; sources of the user's
@@ -182,7 +194,7 @@ def tokenize_stage(
     )
 
     def build(out: Path) -> Metrics:
-        if not isinstance(config, DocstringCorpus):
+        if not isinstance(config, DocstringCorpus | MixtureCorpus):
             _check_unchanged(corpus, config)
         splits = {
             split: split_jobs(
@@ -221,6 +233,8 @@ def _sources(corpus: Artifact, config: Corpus) -> dict[str, Source]:
         made = (*SPLITS, *DOCSTRING_OOD)
     elif isinstance(config, GeneratedCorpus):
         made = SPLITS
+    elif isinstance(config, MixtureCorpus):
+        made = (*SPLITS, *(f"{PART}{name}" for name in config.parts))
     written: dict[str, Source] = {  # docstrings show NUL characters on purpose, models by chance
         split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep") for split in made
     }
@@ -229,7 +243,7 @@ def _sources(corpus: Artifact, config: Corpus) -> dict[str, Source]:
 
 def _in_place(config: Corpus) -> dict[str, Source]:
     """Return the sources of the user's own, by split."""
-    if isinstance(config, DocstringCorpus):
+    if isinstance(config, DocstringCorpus | MixtureCorpus):
         return {}
     sources: dict[str, Source] = {}
     if isinstance(config, FilesCorpus):
@@ -256,5 +270,14 @@ def tokens(artifact: Artifact, split: str) -> TokenShards:
 
 def out_of_domain(artifact: Artifact) -> list[str]:
     """Return the names of a tokenised corpus's out-of-domain splits, without their prefix."""
-    found = artifact.path.glob(f"ood_*/{INDEX}")
-    return sorted(path.parent.name.removeprefix("ood_") for path in found)
+    return _with_prefix(artifact, "ood_")
+
+
+def parts(artifact: Artifact) -> list[str]:
+    """Return the parts of a tokenised mixture that have test splits of their own."""
+    return _with_prefix(artifact, PART)
+
+
+def _with_prefix(artifact: Artifact, prefix: str) -> list[str]:
+    found = artifact.path.glob(f"{prefix}*/{INDEX}")
+    return sorted(path.parent.name.removeprefix(prefix) for path in found)

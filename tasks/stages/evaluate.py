@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import out_of_domain, task_of, tokens
+from tasks.stages.corpus import PART, out_of_domain, parts, task_of, tokens
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.form import Merge
-from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
+from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig, Segments
 from umim_core.distill.token_rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
@@ -66,22 +66,46 @@ def evaluate_stage(
 def text_metrics(
     tokenized: Artifact, compressed: Compressed, config: EvaluateConfig, segment_length: int
 ) -> Metrics:
-    """Return alignment in-domain, and perplexity of base and compressed in and out of domain."""
-    rows = rows_of(tokenized, "test", segment_length, config.alignment_rows)
-    metrics = evaluate_alignment(rows, compressed, config.batch_size).metrics()
-    for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized))):
-        suffix = "" if split == "test" else f"_{split}"
-        part = rows_of(tokenized, split, segment_length, config.perplexity_rows)
-        metrics |= _perplexities(part, compressed, suffix, config.batch_size)
+    """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
+
+    Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
+    """
+    own = [f"{PART}{name}" for name in parts(tokenized)]
+    metrics: Metrics = {}
+    for split in ("test", *own):
+        rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
+        found = evaluate_alignment(rows, compressed, config.batch_size).metrics()
+        metrics |= {f"{name}{_suffix(split)}": value for name, value in found.items()}
+    for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
+        part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
+        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size)
     return metrics
 
 
+def _suffix(split: str) -> str:
+    return "" if split == "test" else f"_{split}"
+
+
 def rows_of(
-    tokenized: Artifact, split: str, segment_length: int, count: int
+    tokenized: Artifact,
+    split: str,
+    segment_length: int,
+    count: int,
+    segments: Segments = "first",
 ) -> list[NDArray[np.int32]]:
-    """Return the first rows [L] of a test split."""
-    cut = TokenRows.of_segments(tokens(tokenized, split), segment_length).take(count)
-    return [cut.row(index) for index in range(len(cut))]
+    """Return so many rows [L] of a test split, fewer if it has fewer.
+
+    Args:
+        tokenized: Token ids.
+        split: Which split.
+        segment_length: Tokens per row L.
+        count: Most rows.
+        segments: The first ones, or at even distances over the whole split.
+    """
+    cut = TokenRows.of_segments(tokens(tokenized, split), segment_length)
+    count = min(count, len(cut))
+    step = len(cut) if segments == "spread" else count
+    return [cut.row(index * step // count) for index in range(count)]
 
 
 def _perplexities(

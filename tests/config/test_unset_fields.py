@@ -25,8 +25,9 @@ STAYS = {
         GeneratedCorpus.shard_questions HardwareConfig.interconnect_gbs""",
     "names text of the user's own": """
         DocstringCorpus.packages DocstringCorpus.out_of_domain FilesCorpus.out_of_domain
-        GeneratedCorpus.out_of_domain GeneratedCorpus.train_tokens TextFiles.paths
-        JsonLines.paths JsonLines.field ParquetFiles.paths ParquetFiles.field TokenIds.path""",
+        GeneratedCorpus.out_of_domain GeneratedCorpus.train_tokens
+        MixtureCorpus.train_tokens MixtureCorpus.seed MixtureCorpus.max_characters
+        JsonLines.field ParquetFiles.paths ParquetFiles.field TokenIds.path""",
     "asks a model in a way that the paper's recipe does not need": """
         GeneratedCorpus.template GeneratedCorpus.chat GeneratedCorpus.revision
         GeneratedCorpus.seed""",

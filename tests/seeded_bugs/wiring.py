@@ -25,7 +25,7 @@ WIRING = (
         "perplexity out of domain is measured in domain",
         "wiring",
         "tasks/stages/evaluate.py",
-        "part = rows_of(tokenized, split, segment_length, config.perplexity_rows)",
+        "part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)",
         'part = rows_of(tokenized, "test", segment_length, config.perplexity_rows)',
         ("tests/tasks/data/test_splits.py",),
     ),

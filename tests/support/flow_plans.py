@@ -27,12 +27,13 @@ from umim_core.config.recipe import Recipe
 
 GOLDEN: Final = Path(__file__).parents[1] / "flows" / "plans"
 # Adaptation and shipped checkpoints; thresholds that share a count; rules by confidence; a corpus
-# that a model generates, on GPUs; a cell alone; a backbone from nothing.
+# that a model generates, on GPUs; a mixture of corpora; a cell alone; a backbone from nothing.
 RECIPES: Final = (
     "embedded",
     "ablation-thresholds",
     "ablation-confidence",
     "deepscaler-1.5b-maths",
+    "smollm2",
     "shipped",
     "backbone-llama",
 )

@@ -46,6 +46,7 @@ from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.merging.module import MergeModule
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, sha256_bytes, write_manifest
+from umim_core.text.sources import HubDataset, Source, TokenIds, source_digests
 
 GOLDEN: Final = Path(__file__).parents[1] / "flows" / "keys"
 COMMIT: Final = "0" * 40  # of what a recipe does not pin
@@ -116,6 +117,7 @@ def nothing_is_built(folder: Path) -> Iterator[None]:
             (run_stage, _leave_small_files),
             (load_tokenizer, cache(load_tokenizer)),
             (tokenizer_fingerprint, cache(tokenizer_fingerprint)),
+            (source_digests, _digests_of_names),
         ):
             _replace(patch, function, other)
         yield
@@ -128,6 +130,13 @@ def _models(recipe_name: str) -> Iterator[tuple[str, str | None]]:
         yield from ((cell.backbone, cell.revision) for cell in recipe.cells)
         if isinstance(recipe.corpus, GeneratedCorpus):
             yield recipe.corpus.model, recipe.corpus.revision
+
+
+def _digests_of_names(source: Source) -> list[str]:
+    """Stand in for `source_digests`: files that a recipe reads in place need not be here."""
+    if isinstance(source, HubDataset | TokenIds):
+        return source_digests(source)
+    return [sha256_bytes(path.encode()) for path in source.paths]
 
 
 def _replace(patch: pytest.MonkeyPatch, function: object, other: object) -> None:

@@ -1,4 +1,4 @@
-"""The corpora of a recipe: docstrings, files of one's own, or text that a model generates."""
+"""The corpora of a recipe: docstrings, files of one's own, a mixture of them, or generated text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from umim_core.embedded.docstring_corpus import OUT_OF_DOMAIN_PACKAGES, TRAINING
 from umim_core.text.sources import DocumentSource, Source
 
 QUESTION_FIELD: Final = "{question}"
+Split = Literal["train", "valid", "test"]
+SPLITS: Final[tuple[Split, ...]] = ("train", "valid", "test")
 TrainTokens = Annotated[int, Field(ge=1)] | None
 SplitFraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-QuestionSource = Annotated[DocumentSource, Field(discriminator="kind")]
+DocumentsOf = Annotated[DocumentSource, Field(discriminator="kind")]
+PartName = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=32)]
+Licence = Annotated[str, Field(description="Licence of its text, for the checkpoint's card.")]
 
 
 class DocstringCorpus(Model):
@@ -22,10 +26,11 @@ class DocstringCorpus(Model):
 
     kind: Literal["docstrings"] = "docstrings"
     packages: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        TRAINING_PACKAGES, description="Packages whose docstrings make train, valid and test."
+        default=TRAINING_PACKAGES,
+        description="Packages whose docstrings make train, valid and test.",
     )
     out_of_domain: tuple[str, ...] = Field(
-        OUT_OF_DOMAIN_PACKAGES, description="Packages of the out-of-domain split ood_math."
+        default=OUT_OF_DOMAIN_PACKAGES, description="Packages of the out-of-domain split ood_math."
     )
     train_tokens: TrainTokens = Field(
         default=None, description="Use only the first so many training tokens; null takes all."
@@ -45,6 +50,59 @@ class FilesCorpus(Model):
     train_tokens: TrainTokens = Field(
         default=None, description="Use only the first so many training tokens; null takes all."
     )
+
+
+class TextPart(Model):
+    """A part of a mixture: documents of the user's own, one source per split."""
+
+    kind: Literal["files"] = "files"
+    licence: Licence = ""
+    train: DocumentsOf
+    valid: DocumentsOf
+    test: DocumentsOf
+
+    def source(self, split: Split) -> DocumentSource:
+        """Return the documents of one split."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}[split]
+
+
+class DocstringPart(Model):
+    """A part of a mixture: train, valid and test of the embedded corpus."""
+
+    kind: Literal["docstrings"] = "docstrings"
+    licence: Licence = ""
+
+
+class MixtureCorpus(Model):
+    """Several corpora in one: every split has the documents of all parts in a mixed order.
+
+    Each part's test split is also measured on its own.
+    """
+
+    kind: Literal["mixture"] = "mixture"
+    parts: Annotated[
+        dict[PartName, Annotated[TextPart | DocstringPart, Field(discriminator="kind")]],
+        Field(min_length=1, description="Parts by name; one of docstrings at most."),
+    ]
+    seed: Annotated[int, Field(ge=0, lt=2**31, description="Of the mixed order.")] = 0
+    max_characters: Annotated[
+        int, Field(ge=1, description="Longer documents are cut, at line ends, before they mix.")
+    ] = 4096
+    train_tokens: TrainTokens = Field(
+        default=None, description="Use only the first so many training tokens; null takes all."
+    )
+
+    @property
+    def docstrings(self) -> DocstringCorpus | None:
+        """The embedded corpus, if a part is made of it."""
+        found = any(isinstance(part, DocstringPart) for part in self.parts.values())
+        return DocstringCorpus() if found else None
+
+    @model_validator(mode="after")
+    def _docstrings_once(self) -> Self:
+        if sum(isinstance(part, DocstringPart) for part in self.parts.values()) > 1:
+            raise ValueError("parts: the embedded corpus must be one part at most")
+        return self
 
 
 class SplitFractions(Model):
@@ -70,7 +128,7 @@ class GeneratedCorpus(Model):
     """
 
     kind: Literal["generated"] = "generated"
-    questions: Annotated[tuple[QuestionSource, ...], Field(min_length=1)] = Field(
+    questions: Annotated[tuple[DocumentsOf, ...], Field(min_length=1)] = Field(
         description="Where the questions are; a document of a source is a question."
     )
     model: Annotated[str, Field(min_length=1)] = Field(
@@ -121,4 +179,4 @@ class GeneratedCorpus(Model):
         return self
 
 
-Corpus = DocstringCorpus | FilesCorpus | GeneratedCorpus
+Corpus = DocstringCorpus | FilesCorpus | GeneratedCorpus | MixtureCorpus

@@ -26,6 +26,7 @@ from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
 BackboneDtype = Literal["float32", "bfloat16"]
+Segments = Literal["first", "spread"]
 DEFAULT_TASK: Final = "umim_docstrings"
 
 
@@ -156,13 +157,17 @@ class AdaptConfig(Model, StableDump):
     dpo: PreferenceConfig
 
 
-class EvaluateConfig(Model):
+class EvaluateConfig(Model, StableDump):
     """Amounts of held-out data to measure on."""
 
     alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
     perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
     task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
     batch_size: Annotated[int, Field(ge=1)] = 8
+    segments: Annotated[Segments, LATER] = Field(
+        default="first",
+        description="Which test segments: the first of a split, or at even distances.",
+    )
 
 
 class ClusterConfig(Model, StableDump):

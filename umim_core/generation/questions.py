@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from umim_core.config.corpus import QUESTION_FIELD, GeneratedCorpus, SplitFractions
+from umim_core.config.corpus import QUESTION_FIELD, SPLITS, GeneratedCorpus, SplitFractions
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.readers import BadRows, iter_documents
 from umim_core.text.token_ids import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-SPLITS: Final = ("train", "valid", "test")
 
 
 class Prompter:

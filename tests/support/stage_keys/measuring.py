@@ -22,7 +22,7 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
              "config": EvaluateConfig(), "method": None, **placed}  # fmt: skip
     not_asked = {
         f"config.{name}": "of stage evaluate"
-        for name in ("alignment_rows", "perplexity_rows", "batch_size")
+        for name in ("alignment_rows", "perplexity_rows", "batch_size", "segments")
     }
     return {
         "evaluate": StageCall(

@@ -17,7 +17,8 @@ from support.stage_keys.inputs import (
 from support.stage_keys.variations import Edit, StageCall
 from tasks.stages.corpus import corpus_stage, task_stage, tokenize_stage
 from tasks.stages.generate import generate_stage
-from umim_core.config.corpus import DocstringCorpus, FilesCorpus, GeneratedCorpus
+from tasks.stages.mixture import mixture_stage
+from umim_core.config.corpus import DocstringCorpus, FilesCorpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import DEFAULT_TASK
 
 
@@ -36,6 +37,14 @@ def text_calls(inputs: Inputs) -> dict[str, StageCall]:
             "max_tokens": 30,
             "max_question_tokens": 5,
             "out_of_domain": {"other": text},
+        }
+    )
+    mixture = MixtureCorpus.model_validate(
+        {
+            "parts": {
+                "own": {"kind": "files", "train": text, "valid": source, "test": text},
+                "docs": {"kind": "docstrings"},
+            }
         }
     )
     docstrings = DocstringCorpus(packages=("numpy", "torch"), out_of_domain=("sympy",))
@@ -70,6 +79,15 @@ def text_calls(inputs: Inputs) -> dict[str, StageCall]:
             | {f"corpus.{name}": "reaches the stage through what was generated"
                for name in asked.split()},
             {"a text read in place": Edit(inputs.text, b"w1 w2", b"w1 w1")},
+        ),
+        "mixture": StageCall(
+            mixture_stage,
+            {"corpus": mixture, "docstrings": corpus},
+            {f"corpus{n}": r for n, r in later.items()},
+            {
+                "the text of a part": Edit(inputs.text, b"w1 w2", b"w1 w1"),
+                "the validation text of a part": Edit(inputs.questions, b"w1 w2", b"w1 w1"),
+            },
         ),
         "generate": StageCall(
             generate_stage,

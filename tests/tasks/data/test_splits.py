@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
-from tasks.stages.evaluate import evaluate_stage
-from umim_core.config.recipe import EvaluateConfig, Recipe
+from tasks.stages.evaluate import evaluate_stage, rows_of
+from umim_core.config.recipe import EvaluateConfig, Recipe, Segments
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
 from umim_core.text.shards import ShardWriter
@@ -57,6 +57,27 @@ def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
     )
     for name in ("ppl_base", "ppl_umim"):
         assert both[f"{name}_ood_far"] == alone[name] != both[name]
+
+
+def test_a_part_is_measured_on_its_own_text(
+    tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    config = EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS)
+    both, alone = (
+        evaluate_stage(tmp_path, tokenized(texts), tiny_checkpoint, config, LENGTH).metrics
+        for texts in ({"test": text(0), "part_notes": text(1)}, {"test": text(1)})
+    )
+    for name in ("ppl_base", "ppl_umim", "top1", "kl", "token_reduction", "spans_per_row"):
+        assert both[f"{name}_part_notes"] == alone[name]
+    assert both["kl"] != both["kl_part_notes"]
+
+
+@pytest.mark.parametrize(("segments", "expected"), [("first", [0, 1, 2]), ("spread", [0, 3, 6])])
+def test_rows_are_the_first_or_lie_at_even_distances(
+    tokenized: Callable[[Texts], Artifact], segments: Segments, expected: list[int]
+) -> None:
+    rows = rows_of(tokenized({"test": np.arange(40, dtype=np.int32)}), "test", 4, 3, segments)
+    assert [int(row[0]) // 4 for row in rows] == expected
 
 
 def test_training_and_validation_rows_are_those_of_their_splits(

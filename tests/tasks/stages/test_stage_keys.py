@@ -28,8 +28,8 @@ from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.task_sets.spec import TASKS
 
 NAMES = (
-    "corpus of docstrings", "corpus of files", "corpus that a model wrote", "generate", "task",
-    "tokenize", "count", "count without documents or a sample", "filter", "confidence",
+    "corpus of docstrings", "corpus of files", "corpus that a model wrote", "mixture", "generate",
+    "task", "tokenize", "count", "count without documents or a sample", "filter", "confidence",
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
     "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",

@@ -1,0 +1,120 @@
+"""A mixture of corpora, from its files to token ids."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import parts, texts, tokenize_stage, tokens
+from tasks.stages.mixture import RECORD, mixture_stage
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.config.corpus import SPLITS, MixtureCorpus
+from umim_core.config.recipe import ClusterConfig
+from umim_core.errors import CorpusError
+from umim_core.store.artifacts import read_json, sha256_file
+
+NAME = "umim-docs-llama"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> MixtureCorpus:
+    """A book of many lines, short notes in two packed files, and docstrings."""
+    for split in SPLITS:
+        book = "".join(f"{split} chapter {i}\n" for i in range(300))
+        (tmp_path / f"book-{split}.txt").write_text(book, encoding="utf-8")
+        for number in range(2):
+            with gzip.open(tmp_path / f"{number}-{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+                file.writelines(
+                    json.dumps({"text": f"{split} note {number} {i}\f."}) + "\n" for i in range(40)
+                )
+
+    def of(kind: str, pattern: str) -> dict[str, object]:
+        found = {s: {"kind": kind, "paths": [str(tmp_path / pattern.format(s))]} for s in SPLITS}
+        return {"kind": "files", "licence": f"{kind} licence", **found}
+
+    raw = {
+        "book": of("text", "book-{}.txt"),
+        "notes": of("jsonl", "*-{}.jsonl.gz"),
+        "docs": {"kind": "docstrings"},
+    }
+    return MixtureCorpus.model_validate({"parts": raw, "max_characters": 200})
+
+
+@pytest.fixture
+def docstrings(tmp_path: Path) -> Artifact:
+    def write(out: Path) -> Metrics:
+        for split in SPLITS:
+            lines = [json.dumps({"text": f"Return the {split} array {i}.\0"}) for i in range(30)]
+            (out / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        return {}
+
+    return run_stage(tmp_path, StageSpec("corpus", 1, {}, {}), write)
+
+
+def test_every_split_holds_all_parts_and_a_part_its_own_test_documents(
+    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
+) -> None:
+    made = mixture_stage(tmp_path, config, docstrings)
+    for split in SPLITS:
+        lines = (made.path / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        found = Counter(row["part"] for row in rows)
+        assert (found["notes"], found["docs"]) == (80, 30)
+        book = [row["text"] for row in rows if row["part"] == "book"]
+        assert max(map(len, book)) <= 200
+        assert Counter("".join(book).splitlines()) == Counter(
+            f"{split} chapter {i}" for i in range(300)
+        )
+        first = {json.loads(line)["part"] for line in lines[: len(lines) // 4]}
+        assert first == {"book", "notes", "docs"}
+    (book,) = texts(made, config, "part_book")
+    assert book == (tmp_path / "book-test.txt").read_text(encoding="utf-8")
+    assert list(texts(made, config, "part_notes"))[41] == "test note 1 1\f."
+
+
+def test_the_record_names_every_file_with_its_digest_and_licence(
+    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
+) -> None:
+    record = read_json(mixture_stage(tmp_path, config, docstrings).path / RECORD)
+    assert isinstance(record, dict)
+    files = {
+        str(path): sha256_file(path)
+        for path in tmp_path.iterdir()
+        if path.suffix in (".txt", ".gz")
+    }
+    listed = [record[name]["files"][split] for name in ("book", "notes") for split in SPLITS]
+    assert {name: digest for part in listed for name, digest in part.items()} == files
+    assert record["notes"]["licence"] == "jsonl licence"
+    assert record["docs"]["files"] == {"docstrings": docstrings.digest}
+    assert record["book"]["sizes"]["train"]["documents"] == 1
+
+
+def test_a_missing_file_is_named_with_its_part_and_a_remedy(
+    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
+) -> None:
+    missing = tmp_path / "book-valid.txt"
+    missing.unlink()
+    with pytest.raises(CorpusError, match="part 'book' of the corpus needs its valid") as refused:
+        mixture_stage(tmp_path, config, docstrings)
+    assert str(missing) in str(refused.value)
+    assert "Correct corpus.parts.book.valid" in str(refused.value)
+
+
+def test_a_limit_on_tokens_keeps_the_beginning_of_the_mixed_order(
+    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path
+) -> None:
+    made = mixture_stage(tmp_path, config, docstrings)
+    limited = config.model_copy(update={"train_tokens": 500})
+    with ClusterLease(ClusterConfig(workers=0)) as lease:
+        whole, start = (tokenize_stage(tmp_path, lease, made, of, NAME) for of in (config, limited))
+    assert len(tokens(start, "train")) == 500
+    assert tokens(start, "train")[:].tolist() == tokens(whole, "train")[:500].tolist()
+    assert parts(whole) == ["book", "docs", "notes"]
+    text = load_tokenizer(NAME).decode(tokens(whole, "part_docs")[:].tolist())
+    assert text == "".join(f"Return the test array {i}.\0" for i in range(30))
