@@ -17,6 +17,7 @@ ROOMS = {
         "store",
         "embedded",
         "text",
+        "packages",
         "backbone",
         "config",
         "rules",

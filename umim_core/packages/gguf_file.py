@@ -1,0 +1,317 @@
+"""GGUF files: header, metadata and dequantised tensors, every length checked before it is used.
+
+Layout of versions 2 and 3, little-endian::
+
+    "GGUF" version:u32 tensors:u64 entries:u64
+    entry   key:string kind:u32 value             a string is length:u64 and UTF-8
+    tensor  name:string n:u32 sizes:u64[n] type:u32 offset:u64     fastest-moving size first
+    padding to general.alignment, then the tensors' data
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import BackboneError
+
+_MAGIC: Final = b"GGUF"
+_VERSIONS: Final = (2, 3)
+_STRING, _ARRAY = 8, 9
+_FLOAT32: Final = 6
+_SCALARS: Final = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    _FLOAT32: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_SMALLEST_ENTRY: Final = 13  # bytes: an empty key, its kind and one byte
+_SMALLEST_TENSOR: Final = 24  # bytes of its description
+_MAX_DIMENSIONS: Final = 4
+_DEFAULT_ALIGNMENT: Final = 32
+
+Value = bool | int | float | str | Sequence[object]
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor of a GGUF file.
+
+    Attributes:
+        name: As the file calls it.
+        shape: Sizes in the order of numpy, the fastest-moving one last.
+        kind: Type that the file stores it in: ``Q4_1``, ``F32`` ...
+        data: Its bytes, mapped from the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    data: NDArray[np.uint8]
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the dequantised values in the tensor's shape.
+
+        Raises:
+            BackboneError: If the type has no dequantisation, or a value is NaN or infinite.
+        """
+        from gguf import GGMLQuantizationType, dequantize
+
+        rows = self.data.reshape(math.prod(self.shape[:-1]), -1)
+        try:
+            with np.errstate(invalid="ignore", over="ignore"):  # looked for below
+                flat = dequantize(rows, GGMLQuantizationType[self.kind])
+        except NotImplementedError as error:
+            raise BackboneError(
+                "the tensors of a GGUF file must have a type that can be dequantised",
+                f"{self.name} has {self.kind}",
+                "Take another file of the model, for example one of type Q8_0 or F16.",
+            ) from error
+        values: NDArray[np.float32] = np.ascontiguousarray(flat, np.float32).reshape(self.shape)
+        if not np.isfinite(values).all():
+            raise BackboneError(
+                "the weights of a GGUF file must be finite",
+                f"{self.name} has NaN or infinite values",
+                "The file is damaged; fetch it again.",
+            )
+        return values
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file.
+
+    Attributes:
+        path: Where it lies.
+        metadata: Its entries by key, in the file's order.
+        tensors: Its tensors by name, in the file's order.
+    """
+
+    path: Path
+    metadata: dict[str, Value]
+    tensors: dict[str, GgufTensor]
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return an entry that is a string; see ``integer``."""
+        value = self._entry(key, default)
+        return value if isinstance(value, str) else self._wrong(key, value, "a string")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Return an entry that is a whole number.
+
+        Args:
+            key: Its key.
+            default: What a file without it means; None if every file must have it.
+
+        Raises:
+            BackboneError: If it is missing, or of another type.
+        """
+        value = self._entry(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._wrong(key, value, "one whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return an entry that is a finite number; see ``integer``."""
+        value = self._entry(key, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
+            self._wrong(key, value, "one finite number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Return an entry that is true or false; see ``integer``."""
+        value = self._entry(key, default)
+        return value if isinstance(value, bool) else self._wrong(key, value, "true or false")
+
+    def texts(self, key: str) -> list[str]:
+        """Return an entry that is a list of strings; see ``integer``."""
+        value = self._entry(key, None)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            self._wrong(key, value, "a list of strings")
+        if strange := [entry for entry in value if not isinstance(entry, str)]:
+            self._wrong(key, strange[0], "a list of strings")
+        return [str(entry) for entry in value]
+
+    def integers(self, key: str) -> list[int]:
+        """Return an entry that is a list of whole numbers; see ``integer``."""
+        value = self._entry(key, None)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            self._wrong(key, value, "a list of whole numbers")
+        whole = [entry for entry in value if isinstance(entry, int)]
+        return whole if len(whole) == len(value) else self._wrong(key, value, "whole numbers")
+
+    def _entry(self, key: str, default: Value | None) -> Value:
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise BackboneError(
+                "a GGUF file of a language model must say what the model is",
+                f"{self.path} lacks {key}",
+                "Take a file of a whole model, not of an adapter or of a vocabulary alone.",
+            )
+        return value
+
+    def _wrong(self, key: str, value: object, wanted: str) -> NoReturn:
+        raise BackboneError(
+            f"{key} of a GGUF file must be {wanted}",
+            value,
+            "The file is damaged, or made by a tool that stores it otherwise.",
+        )
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the header of a GGUF file; its tensors stay on disk until their values are asked for.
+
+    Raises:
+        BackboneError: If it cannot be read, is no GGUF file, or ends before its tensors do.
+    """
+    try:
+        if path.stat().st_size < len(_MAGIC):
+            _torn(path, "it has fewer than 4 bytes")
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise BackboneError(
+            "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
+        ) from error
+    if data[: len(_MAGIC)].tobytes() != _MAGIC:
+        raise BackboneError(
+            "a GGUF file must start with the letters GGUF",
+            f"{path} starts with {data[:4].tobytes()!r}",
+            "Name a .gguf file, or a Hugging Face directory.",
+        )
+    return _Reader(path, data).read()
+
+
+def _torn(path: Path, reason: str) -> NoReturn:
+    raise BackboneError(
+        "a GGUF file must be whole",
+        f"{path}: {reason}",
+        "It is cut off or damaged; fetch it again.",
+    )
+
+
+class _Description(NamedTuple):
+    """A tensor's name, sizes in the order of numpy, type and offset from the first tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class _Reader:
+    """A place in a mapped file that moves forward."""
+
+    def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
+        self.path, self.data, self.at = path, data, len(_MAGIC)
+
+    def read(self) -> GgufFile:
+        version = self.scalar("I")
+        if version not in _VERSIONS:
+            raise BackboneError(
+                f"a GGUF file must be little-endian, of version {_VERSIONS[0]} or {_VERSIONS[1]}",
+                f"{self.path} says version {version}",
+                "Convert the model again with a current llama.cpp.",
+            )
+        tensors, entries = self.count(_SMALLEST_TENSOR), self.count(_SMALLEST_ENTRY)
+        metadata: dict[str, Value] = {}
+        for _ in range(entries):
+            key = self.string()
+            metadata[key] = self.value(int(self.scalar("I")))
+        table = [self.description() for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            _torn(self.path, f"general.alignment is {alignment!r}")
+        start = -(-self.at // alignment) * alignment
+        found = {entry.name: self.tensor(entry, start) for entry in table}
+        if len(found) < len(table):
+            _torn(self.path, "two tensors have one name")
+        return GgufFile(self.path, metadata, found)
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            _torn(self.path, f"it ends after {len(self.data):,} bytes, within its header")
+        part = self.data[self.at : end].tobytes()
+        self.at = end
+        return part
+
+    def scalar(self, form: str) -> bool | int | float:
+        value: bool | int | float = struct.unpack("<" + form, self.take(struct.calcsize(form)))[0]
+        return float(str(np.float32(value))) if form == "f" else value  # 1e-05, not 9.99..e-06
+
+    def count(self, size: int) -> int:
+        """Read how many entries of at least ``size`` bytes follow."""
+        count = int(self.scalar("Q"))
+        if count * size > len(self.data) - self.at:
+            _torn(self.path, f"it ends after {len(self.data):,} bytes, before {count:,} entries")
+        return count
+
+    def string(self) -> str:
+        part = self.take(self.count(1))
+        try:
+            return part.decode()
+        except UnicodeDecodeError:
+            _torn(self.path, f"{part[:40]!r} is not UTF-8")
+
+    def value(self, kind: int) -> Value:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array()
+        _torn(self.path, f"an entry is of the unknown kind {kind}")
+
+    def array(self) -> Sequence[object]:
+        kind = int(self.scalar("I"))
+        if kind == _STRING:
+            return [self.string() for _ in range(self.count(8))]
+        if kind not in _SCALARS:
+            _torn(self.path, f"a list has entries of kind {kind}")
+        form = _SCALARS[kind]
+        count = self.count(struct.calcsize(form))
+        return struct.unpack(f"<{count}{form}", self.take(count * struct.calcsize(form)))
+
+    def description(self) -> _Description:
+        name = self.string()
+        dimensions = int(self.scalar("I"))
+        if not 0 < dimensions <= _MAX_DIMENSIONS:
+            _torn(self.path, f"{name} has {dimensions} dimensions")
+        sizes = [int(self.scalar("Q")) for _ in range(dimensions)]
+        shape = tuple(reversed(sizes))
+        return _Description(name, shape, int(self.scalar("I")), int(self.scalar("Q")))
+
+    def tensor(self, entry: _Description, start: int) -> GgufTensor:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        name, shape = entry.name, entry.shape
+        try:
+            kind = GGMLQuantizationType(entry.kind)
+        except ValueError:
+            _torn(self.path, f"{name} is of the unknown type {entry.kind}")
+        block, size = GGML_QUANT_SIZES[kind]
+        if 0 in shape or shape[-1] % block:
+            _torn(self.path, f"{name} has the sizes {shape} in blocks of {block}")
+        first = start + entry.offset
+        end = first + math.prod(shape) // block * size
+        if end > len(self.data):
+            _torn(self.path, f"it has {len(self.data):,} bytes, and {name} would end at {end:,}")
+        return GgufTensor(name, shape, kind.name, self.data[first:end])
