@@ -12,7 +12,7 @@ from torch._inductor import config as inductor
 from support.engine_matrix import CONFIGS, tiny_backbone
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill import loss as losses
-from umim_core.distill.loss import chunk_terms, distill_loss
+from umim_core.distill.loss import blocked_terms, chunk_terms, distill_loss
 from umim_core.errors import ConfigError
 
 
@@ -47,6 +47,14 @@ def test_sums_over_a_large_vocabulary_keep_single_precision() -> None:
     wide = chunk_terms(teacher.double(), student.double())
     for found, expected in zip(chunk_terms(teacher, student)[:2], wide[:2], strict=True):
         assert float(found) == pytest.approx(float(expected), rel=3e-6)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(11, 50_257), (70, 8192), (3, 300_000), (0, 64)])
+def test_blocks_of_rows_give_the_bits_of_the_whole_chunk(rows: int, vocab: int) -> None:
+    teacher, student = logits(rows, vocab)
+    whole = chunk_terms(teacher, student)
+    for found, expected in zip(blocked_terms(teacher, student.clone()), whole, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_the_default_stays_out_of_dumps_and_so_of_stage_keys() -> None:

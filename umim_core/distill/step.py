@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
+from umim_core.distill.held_weights import with_held_weights
 from umim_core.distill.loss import DistillLoss, distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
@@ -71,9 +72,10 @@ class DistillModel(nn.Module):
         super().__init__()
         self.module, backbone = compressed.require_module(), compressed.backbone
         self._frozen = (backbone,)
-        self._trunk = PackedTrunk(backbone)
         self._unit_positions = compressed.unit_positions
         self._autocast = autocast
+        with self._precision():
+            self._trunk = PackedTrunk(with_held_weights(backbone) if autocast else backbone)
         self._loss_kernel: LossKernel = loss_kernel
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
