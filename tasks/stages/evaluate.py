@@ -69,6 +69,8 @@ def text_metrics(
     """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
 
     Of a mixture's parts both are measured; the names of those numbers end in ``_part_<name>``.
+    ``nats_increase`` is ln(PPL of UMIM / PPL of base). Standard errors (``_se``) are over rows, of
+    the increase over the differences row by row.
     """
     own = [f"{PART}{name}" for name in parts(tokenized)]
     metrics: Metrics = {}
@@ -113,10 +115,18 @@ def _perplexities(
 ) -> Metrics:
     base = perplexity(rows, compressed.base(), batch_size)
     ours = perplexity(rows, compressed, batch_size)
+    increase, increase_error = ours.increase_over(base)
+    errors = {
+        "nats_base_se": base.nats_error,
+        "nats_umim_se": ours.nats_error,
+        "nats_increase_se": increase_error,
+    }
     return {
         f"ppl_base{suffix}": base.ppl,
         f"ppl_umim{suffix}": ours.ppl,
         f"ppl_token_reduction{suffix}": ours.token_reduction,
+        f"nats_increase{suffix}": increase,
+        **{f"{name}{suffix}": error for name, error in errors.items() if error is not None},
     }
 
 

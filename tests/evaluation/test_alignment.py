@@ -15,6 +15,7 @@ from umim_core.config.form import UnitPositions
 from umim_core.distill.alignment_metrics import METRICS, row_metrics
 from umim_core.errors import NumericalError
 from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.row_spread import ratio_error
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -48,8 +49,9 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
 ) -> None:
     backbone, matcher, rows = build(), Matcher(RuleSet.from_spans(spans)), random_rows()
     module = module_for(backbone)
-    aligned, states = [], []
+    aligned, states, by_row = [], [], []
     for row in rows:
+        by_row.append([])
         starts, lengths = matcher.segment(row)
         first = (lengths > 1).argmax() if lengths.max() > 1 else len(starts)
         unit_ends = set((starts + lengths - 1)[first:].tolist())
@@ -62,6 +64,7 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             values = row_metrics(teacher[None], from_scratch(*parts)[0][None])
             states.append(values)
             aligned += [values] if t in unit_ends else []
+            by_row[-1] += [values] if t in unit_ends else []
     found = evaluate_alignment(
         rows, Compressed(backbone, module, matcher, unit_positions), batch_size=2
     )
@@ -71,6 +74,23 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
     assert found.state_means == pytest.approx(joined(states), abs=1e-9)
     assert found.means["kl"] != pytest.approx(found.state_means["kl"], abs=1e-4)
     assert found.metrics()["kl_states"] == found.state_means["kl"]
+    assert found.errors == pytest.approx(
+        {name: ratio_error(*zip(*sums_by_row(by_row, name), strict=True)) for name in METRICS}
+    )
+
+
+def sums_by_row(by_row: list[list[dict[str, Tensor]]], name: str) -> list[tuple[float, int]]:
+    return [(sum(float(value[name]) for value in row), len(row)) for row in by_row]
+
+
+def test_the_error_is_over_rows_of_text_and_absent_for_one() -> None:
+    backbone, rows = build(), random_rows()
+    compressed = Compressed(
+        backbone, module_for(backbone), Matcher(RuleSet.from_spans(NESTED)), "compact"
+    )
+    same = [rows[0], rows[0], rows[0]]
+    assert evaluate_alignment(same, compressed).metrics()["kl_se"] == pytest.approx(0.0, abs=1e-12)
+    assert "kl_se" not in evaluate_alignment(rows[:1], compressed).metrics()
 
 
 def test_top1_of_a_bfloat16_backbone_is_that_of_its_weights() -> None:

@@ -15,6 +15,7 @@ from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.perplexity import perplexity, windows
+from umim_core.evaluation.row_spread import ratio_error
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
@@ -227,6 +228,19 @@ def test_perplexity_sums_over_all_raw_targets(batch_size: int) -> None:
     assert result.ppl == pytest.approx(math.exp(-theirs.mean()), rel=1e-10)
     assert result.nll_sum == pytest.approx(-float(theirs.sum()), rel=1e-10)
     assert result.token_reduction == (raw - units) / raw > 0
+
+
+def test_the_increase_is_paired_by_row() -> None:
+    backbone, rows = build("llama"), [row for row in random_rows() if len(row) > 4]
+    umim = Compressed(backbone, module_for(backbone), random_rules(), "compact")
+    ours, base = perplexity(rows, umim), perplexity(rows, umim.base())
+    increase, error = ours.increase_over(base)
+    assert increase == pytest.approx(math.log(ours.ppl / base.ppl))
+    each = [
+        perplexity([row], umim).nll_sum - perplexity([row], umim.base()).nll_sum for row in rows
+    ]
+    assert error == pytest.approx(ratio_error(each, [len(row) - 1 for row in rows]))
+    assert base.increase_over(base) == (0.0, 0.0)
 
 
 def test_windows_drop_the_remainder() -> None:

@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.distill.alignment_metrics import AlignmentSums, row_metrics
+from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.row_spread import ratio_error
 from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
@@ -52,6 +53,7 @@ class AlignmentResult:
         state_rows: Number of those states.
         token_reduction: (raw tokens - units) / raw tokens.
         spans_per_row: Merged spans per row of text.
+        errors: Standard errors of ``means`` over the rows of text; nothing for a single row.
     """
 
     means: dict[str, float]
@@ -60,9 +62,10 @@ class AlignmentResult:
     state_rows: int
     token_reduction: float
     spans_per_row: float
+    errors: dict[str, float]
 
     def metrics(self) -> dict[str, float]:
-        """Return all numbers by name; those over states end in ``_states``."""
+        """Return all numbers by name; over states in ``_states``, standard errors in ``_se``."""
         return {
             **self.means,
             "aligned_rows": float(self.aligned_rows),
@@ -70,6 +73,7 @@ class AlignmentResult:
             "state_rows": float(self.state_rows),
             "token_reduction": self.token_reduction,
             "spans_per_row": self.spans_per_row,
+            **{f"{name}_se": error for name, error in self.errors.items()},
         }
 
 
@@ -98,14 +102,22 @@ def evaluate_alignment(
         )
     backbone = compressed.backbone
     aligned, states = AlignmentSums(), AlignmentSums()
+    row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
+    row_counts = np.zeros(len(rows))
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
-        for teacher, student, unit_end in _state_pairs(part, packed, compressed):
+        for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed):
             values = row_metrics(_wide_logits(teacher, backbone), _wide_logits(student, backbone))
             states.add(values)
-            aligned.add({name: value[unit_end] for name, value in values.items()})
+            ends = {name: value[unit_end] for name, value in values.items()}
+            aligned.add(ends)
+            table = torch.stack([ends[name] for name in METRICS], dim=1)
+            sums = table.new_zeros(len(part), len(METRICS)).index_add_(0, of_row[unit_end], table)
+            row_sums[first : first + len(part)] += sums.cpu().numpy()
+            counts = of_row[unit_end].bincount(minlength=len(part))
+            row_counts[first : first + len(part)] += counts.cpu().numpy()
         raw += int(packed.lengths.sum())
         units += int(packed.unit_counts.sum())
         spans += int((packed.lengths > 1).sum())
@@ -122,14 +134,26 @@ def evaluate_alignment(
         )
     reduction = (raw - units) / raw
     return AlignmentResult(
-        means, aligned.rows, state_means, states.rows, reduction, spans / len(rows)
+        means,
+        aligned.rows,
+        state_means,
+        states.rows,
+        reduction,
+        spans / len(rows),
+        _errors(row_sums, row_counts),
     )
+
+
+def _errors(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str, float]:
+    """Return each metric's standard error, from its sums [B, metrics] and their counts [B]."""
+    errors = {name: ratio_error(sums[:, i], counts) for i, name in enumerate(METRICS)}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _state_pairs(
     rows: Sequence[NDArray[np.integer]], packed: PackedUnits, compressed: Compressed
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield states from the first merge on: on raw and merged input [R, d], and unit ends [R]."""
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield states from the first merge on: on raw and merged input [R, d], unit ends, rows [R]."""
     backbone = compressed.backbone
     layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
@@ -142,7 +166,10 @@ def _state_pairs(
     tokens = torch.from_numpy(ids).to(backbone.device)
     student = state_hidden(tokens, layout, compressed)[wanted]
     teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
-    parts = (torch.split(part, _HEAD_ROWS) for part in (teacher, student, layout.trunk[wanted]))
+    of_row = wanted.nonzero()[:, 0]
+    parts = (
+        torch.split(part, _HEAD_ROWS) for part in (teacher, student, layout.trunk[wanted], of_row)
+    )
     yield from zip(*parts, strict=True)
 
 

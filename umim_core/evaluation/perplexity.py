@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
+from umim_core.evaluation.row_spread import ratio_error
 from umim_core.evaluation.scoring import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, token_log_probs
@@ -32,12 +33,30 @@ class PerplexityResult:
         nll_sum: Sum of the negative log-probabilities in nats.
         targets: Predicted raw tokens, one less than its length per whole window.
         token_reduction: (raw tokens - units) / raw tokens over all that was compressed.
+        row_sums: Sum of the negative log-probabilities of each window.
+        row_targets: Predicted raw tokens of each window.
     """
 
     ppl: float
     nll_sum: float
     targets: int
     token_reduction: float
+    row_sums: tuple[float, ...]
+    row_targets: tuple[int, ...]
+
+    @property
+    def nats_error(self) -> float | None:
+        """Standard error over the windows of ln ppl; None for a single one."""
+        return ratio_error(self.row_sums, self.row_targets)
+
+    def increase_over(self, other: PerplexityResult) -> tuple[float, float | None]:
+        """Return ln(ppl / ppl of another model) on the same windows, with its paired error.
+
+        Args:
+            other: What the difference is taken to; of the same windows.
+        """
+        steps = [own - theirs for own, theirs in zip(self.row_sums, other.row_sums, strict=True)]
+        return sum(steps) / self.targets, ratio_error(steps, self.row_targets)
 
 
 def windows(ids: Ints, length: int = 512) -> list[NDArray[np.int32]]:
@@ -72,16 +91,18 @@ def perplexity(
     """
     if batch_size < 1:
         raise EvaluationError("batch_size must be at least 1", batch_size, "Use 8.")
-    nll_sum, targets, raw, units = 0.0, 0, 0, 0
+    sums: list[float] = []
+    targets: list[int] = []
+    raw = units = 0
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
         for scores in token_log_probs(rows, compressed):
-            nll_sum -= finite_sum(scores)
-            targets += len(scores)
+            sums.append(-finite_sum(scores))
+            targets.append(len(scores))
         for row in rows:
             raw += len(row)
             units += len(compressed.segment(row)[0])
-    return _result(nll_sum, targets, (raw - units) / raw if raw else 0.0)
+    return _result(sums, targets, (raw - units) / raw if raw else 0.0)
 
 
 def second_half_perplexity(
@@ -112,20 +133,25 @@ def second_half_perplexity(
         )
     scored = scorer.score([Request(*parts) for parts in halves], batch_size)
     return _result(
-        -sum(score.log_prob for score in scored),
-        sum(len(second) for _, second in halves),
+        [-score.log_prob for score in scored],
+        [len(second) for _, second in halves],
         scorer.contexts.token_reduction,
     )
 
 
-def _result(nll_sum: float, targets: int, token_reduction: float) -> PerplexityResult:
-    if targets == 0:
+def _result(
+    sums: Sequence[float], targets: Sequence[int], token_reduction: float
+) -> PerplexityResult:
+    nll_sum, count = sum(sums), sum(targets)
+    if count == 0:
         raise EvaluationError(
             "there must be at least one target token", "none", "Give windows of more tokens."
         )
     return PerplexityResult(
-        ppl=float(np.exp(nll_sum / targets)),
+        ppl=float(np.exp(nll_sum / count)),
         nll_sum=nll_sum,
-        targets=targets,
+        targets=count,
         token_reduction=token_reduction,
+        row_sums=tuple(sums),
+        row_targets=tuple(targets),
     )
