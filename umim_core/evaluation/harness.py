@@ -20,7 +20,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     Collator,
@@ -28,7 +27,6 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
@@ -264,37 +262,3 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         if isinstance(self.scorer, EvictedScorer):
             part += f", of the cache {self.scorer.columns.token_reduction:.4f}"
         _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
-
-
-def run_tasks(
-    model: UmimLM,
-    tasks: Sequence[str | dict[str, object]],
-    *,
-    limit: int | None,
-    options: dict[str, Any],
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[dict[str, Any]]]]:
-    """Run lm-eval tasks without touching any global random state.
-
-    Args:
-        model: The model.
-        tasks: Names of lm-eval's own tasks, or configurations of others.
-        limit: First questions of each task; None for all.
-        options: Passed to the tasks' data functions.
-
-    Returns:
-        lm-eval's metrics per task, and its logged samples per task.
-    """
-    manager = TaskManager(
-        include_defaults=any(isinstance(task, str) for task in tasks), metadata=options
-    )
-    found = simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        limit=limit,
-        task_manager=manager,
-        bootstrap_iters=0,
-        random_seed=None,
-        numpy_random_seed=None,
-        torch_random_seed=None,
-    )
-    return found["results"], found["samples"]

@@ -99,8 +99,9 @@ def evaluate_task(
         EvaluationError: If the task is not multiple choice.
     """
     try:
-        from umim_core.evaluation.harness import UmimLM, run_tasks
+        from umim_core.evaluation.harness import UmimLM
         from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
+        from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
@@ -123,18 +124,16 @@ def evaluate_task(
         batch_size=batch_size,
         method=method,
     )
-    results, samples = run_tasks(
-        model,
+    loaded = load_tasks(
         [lm_eval_config(TASKS.find(task)) if own else task],
-        limit=limit,
-        options={} if data is None else {"task_data": str(data)},
+        {} if data is None else {"task_data": str(data)},
     )
-    if task not in results or "acc,none" not in results[task]:
+    found, samples = run_task(model, loaded[task], limit) if task in loaded else ({}, [])
+    if "acc,none" not in found:
         raise EvaluationError(
             "the task must be multiple choice", task, "Name one that reports acc."
         )
-    found = results[task]
-    hits = [_hit_per_token(sample, model.tok_encode) for sample in samples[task]]
+    hits = [_hit_per_token(sample, model.tok_encode) for sample in samples]
     acc_tok, alone = sum(hits) / len(hits), model.context_token_reduction
     return TaskResult(
         task=task,

@@ -1,0 +1,100 @@
+"""Statistics of ``stock_tasks``: accuracies, and differences to the base model by question."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from benchmarks.common import Report
+from benchmarks.stock_tasks.task_cells import BASE, HF, NO_RULES
+
+METRICS: Final = ("acc", "acc_norm")
+
+
+def mean_of(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean and its standard error (``std``), of at least two values."""
+    return {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)) / math.sqrt(len(values)),
+    }
+
+
+def mean_of_means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of independent means, and its standard error."""
+    errors = [value["std"] ** 2 for value in values]
+    return {
+        "mean": float(np.mean([value["mean"] for value in values])),
+        "std": math.sqrt(sum(errors)) / len(errors),
+    }
+
+
+def reduction(tally: Mapping[str, int]) -> float | None:
+    """Return the token reduction of a count of raw tokens and units; None where none were."""
+    return 1 - tally["units"] / tally["raw"] if tally["raw"] else None
+
+
+def summary(cell: Report, base: Report) -> Report:
+    """Return accuracies, their paired differences to the base model, and token reductions."""
+    found: Report = {
+        name: cell[name] for name in ("questions", "of", "split", "seconds", "inputs", "contexts")
+    }
+    for metric in METRICS:
+        if metric in cell:
+            ours, theirs = np.array(cell[metric]), np.array(base[metric])
+            found[metric] = mean_of(ours)
+            found[f"{metric}_difference"] = mean_of(ours - theirs)
+    chosen, before = choices(cell), choices(base)
+    found["choices_changed"] = float(np.mean(chosen != before))
+    found["token_reduction"] = reduction(cell["inputs"]) or 0.0
+    found["context_token_reduction"] = reduction(cell["contexts"])
+    return found
+
+
+def choices(cell: Report) -> np.ndarray:
+    """Return the likeliest answer of every question [Q]."""
+    return np.array([int(np.argmax(values)) for values in cell["log_likelihoods"]])
+
+
+def largest_difference(cell: Report, other: Report) -> float:
+    """Return the largest difference of a log-likelihood between two sides (nats)."""
+    pairs = zip(cell["log_likelihoods"], other["log_likelihoods"], strict=True)
+    return max(float(np.abs(np.subtract(one, two)).max()) for one, two in pairs)
+
+
+def compare(cells: Mapping[str, Report]) -> Report:
+    """Return how the sides without merging compare with lm-eval's own model on one task."""
+    found: Report = {}
+    for side in (BASE, NO_RULES):
+        if side in cells and HF in cells:
+            found[side] = {
+                "difference": largest_difference(cells[side], cells[HF]),
+                "other_choices": int((choices(cells[side]) != choices(cells[HF])).sum()),
+                "seconds": cells[side]["seconds"],
+                "hf_seconds": cells[HF]["seconds"],
+            }
+    return found
+
+
+def averages(tasks: Mapping[str, Report]) -> Report:
+    """Return the mean over tasks of every side; a task without acc_norm counts its acc there."""
+    found: Report = {}
+    for side in ("none", "prompt", "all"):
+        rows = [task["sides"][side] for task in tasks.values() if side in task["sides"]]
+        if not rows:
+            continue
+        tallies = {x: sum(row["inputs"][x] for row in rows) for x in ("raw", "units")}
+        found[side] = {
+            "token_reduction": reduction(tallies) or 0.0,
+            "seconds": sum(row["seconds"] for row in rows),
+        }
+        for name in ("", "_difference"):
+            found[side] |= {
+                f"acc{name}": mean_of_means([row[f"acc{name}"] for row in rows]),
+                f"acc_norm{name}": mean_of_means(
+                    [row.get(f"acc_norm{name}", row[f"acc{name}"]) for row in rows]
+                ),
+            }
+    return found

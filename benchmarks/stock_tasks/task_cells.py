@@ -1,0 +1,161 @@
+"""Cells of ``stock_tasks``: one task of lm-eval scored by one side, kept on disk once finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.common import Report, facts
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.evaluation.scoring import Tally
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+    from lm_eval.api.task import Task
+
+HF: Final = "hf"  # lm-eval's own model
+BASE: Final = "none"
+NO_RULES: Final = "no rules"  # our scorer over an empty rule set
+SIDES: Final = (HF, BASE, NO_RULES, "prompt", "all")
+LIBRARIES: Final = ("lm_eval", "numpy", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint under measurement; its backbone is loaded when it is first needed.
+
+    Attributes:
+        checkpoint: Module and rules.
+        name: What the results call it.
+        backbone_name: Name or directory of its backbone.
+        dtype: Of the backbone's weights.
+        batch_size: Answers per forward, or ``auto``.
+    """
+
+    checkpoint: Checkpoint
+    name: str
+    backbone_name: str
+    dtype: str
+    batch_size: int | str
+
+    @cached_property
+    def backbone(self) -> Backbone:
+        """The frozen model, shared by all sides but lm-eval's own."""
+        return load_backbone(self.backbone_name, dtype=self.dtype, local_files_only=True)
+
+    def side(self, name: str) -> LM:
+        """Return the lm-eval model of a side."""
+        from lm_eval.models.huggingface import HFLM
+
+        from umim_core.evaluation.harness import UmimLM
+
+        if name == HF:
+            where = resolve_backbone(self.backbone_name)
+            return HFLM(where, dtype=self.dtype, batch_size=self.batch_size, device="cpu")
+        checkpoint, merge = self.checkpoint, name
+        if name == NO_RULES:
+            origin = checkpoint.config.tokenizer_fingerprint
+            rules = RuleSet.from_spans([], tokenizer_fingerprint=origin)
+            checkpoint, merge = checkpoint.with_contents(checkpoint.module, rules), "prompt"
+        return UmimLM(checkpoint, merge, self.backbone, batch_size=self.batch_size)
+
+    def key(self, task: str, side: str, data: str, limit: int | None) -> Report:
+        """Return whatever decides the content of a cell, without loading the backbone."""
+        config, rules = self.checkpoint.config, self.checkpoint.rules
+        merges = side in ("prompt", "all")
+        return {
+            "task": task,
+            "side": side,
+            "limit": limit,
+            "data": data,
+            "backbone": config.backbone_fingerprint,
+            "tokenizer": config.tokenizer_fingerprint,
+            "module": module_digest(self.checkpoint) if merges else None,
+            "rules": rules.digest if merges else None,
+            "unit_positions": config.unit_positions if merges else None,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "versions": facts(LIBRARIES, None)["versions"],
+        }
+
+
+def module_digest(checkpoint: Checkpoint) -> str:
+    """Return the SHA-256 of a merge module: its form and its weights."""
+    form = canonical_json(checkpoint.config.form())
+    weights = checkpoint.module.state_dict()
+    parts = [form.encode()]
+    for name in sorted(weights):
+        parts += [name.encode(), weights[name].contiguous().numpy().tobytes()]
+    return sha256_bytes(b"\0".join(parts))
+
+
+def find_cell(folder: Path, key: Mapping[str, Any]) -> Report | None:
+    """Return a finished cell, or None."""
+    path = folder / _file(key)
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    return found if isinstance(found, dict) and found["key"] == dict(key) else None
+
+
+def keep_cell(folder: Path, key: Mapping[str, Any], cell: Report) -> Report:
+    """Write a finished cell, all of it or nothing, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {"key": dict(key), **cell}
+    write_json(folder / _file(key), found)
+    return found
+
+
+def _file(key: Mapping[str, Any]) -> str:
+    side = key["side"].replace(" ", "-")
+    return f"{key['task']}-{side}-{sha256_bytes(canonical_json(key).encode())[:16]}.json"
+
+
+def score_cell(model: LM, task: Task, limit: int | None) -> Report:
+    """Score one task by one side.
+
+    Returns:
+        Per question the log-likelihood of every answer and whether the answer is right, the tokens
+        and units that went in, and the seconds from the loaded task to its metrics.
+    """
+    from umim_core.evaluation.tasks.task_runs import run_task
+
+    with _counted(model) as tallies:
+        began = time.perf_counter()
+        metrics, samples = run_task(model, task, limit)
+        seconds = time.perf_counter() - began
+    samples = sorted(samples, key=lambda sample: int(sample["doc_id"]))
+    names = [name for name in ("acc", "acc_norm") if f"{name},none" in metrics]
+    return {
+        "questions": len(samples),
+        "of": len(task.eval_docs),
+        "split": task.config.test_split or task.config.validation_split,
+        "documents": sha256_bytes("".join(sample["doc_hash"] for sample in samples).encode()),
+        "log_likelihoods": [[resp[0] for resp in found["filtered_resps"]] for found in samples],
+        **{name: [int(sample[name]) for sample in samples] for name in names},
+        "reported": {name: metrics[f"{name},none"] for name in names},
+        "inputs": vars(tallies[0]),
+        "contexts": vars(tallies[1]),
+        "seconds": seconds,
+    }
+
+
+@contextmanager
+def _counted(model: LM) -> Iterator[tuple[Tally, Tally]]:
+    """Count the tokens and units of inputs, and of contexts alone, of one task."""
+    from umim_core.evaluation.harness import UmimLM
+
+    tallies = Tally(), Tally()
+    scorer = model.scorer if isinstance(model, UmimLM) else None
+    if scorer is not None:
+        scorer.inputs, scorer.contexts = tallies
+    yield tallies

@@ -1,0 +1,131 @@
+"""Page of the benchmark of lm-eval's stock tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tasks.report.page_template import Report, page, walk
+
+_SIDES: Final = {
+    "hf": "lm-eval's `hf`",
+    "none": "base (`merge=none`)",
+    "no rules": "ours, empty rule set",
+    "prompt": "`merge=prompt`",
+    "all": "`merge=all`",
+}
+_SHOWN: Final = ("none", "prompt", "all")
+# Test sets of SmolLM2-135M-Instruct, as its authors and leaderboards give them.
+_PUBLISHED: Final = {
+    "arc_easy": "53.8-54.1 (acc)",
+    "piqa": "66.6-66.9 (acc)",
+    "openbookqa": "33.2 (acc_norm)",
+    "hellaswag": "43.0 (acc_norm)",
+}
+
+
+def _scores(report: Report) -> Iterator[Report]:
+    """Yield base, prompt and all of every task."""
+    for row in walk(report, "tasks.*task.sides.*side"):
+        if row["side"] in _SHOWN:
+            yield row | {"label": _SIDES[row["side"]]} | _without_own_difference(row)
+
+
+def _without_own_difference(row: Report) -> Report:
+    """Return the base's differences to itself as absent."""
+    if row["side"] != "none":
+        return {}
+    return {"acc_difference": None, "acc_norm_difference": None, "choices_changed": None}
+
+
+def _means(report: Report) -> Iterator[Report]:
+    for row in walk(report, "mean.*side"):
+        yield row | {"label": _SIDES[row["side"]]} | _without_own_difference(row)
+
+
+def _equality(report: Report) -> Iterator[Report]:
+    """Yield how the sides that merge nothing compare with lm-eval's own model."""
+    for row in walk(report, "tasks.*task.against_hf.*side"):
+        times = row["seconds"] / row["hf_seconds"]
+        yield row | {"label": _SIDES[row["side"]], "times": times}
+
+
+def _sets(report: Report) -> Iterator[Report]:
+    """Yield size and origin of every task's questions, and published figures."""
+    for task, found in report["tasks"].items():
+        one = next(iter(found["sides"].values()))
+        yield {"task": task, **one, "published": _PUBLISHED.get(task, "-")}
+
+
+STOCK_TASKS: Final = page(
+    """\
+# Stock tasks of lm-evaluation-harness: {checkpoint}
+
+Checkpoint *{checkpoint}* ({rules:,} rules) on the frozen backbone *{backbone}*, {dtype}, no
+examples in the prompt, no chat template. *TR*: tokens removed, realised, over contexts and answers;
+*of contexts*: over contexts alone. Accuracies in per cent ± standard error. Differences to the base
+model are paired by question, with the standard error of the paired difference; *changed*: share of
+questions where another answer is the likeliest.
+
+The questions are **development splits**: cut from the published training parts (ARC, OpenBookQA),
+development parts (COPA, a sample of HellaSwag) and half of the validation part of PIQA. HellaSwag
+rows have a placeholder in place of the activity label. Published test figures of
+SmolLM2-135M-Instruct stand here for orientation only and cannot be compared: other questions, and
+the weights here are those of a Q4_1 file, dequantised.
+
+@ sets
+task              | {task}
+split             | {split}
+questions         | {questions:,} of {of:,}
+published, test % | {published}
+
+## Accuracy
+
+@ scores
+task             | {task}
+< model          | {label}
+TR               | {token_reduction:.1%}
+of contexts      | {context_token_reduction?-:.1%}
+acc              | {acc!p:.1f}
+acc_norm         | {acc_norm?-!p:.1f}
+acc - base       | {acc_difference?-!p:.1f}
+acc_norm - base  | {acc_norm_difference?-!p:.1f}
+changed          | {choices_changed?-:.1%}
+seconds          | {seconds:,.1f}
+
+Mean over the tasks; one without acc_norm counts its acc there.
+
+@ means
+model            | {label}
+TR               | {token_reduction:.1%}
+acc              | {acc!p:.1f}
+acc_norm         | {acc_norm!p:.1f}
+acc - base       | {acc_difference?-!p:.1f}
+acc_norm - base  | {acc_norm_difference?-!p:.1f}
+seconds          | {seconds:,.1f}
+
+## Against lm-eval's own model
+
+The same weights through `--model hf`. *Difference*: largest of a log-likelihood, in nats; *other
+choices*: questions where another answer is the likeliest. Seconds run from the loaded task to its
+metrics, once each, batches of {batch_size}.
+
+@ equality
+task          | {task}
+< model       | {label}
+difference    | {difference:.1e}
+other choices | {other_choices}
+seconds       | {seconds:,.1f}
+`hf`          | {hf_seconds:,.1f}
+times         | {times:.2f}
+
+Gates of differences are in units of 1e-4.
+
+Measured, and this page written, by `python -m benchmarks.stock_tasks`; task data {data_digest:.12},
+backbone {backbone_fingerprint:.12}, module {module_digest:.12}, rules {rules_digest:.12}.
+""",
+    scores=_scores,
+    means=_means,
+    equality=_equality,
+    sets=_sets,
+)

@@ -1,0 +1,103 @@
+"""The benchmark of stock tasks: statistics, cells that are found again, a small run, its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from benchmarks.stock_tasks.__main__ import gates, main
+from benchmarks.stock_tasks.paired import mean_of, mean_of_means, summary
+from benchmarks.stock_tasks.task_cells import SIDES, find_cell, keep_cell
+from docs.make.results import benchmark_page
+
+SPLITS = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: rows.jsonl
+  - split: validation
+    path: rows.jsonl
+---
+"""
+ROWS = [
+    {"goal": "Sum an array", "sol1": "Use numpy.", "sol2": "Use a lamp.", "label": 0},
+    {"goal": "Read a file of text", "sol1": "Close it.", "sol2": "Open it.", "label": 1},
+    {"goal": "Sort a list of numbers", "sol1": "Sort it.", "sol2": "Print.", "label": 0},
+]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that stands for the hub and holds three rows of piqa."""
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "baber" / "piqa").mkdir(parents=True)
+    (folder / "baber" / "piqa" / "README.md").write_text(SPLITS, "utf-8")
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "baber" / "piqa" / "rows.jsonl").write_text(text, "utf-8")
+    return folder
+
+
+def test_a_difference_is_paired_by_question() -> None:
+    # The differences are 1, -1, 0, 1: mean 0.25, deviation sqrt(11/12), error half of it.
+    cell = {"acc": [1, 0, 1, 1], "log_likelihoods": [[0.0, 1.0]] * 4}
+    base = {"acc": [0, 1, 1, 0], "log_likelihoods": [[0.0, 1.0]] * 2 + [[1.0, 0.0]] * 2}
+    given = {"questions": 4, "of": 4, "split": "test", "seconds": 1.0}
+    counts = {"inputs": {"raw": 10, "units": 8}, "contexts": {"raw": 0, "units": 0}}
+    found = summary(given | counts | cell, base)
+    assert found["acc_difference"] == pytest.approx({"mean": 0.25, "std": np.sqrt(11 / 12) / 2})
+    assert found["acc"] == pytest.approx({"mean": 0.75, "std": 0.25})
+    assert found["choices_changed"] == 0.5
+    assert found["token_reduction"] == pytest.approx(0.2)
+    assert found["context_token_reduction"] is None
+
+
+def test_the_error_of_a_mean_over_tasks_adds_up_by_squares() -> None:
+    found = mean_of_means([{"mean": 0.2, "std": 0.03}, {"mean": 0.4, "std": 0.04}])
+    assert found == pytest.approx({"mean": 0.3, "std": 0.025})
+    assert mean_of([0, 1, 1])["std"] == pytest.approx(np.sqrt(1 / 3 / 3))
+
+
+def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:
+    key = {"task": "piqa", "side": "no rules", "limit": 3}
+    assert find_cell(tmp_path, key) is None
+    keep_cell(tmp_path, key, {"questions": 3})
+    assert find_cell(tmp_path, key) == {"key": key, "questions": 3}
+    assert find_cell(tmp_path, key | {"limit": 4}) is None
+
+
+def test_log_likelihoods_are_gated_in_float32_only() -> None:
+    row = {"difference": 2e-4, "other_choices": 0, "seconds": 2.0, "hf_seconds": 4.0}
+    report = {"tasks": {"piqa": {"against_hf": {"none": row, "no rules": row}}}}
+    found = gates(report | {"dtype": "float32"})
+    assert found["none_difference_from_hf"] == (2.0, 1.0, False)
+    assert found["no_rules_times_hf"] == (0.5, 1.0, True)
+    assert gates(report | {"dtype": "bfloat16"}) == {}
+
+
+def test_a_run_is_resumed_from_its_cells_and_writes_its_page(hub: Path, tmp_path: Path) -> None:
+    cells, out = tmp_path / "cells", tmp_path / "stock_tasks.json"
+    options = ["--hub", hub, "--cells", cells, "--checkpoint", "umim-docs-llama"]
+    options += ["--tasks", "piqa", "--limit", 2, "--out", out]
+    assert main([str(option) for option in options]) in (0, 1)  # 1: slower on a busy machine
+    report = json.loads(out.read_text("utf-8"))
+    sides = report["tasks"]["piqa"]["sides"]
+    assert set(sides) == set(SIDES)
+    assert [sides[side]["questions"] for side in SIDES] == [2] * len(SIDES)
+    assert (sides["prompt"]["token_reduction"] > 0, sides["none"]["token_reduction"]) == (True, 0)
+    assert report["tasks"]["piqa"]["against_hf"]["none"]["difference"] == 0.0
+    assert report["tasks"]["piqa"]["against_hf"]["no rules"]["difference"] < 1e-4
+    page = benchmark_page(report)
+    assert out.with_suffix(".md").read_text("utf-8") == page
+    assert "2 of 3" in page and "umim-docs-llama" in page
+
+    written = {path: path.stat().st_mtime_ns for path in cells.iterdir()}
+    main([str(option) for option in options])
+    assert {path: path.stat().st_mtime_ns for path in cells.iterdir()} == written
+    assert json.loads(out.read_text("utf-8")) == report

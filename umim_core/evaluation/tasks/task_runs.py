@@ -1,0 +1,53 @@
+"""Runs of lm-eval's tasks within a process: no global seed is set, no environment is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+
+Metrics = dict[str, Any]
+Samples = list[dict[str, Any]]
+
+
+def load_tasks(
+    tasks: Sequence[str | dict[str, object]], options: dict[str, Any] | None = None
+) -> dict[str, Task]:
+    """Load tasks and their data.
+
+    Args:
+        tasks: Names of lm-eval's own tasks, or configurations of others.
+        options: Passed to the tasks' data functions.
+
+    Returns:
+        The tasks by name, with the examples in the prompt that they ask for, else none.
+    """
+    named = any(isinstance(task, str) for task in tasks)
+    loaded = TaskManager(include_defaults=named, metadata=options or {}).load(list(tasks))
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)  # as lm-eval's own command
+    return cast("dict[str, Task]", loaded["tasks"])
+
+
+def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples]:
+    """Run one task.
+
+    Args:
+        model: The model.
+        task: One of :func:`load_tasks`.
+        limit: First questions of the task; None for all.
+
+    Returns:
+        lm-eval's metrics, and its logged samples.
+    """
+    name = task.task_name
+    loaded = {"tasks": {name: task}, "groups": {}, "group_map": {}}
+    found = evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
+    return found["results"][name], found["samples"][name]
