@@ -24,9 +24,11 @@ _HELP: Final = {
     "base_tokens": "read only the first so many of them",
     "cache": "folder for what is built",
     "batch_size": "rows of a forward; for tasks also auto",
+    "cases": "to measure before it ends",
     "cells": "folder of finished measurements",
     "checkpoint": "name or directory; needs --text where texts are generated",
     "commit": "recorded",
+    "compared_tokens": "longest prompts, all rows together, that transformers reads, too",
     "counter_tokens": "that Counter reads",
     "held_out": "tokens at the end",
     "hub": "folder with copies of the tasks' data",
@@ -47,6 +49,7 @@ _HELP: Final = {
     "text": "UTF-8 text",
     "tokenizer": "of the text or the ids",
     "tokens": "read only the first so many",
+    "tokens_per_side": "of prompts that a side reads in a case, 3 pairs at least",
 }
 
 Gate = tuple[float, float, bool]

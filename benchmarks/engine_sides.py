@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.profiler import ProfilerActivity, profile
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import timed
@@ -190,6 +191,45 @@ def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
 
     run()
     return [timed(run)[0] for _ in range(rounds)]
+
+
+# Parts of a forward by torch's operators; every other operator works element by element or copies.
+_PARTS: Final = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("aten::_scaled_dot_product", "aten::_flash_attention"),
+}
+_ELEMENTS, _HOST = "elements and copies", "Python and the rest"
+
+
+def prefill_parts(given: Subject, prompts: Ids) -> dict[str, dict[str, float]]:
+    """Return the seconds of each part of a prefill, without rules and with them, profiled once.
+
+    Args:
+        given: Backbone, rules and module.
+        prompts: Raw ids [B, L].
+
+    Returns:
+        By part: ``base``, ``umim``, and ``ideal``, how many times fewer the units let it take.
+    """
+    base, _ = _profiled(Engine(given.compressed.base()), prompts)
+    umim, units = _profiled(Engine(given.compressed), prompts)
+    fewer = prompts.size / units
+    ideal = dict.fromkeys(base, fewer) | {"attention": fewer**2, _HOST: 1.0}
+    return {part: {"base": base[part], "umim": umim[part], "ideal": ideal[part]} for part in base}
+
+
+def _profiled(engine: Engine, prompts: Ids) -> tuple[dict[str, float], int]:
+    """Return the seconds of the parts of one prefill, and its units."""
+    config = GenerationConfig(max_new_tokens=1, do_sample=False)
+    engine.generate(list(prompts), config)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        output = engine.generate(list(prompts), config)
+    parts = dict.fromkeys([*_PARTS, _ELEMENTS], 0.0)
+    for event in seen.key_averages():
+        named = [part for part, names in _PARTS.items() if event.key.startswith(names)]
+        parts[named[0] if named else _ELEMENTS] += event.self_cpu_time_total / 1e6
+    parts[_HOST] = max(0.0, output.timings.first_token - sum(parts.values()))
+    return parts, sum(row.prompt_units for row in output.rows)
 
 
 def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:

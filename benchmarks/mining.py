@@ -30,7 +30,7 @@ from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 
 if TYPE_CHECKING:
-    from benchmarks.mining_peers import Grams
+    from benchmarks.peers.mining_peers import Grams
 
 OURS, OURS_1, NUMPY = "numba, 2 threads", "numba, 1 thread", "numpy kernel"
 DUCKDB, DUCKDB_PACKED = "DuckDB, columns", "DuckDB, packed ids"
@@ -67,7 +67,7 @@ def make_sides(ids: Ids, tau: int, counter_tokens: int) -> dict[str, Side]:
         tau: Least count.
         counter_tokens: Most tokens that Counter reads.
     """
-    from benchmarks import mining_peers as peers  # Polars reads its threads at import
+    from benchmarks.peers import mining_peers as peers  # Polars reads its threads at import
 
     rows = np.array(ids, dtype=np.int32).reshape(-1, LENGTH)
     few = rows[: max(1, counter_tokens // LENGTH)]
@@ -107,7 +107,7 @@ def make_sides(ids: Ids, tau: int, counter_tokens: int) -> dict[str, Side]:
 
 def compare(sides: dict[str, Side], rounds: int) -> Report:
     """Run all sides in alternation and check that those that read the same find the same."""
-    from benchmarks.mining_peers import same
+    from benchmarks.peers.mining_peers import same
 
     firsts: dict[int, Grams] = {}  # by tokens read
     equal: dict[str, bool] = {}

@@ -26,6 +26,17 @@ def _capacities(report: Report) -> Iterator[Report]:
         yield row | label | gains
 
 
+def _phases(case: Report) -> Report:
+    """Return a case of ``engine_smollm2.py``, each phase with the spread of its ratios."""
+    names = {"median": "speedup", "low": "speedup_low", "high": "speedup_high"}
+    found = {
+        phase: row | {"ratio": {name: row[field] for name, field in names.items()}}
+        for phase, row in case["phases"].items()
+    }
+    prefill = found["prefill"]
+    return {"name": case["name"], "of_bound": prefill["speedup"] / prefill["bound"]} | found
+
+
 def _skipped(report: Report) -> str:
     """Return which prompt lengths of ``cache_capacity.py`` a backbone has no positions for."""
     texts = "; ".join(
@@ -93,6 +104,84 @@ Gates of logits are in units of 1e-5: none at batch size 1, one in batches.
         if row["asked_reduction"] in (None, 0.5)
     ),
     break_even=each("backbones.*name", page("### {name}\n\n{break_even}")),
+)
+ENGINE_ON_SMOLLM2: Final = page(
+    """\
+# Engine on SmolLM2-135M: rules against none, and transformers
+
+{settings.checkpoint} on {subject.backbone}, {subject.rules:,} rules, {settings.new_tokens} new
+tokens on two threads. Text: {subject.text}. Ratios are medians over alternating pairs, with
+quartiles.
+
+## Prefill and decode
+
+Both sides generate the text that follows each prompt. *First token*: median time from the ids to
+it, matching and merging included. *Bound*: the largest speed-up that the token reduction can give.
+*KV*: keys and values after the last token.
+
+@ cases
+data type, rows x tokens  | {name}
+TR                        | {prefill.token_reduction:.1%}
+first token, base         | {prefill.base_seconds:.3f s}
+UMIM                      | {prefill.umim_seconds:.3f s}
+prefill, times faster     | {prefill.ratio:.2f}
+bound                     | {prefill.bound:.2f}
+of bound                  | {of_bound:.2f}
+decode, tok/s, base       | {decode.base_tokens_per_s:,.1f}
+UMIM                      | {decode.umim_tokens_per_s:,.1f}
+times faster              | {decode.ratio:.2f}
+KV MiB, base              | {request.base_kv_bytes!i:,.1f}
+UMIM                      | {request.umim_kv_bytes!i:,.1f}
+pairs                     | {prefill.pairs}
+
+## Without rules against transformers
+
+``transformers.generate`` with its dynamic cache, greedy; time of a whole request.
+
+@ compared
+data type, rows x tokens | {name}
+ours (quartiles)         | {seconds_ours:.3f s}
+transformers             | {seconds:.3f s}
+times ours               | {times_ours:.2f}
+ids                      | {equal:equal|DIFFER}
+
+## Matching and merging
+
+@ merging
+data type, rows x tokens   | {name}
+matching, packing, merging | {seconds!m:.2f ms}
+share of prefill           | {share:.2%}
+
+## Where the time of a prefill goes
+
+One row, one run of each side under torch's profiler, in ms. *Could be*: how many times less time
+the units let a part take; attention goes with their square. What a part lacks of that is lost
+against the bound, which knows products only.
+
+@ parts
+data type, rows x tokens: part | {name}: {part}
+base                           | {base!m:.1f}
+UMIM                           | {umim!m:.1f}
+times faster                   | {faster:.2f}
+could be                       | {ideal:.2f}
+
+## Gates
+
+Gates of logits are in units of 1e-5: none at batch size 1, one in batches.
+""",
+    cases=lambda report: (_phases(case) for case in walk(report["cases"], "*name")),
+    compared=lambda report: (
+        {"name": name} | case["against_transformers"]
+        for name, case in report["cases"].items()
+        if "against_transformers" in case
+    ),
+    merging=lambda report: walk(report["cases"], "*name.merging"),
+    parts=lambda report: (
+        part | {"faster": part["base"] / part["umim"] if part["umim"] else 1.0}
+        for case in walk(report["cases"], "*name")
+        if "parts" in case
+        for part in walk(case, "parts.*part")
+    ),
 )
 PERPLEXITY: Final = page(
     """\

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
-from docs.make.generation_pages import CAPACITY, ENGINE, PERPLEXITY, QUALITY
+from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, PERPLEXITY, QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.task_pages import STOCK_TASKS
 from docs.make.training_pages import DDP, STEP, STEP_ON_GPU
@@ -37,6 +37,7 @@ PAGES: Final[dict[str, Part]] = {
     "distill_step": STEP,
     "distill_gpu": STEP_ON_GPU,
     "engine": ENGINE,
+    "engine_smollm2": ENGINE_ON_SMOLLM2,
     "perplexity": PERPLEXITY,
     "generation_quality": QUALITY,
     "cache_capacity": CAPACITY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import mining_peers as peers
-from benchmarks.mining_peers import Grams
+from benchmarks.peers import mining_peers as peers
+from benchmarks.peers.mining_peers import Grams
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
 

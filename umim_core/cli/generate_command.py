@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,8 +23,11 @@ from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from umim_core.model.generation_output import GenerationOutput
+    from umim_core.model.inputs import PromptInput
     from umim_core.model.options import GenerateOptions
 
+_TEXT_TOKENS: Final = 64
+_REPLY_TOKENS: Final = 256
 MergeOption = Annotated[Merge, typer.Option(help="What is merged; none is the base model.")]
 
 
@@ -33,8 +36,25 @@ def generate(
         str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
     ] = None,
     checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 64,
-    do_sample: Annotated[bool, typer.Option("--sample", help="Sample instead of greedy.")] = False,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="The prompt is a message to the model; its chat template is applied."
+        ),
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option(help="System message of the chat; by default the template's own."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Most tokens to generate. [default: 64; a reply: 256]")
+    ] = None,
+    do_sample: Annotated[
+        bool | None,
+        typer.Option(
+            "--sample/--greedy", help="Sample or not; by default as the model's own settings say."
+        ),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="Sampling temperature; by default the model's own, else 1.")
     ] = None,
@@ -44,6 +64,10 @@ def generate(
     ] = None,
     top_p: Annotated[
         float | None, typer.Option(help="Nucleus probability; by default the model's own, else 1.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 1 repeats less; by default the model's own, else 1."),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="End at this text; may be given several times.")
@@ -63,8 +87,13 @@ def generate(
         ),
     ] = None,
     show: Annotated[
-        bool, typer.Option(help="Show prompt and text with merged spans in colours.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--show/--no-show",
+            help="Show prompt and text with merged spans in colours, and the token reduction; by "
+            "default of a chat.",
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     logprobs: Annotated[
         int | None,
@@ -75,18 +104,24 @@ def generate(
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Continue a prompt with merging in the prompt and while decoding.
+    """Continue a prompt, or answer a message, with merging in the prompt and while decoding.
 
     With --json and several samples the fields of each stand in "samples".
     """
     _check(stream=stream, show=show, logprobs=logprobs, samples=samples, as_json=as_json)
     _check_sampling(do_sample, samples, temperature=temperature, top_k=top_k, top_p=top_p)
-    given = given_text(prompt)
+    if system is not None and not chat:
+        raise ConfigError("a system message belongs to a chat", f"--system {system}", "Add --chat.")
+    text = given_text(prompt)
+    given: PromptInput = _messages(text, system) if chat else text
+    if show is None:
+        show = chat and not stream and not as_json
+    if max_new_tokens is None:
+        max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
     from umim_core import UMIM
 
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
-        "do_sample": do_sample,
         "stop_strings": stop or [],
         "n": samples,
         "seed": seed,
@@ -94,6 +129,10 @@ def generate(
         "logprobs": logprobs,
         "add_special_tokens": special_tokens,
     }
+    if do_sample is not None:
+        options["do_sample"] = do_sample
+    if repetition_penalty is not None:
+        options["repetition_penalty"] = repetition_penalty
     if temperature is not None:
         options["temperature"] = temperature
     if top_k is not None:
@@ -117,8 +156,14 @@ def generate(
         write_bytes(html, html_page("umim generate", out.html()).encode())
 
 
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    """Return a chat of one message, behind a system message if there is one."""
+    message = {"role": "user", "content": text}
+    return [message] if system is None else [{"role": "system", "content": system}, message]
+
+
 def _check(
-    *, stream: bool | None, show: bool, logprobs: int | None, samples: int, as_json: bool
+    *, stream: bool | None, show: bool | None, logprobs: int | None, samples: int, as_json: bool
 ) -> None:
     """Refuse ways of printing that exclude each other."""
     if stream and samples > 1:
@@ -138,7 +183,7 @@ def _check(
 
 
 def _check_sampling(
-    do_sample: bool,
+    do_sample: bool | None,
     samples: int,
     *,
     temperature: float | None,

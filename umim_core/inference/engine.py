@@ -237,12 +237,14 @@ class Engine:
         hidden = self._forward(self._unit_embeddings(packed), cache, positions)
         cache.commit(packed.unit_counts.cpu())
         last = packed.unit_counts - 1
-        if bool((last == hidden.shape[1] - 1).all()):
-            # A slice, as in transformers: a gather's other strides take another GEMM kernel and
-            # change the last bit of the logits (seen on CPU, float32).
+        if len(last) == 1 and hidden.dtype.itemsize > 2:
+            # A slice, as in transformers: other strides take another GEMM kernel and change the
+            # last bit of the logits (seen on CPU, float32).
             return self.backbone.head(hidden[:, -1:])[:, 0]
-        at_last = hidden[torch.arange(len(last), device=hidden.device), last]
-        return self.backbone.head(at_last[:, None])[:, 0]
+        # A matrix [B, d]: of slices, torch multiplies each with a copy of the head of its own. On
+        # one core, with a head of 49,152 x 576: 5 ms in place of 184 (bfloat16), 19 of 33 (float32,
+        # 4 rows).
+        return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
 
     def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
         """Embed the units of the prompts [B, S, d]."""

@@ -1,0 +1,102 @@
+"""The benchmark of the engine on a real model: cases, text, gates, and what a second call does."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import Report, facts
+from benchmarks.engine_sides import random_subject
+from benchmarks.engine_smollm2 import equal, gates, general_text, go_on, measure_case, pairs_of
+from docs.make.results import benchmark_page
+from support.tiny_models import tiny_config
+from umim_core import UMIM
+
+OPTIONS = argparse.Namespace(
+    new_tokens=4, pairs=2, tokens_per_side=64, compared_tokens=32, lengths=[32, 64]
+)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    config = tiny_config(vocab_size=500, max_position_embeddings=256, initializer_range=0.02)
+    given = random_subject(config, 400, dtype="float32", device="cpu", mined=40_000)
+    shapes = {"float32, 1 x 32": (1, 32), "float32, 2 x 64": (2, 64)}
+    found: Report = {
+        "benchmark": "engine_smollm2",
+        "facts": facts(("torch",), "abc"),
+        "settings": {"checkpoint": "tiny", "new_tokens": 4},
+        "subject": {"backbone": "tiny-llama", "rules": 1234, "text": "phrases"},
+        "cases": {name: measure_case(given, *shape, OPTIONS) for name, shape in shapes.items()},
+    }
+    return found | {"gates": gates(found), "equal": equal(found)}
+
+
+@pytest.mark.parametrize(("tokens", "pairs"), [(4, 10), (16, 4), (64, 3)])
+def test_long_prompts_get_fewer_pairs(tokens: int, pairs: int) -> None:
+    assert pairs_of(argparse.Namespace(pairs=10, tokens_per_side=64), tokens) == pairs
+
+
+def test_every_gate_of_a_case_is_judged(report: Report) -> None:
+    every = ("prefill of bound", "decode", "merging share")
+    first = {f"float32, 1 x 32, {gate}" for gate in (*every, "against transformers", "logits")}
+    assert set(report["gates"]) == first | {f"float32, 2 x 64, {gate}" for gate in every}
+    assert report["equal"]
+
+
+def test_worse_figures_fail_their_gates(report: Report) -> None:
+    worse = copy.deepcopy(report)
+    for case in worse["cases"].values():
+        case["phases"]["prefill"]["speedup"] = case["phases"]["decode"]["speedup"] = 0.5
+        case["merging"]["share"] = 0.04
+    first = worse["cases"]["float32, 1 x 32"]
+    first["logits_error"] = 1e-7
+    first["against_transformers"]["times_ours"]["median"] = 0.9
+    assert not any(passed for _, _, passed in gates(worse).values())
+    assert not equal(worse)
+
+
+def test_other_ids_are_not_equal(report: Report) -> None:
+    other = copy.deepcopy(report)
+    other["cases"]["float32, 1 x 32"]["against_transformers"]["equal"] = False
+    assert not equal(other)
+
+
+def test_the_parts_of_a_prefill_are_those_of_fewer_units(report: Report) -> None:
+    parts = report["cases"]["float32, 1 x 32"]["parts"]
+    reduction = report["cases"]["float32, 1 x 32"]["phases"]["prefill"]["token_reduction"]
+    assert parts["matrix products"]["base"] > 0 and parts["attention"]["umim"] > 0
+    assert parts["attention"]["ideal"] == pytest.approx(parts["matrix products"]["ideal"] ** 2)
+    assert (reduction > 0) == (parts["matrix products"]["ideal"] > 1)
+
+
+def test_the_page_shows_every_case_and_every_gate(report: Report) -> None:
+    page = benchmark_page(report)
+    for text in ("| float32, 2 x 64 ", "1 x 32: attention", "tiny on tiny-llama, 1,234 rules"):
+        assert text in page
+    assert page.count("\n| ") > len(report["gates"]) + 8
+
+
+def test_a_second_call_goes_on_with_the_same_settings_only(report: Report, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps(report), "utf-8")
+    fresh = {name: report[name] for name in ("benchmark", "facts", "settings")}
+    same, other = fresh | {"cases": {}}, fresh | {"cases": {}, "settings": {"new_tokens": 5}}
+    go_on(same, out)
+    go_on(other, out)
+    assert same["cases"].keys() == report["cases"].keys() and other["cases"] == {}
+
+
+def test_the_text_takes_passages_of_all_kinds_in_turn(tiny_umim: UMIM, tmp_path: Path) -> None:
+    for kind, word in (("a", "w1"), ("b", "w2")):
+        with gzip.open(tmp_path / f"{kind}-test.jsonl.gz", "wt") as file:
+            file.write(json.dumps({"text": " ".join([word] * 70)}) + "\n")
+    name, ids = general_text(tiny_umim, 200, tmp_path)
+    first, second = (tiny_umim.backbone.encode(word)[0] for word in ("w1", "w2"))
+    assert ids.tolist() == ([first] * 64 + [second] * 64) * 2
+    assert "(a, b)" in name
