@@ -35,6 +35,7 @@ _VARIANTS: Final = (
     Column("positions", lambda row: row.cell.module_positions, left=True),
     Column("depth", lambda row: str(row.cell.depth)),
     Column("kind", lambda row: row.cell.kind, left=True),
+    Column("residual", lambda row: row.cell.residual, left=True),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
 )
 

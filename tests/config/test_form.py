@@ -12,11 +12,17 @@ from umim_core.config.form import ModuleForm, check_form
 from umim_core.errors import ConfigError
 
 WRONG = {
-    "positions": (("rotary", 1, "attention"), "positions must be 'none' or 'learned'; got rotary"),
-    "depth": (("none", 2, "attention"), "depth must be 1 or 3; got 2"),
-    "kind": (("none", 1, "mean"), "kind must be one of attention, linear; got mean"),
-    "linear, learned": (("learned", 1, "linear"), "linear .*; got positions 'learned', depth 1"),
-    "linear, deep": (("none", 3, "linear"), "linear .*; got positions 'none', depth 3"),
+    "positions": (
+        ("rotary", 1, "attention", "none"),
+        "positions must be 'none' or 'learned'; got rotary",
+    ),
+    "depth": (("none", 2, "attention", "none"), "depth must be 1 or 3; got 2"),
+    "kind": (("none", 1, "mean", "none"), "kind must be one of attention, linear; got mean"),
+    "linear, learned": (
+        ("learned", 1, "linear", "none"),
+        "linear .*; got positions 'learned', depth 1",
+    ),
+    "linear, deep": (("none", 3, "linear", "none"), "linear .*; got positions 'none', depth 3"),
 }
 
 
@@ -28,7 +34,9 @@ def test_every_form_is_dumped_and_read_back(form: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("form", "message"), WRONG.values(), ids=WRONG)
-def test_a_form_that_does_not_exist_is_refused(form: tuple[str, int, str], message: str) -> None:
+def test_a_form_that_does_not_exist_is_refused(
+    form: tuple[str, int, str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         check_form(*form)
 
@@ -52,4 +60,5 @@ def test_labels_say_only_what_deviates_from_the_paper() -> None:
     deep = ModuleForm(depth=3, positions="learned")
     assert deep.deviations() == ("depth 3", "learned positions")
     assert ModuleForm(kind="linear").deviations() == ("linear",)
+    assert ModuleForm(residual="last").deviations() == ("last residual",)
     assert ModuleForm(unit_positions="preserved").deviations() == ("preserved unit positions",)

@@ -19,7 +19,11 @@ from umim_core.rules.ruleset import RuleSet
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("umim_core", "tasks", "flows", "benchmarks")
 RULES = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
-DEFAULTS = {"umim_core/config/form.py"}  # the field of recipes and checkpoints
+DEFAULTS = {  # the field of recipes and checkpoints, and the options of those who make one
+    "umim_core/config/form.py",
+    "umim_core/cli/init_command.py",
+    "umim_core/cli/train_command.py",
+}
 OPENERS = {"umim_core/model/loading.py"}
 
 

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from support.merge_modules import FORMS, module_of, spans_of
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
+from umim_core.merging.forms.anchors import ANCHORS
 from umim_core.merging.module import MergeModule
 
 EVERY = pytest.mark.parametrize("form", FORMS)
+ALONE = pytest.mark.parametrize("form", [f for f in FORMS if "residual" not in FORMS[f]])
+RESIDUAL = pytest.mark.parametrize("form", [f for f in FORMS if "residual" in FORMS[f]])
 MODULES = {form: module_of(form) for form in FORMS}
 DOUBLE = {form: module_of(form, dtype=torch.float64) for form in FORMS}
 LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=9)
@@ -119,7 +122,7 @@ def test_sees_repetition_exactly_if_it_sees_the_order(
         assert bool(torch.allclose(out, outs[0], rtol=0, atol=1e-4)) == blind
 
 
-@EVERY
+@ALONE
 def test_initialise_gives_outputs_the_scale_of_the_embeddings(
     form: str, torch_rng: torch.Generator
 ) -> None:
@@ -143,12 +146,30 @@ def test_initialise_is_decided_by_its_generator_alone(form: str) -> None:
     assert not torch.equal(first, third)
 
 
-@EVERY
-def test_every_parameter_gets_a_gradient_from_the_first_step(
+@RESIDUAL
+def test_an_untrained_residual_module_gives_the_anchor_itself(
+    form: str, torch_rng: torch.Generator
+) -> None:
+    module = MergeModule(64, 4, **FORMS[form])
+    module.initialise(0.043, torch_rng)
+    spans, lengths = spans_of(8, 4, 64, torch_rng), torch.arange(8) % 4 + 1
+    assert torch.equal(module(spans, lengths), ANCHORS[module.residual](spans, lengths))
+
+
+@RESIDUAL
+def test_an_untrained_residual_module_learns_its_gain_first(
     form: str, torch_rng: torch.Generator
 ) -> None:
     module = MergeModule(16, **FORMS[form])
     module.initialise(0.1, torch_rng)
+    module(spans_of(5, 4, 16, torch_rng), torch.tensor([1, 2, 3, 4, 4])).square().sum().backward()
+    moved = {name for name, p in module.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved == {"norm_o.weight", "norm_o.bias"}
+
+
+@EVERY
+def test_every_parameter_gets_a_gradient(form: str, torch_rng: torch.Generator) -> None:
+    module = module_of(form).requires_grad_(True)
     out = module(spans_of(5, 4, 16, torch_rng), torch.tensor([1, 2, 3, 4, 4]))
     (out * torch.randn(out.shape, generator=torch_rng)).sum().backward()
     for name, parameter in module.named_parameters():
@@ -215,6 +236,7 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
     [
         ({"positions": "rotary"}, "positions must be 'none' or 'learned'; got rotary"),
         ({"depth": 2}, "depth must be 1 or 3; got 2"),
+        ({"residual": "first"}, "residual must be 'none' or 'last' or 'exponential'; got first"),
         ({"kind": "mean"}, "kind must be one of attention, linear; got mean"),
         ({"kind": "linear", "positions": "learned"}, "linear merge module must have positions"),
         ({"kind": "linear", "depth": 3}, "linear merge module must have .* depth 1"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from support.merge_modules import module_of
@@ -15,7 +16,18 @@ from umim_core.merging.module import MAX_SPAN, MergeModule
 from umim_core.merging.span_cache import TabulatedMerger
 
 VOCAB, SIZE = 29, 16
-TABULATED = {"paper": 1, "learned": MAX_SPAN, "linear": MAX_SPAN}  # and their tables
+TABULATED = {  # and the offsets of their tables
+    "paper": 1,
+    "learned": MAX_SPAN,
+    "linear": MAX_SPAN,
+    "learned, last residual": MAX_SPAN,
+    "linear, exponential residual": MAX_SPAN,
+}
+
+
+def lookup(weight: torch.Tensor) -> nn.Embedding:
+    """Embeddings of ids by a matrix [V, d]."""
+    return nn.Embedding.from_pretrained(weight)
 
 
 @pytest.mark.parametrize("form", TABULATED)
@@ -28,7 +40,7 @@ def test_equals_the_direct_path(
     weight = torch.randn(VOCAB, SIZE, generator=torch_rng).to(dtype)
     span_ids = torch.randint(VOCAB, (40, MAX_SPAN), generator=torch_rng)
     lengths = torch.arange(40) % MAX_SPAN + 1  # every length
-    merger = TabulatedMerger.of(module, weight, chunk)
+    merger = TabulatedMerger.of(module, lookup(weight), VOCAB, chunk)
     assert merger.table.shape == (VOCAB, TABULATED[form], SIZE)
     got, direct = merger(span_ids, lengths), module(weight[span_ids], lengths)
     assert got.dtype == dtype and not got.requires_grad
@@ -40,7 +52,7 @@ def test_narrow_batches_equal_the_direct_path(form: str) -> None:
     module = module_of(form, SIZE, 4, torch.float64)
     weight = torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(5)).double()
     span_ids, lengths = torch.tensor([[3, 4], [4, 3]]), torch.tensor([2, 2])
-    got = TabulatedMerger.of(module, weight)(span_ids, lengths)
+    got = TabulatedMerger.of(module, lookup(weight), VOCAB)(span_ids, lengths)
     assert torch.allclose(got, module(weight[span_ids], lengths), rtol=0, atol=1e-12)
     same = bool(torch.allclose(got[0], got[1], rtol=0, atol=1e-12))
     assert same == (form == "paper")  # the others see the order
@@ -49,7 +61,7 @@ def test_narrow_batches_equal_the_direct_path(form: str) -> None:
 @pytest.mark.parametrize("form", ["depth 3", "depth 3, learned"])
 def test_a_form_whose_tokens_look_at_their_neighbours_is_refused(form: str) -> None:
     with pytest.raises(ConfigError, match="on its own to be tabulated; got depth 3"):
-        TabulatedMerger.of(module_of(form, SIZE), torch.zeros(VOCAB, SIZE))
+        TabulatedMerger.of(module_of(form, SIZE), lookup(torch.zeros(VOCAB, SIZE)), VOCAB)
 
 
 def test_serves_a_half_precision_backbone(
@@ -58,7 +70,7 @@ def test_serves_a_half_precision_backbone(
     backbone = wrap_backbone(tiny_model("llama", 0).bfloat16(), None)
     module = module_of("paper", SIZE)
     span_ids, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([3])
-    got = TabulatedMerger.of(module, backbone.embedding_weight)(span_ids, lengths)
+    got = TabulatedMerger.of(module, backbone.embed, backbone.vocab_size)(span_ids, lengths)
     direct = module(backbone.embed(span_ids), lengths)
     assert got.dtype == torch.float32
     assert torch.allclose(got, direct, rtol=0, atol=1e-6)
@@ -66,4 +78,4 @@ def test_serves_a_half_precision_backbone(
 
 def test_embeddings_of_another_size_are_refused() -> None:
     with pytest.raises(ConfigError, match="module's size 16; got 8"):
-        TabulatedMerger.of(MergeModule(SIZE), torch.zeros(VOCAB, 8))
+        TabulatedMerger.of(MergeModule(SIZE), lookup(torch.zeros(VOCAB, 8)), VOCAB)

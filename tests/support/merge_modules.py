@@ -17,6 +17,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "depth 3": {"depth": 3},
     "depth 3, learned": {"depth": 3, "positions": "learned"},
     "linear": {"kind": "linear"},
+    "learned, last residual": {"positions": "learned", "residual": "last"},
+    "linear, exponential residual": {"kind": "linear", "residual": "exponential"},
 }
 
 
@@ -36,6 +38,8 @@ def module_of(
                 parameter.normal_(0.0, 1.0, generator=generator)
             if name.endswith("linear_qkv.weight"):  # scores of about 1 in each head
                 parameter.normal_(0.0, 0.25, generator=generator)
+            if name == "norm_o.weight":  # of a residual it begins at zero
+                parameter.fill_(0.7)
             if name == "norm_o.bias":
                 parameter.normal_(0.0, 0.1, generator=generator)
     return module.to(dtype).requires_grad_(False)

@@ -7,11 +7,11 @@ Shapes: M spans, N tokens in the longest span, d embedding size. With e1 e2 in a
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES, MergedSpans
+from umim_core.merging.forms.anchors import last_embedding
 from umim_core.merging.forms.merge_form import inside_spans
 from umim_core.rules.matcher import Matcher
 
@@ -25,11 +25,6 @@ def sum_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
 def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
     """Average the embeddings of spans [M, N, d] with lengths [M]: [M, d]."""
     return sum_embedding(spans, lengths) / lengths[:, None]
-
-
-def last_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
-    """Take the last embedding of spans [M, N, d] with lengths [M]: [M, d]."""
-    return spans[torch.arange(len(spans), device=spans.device), lengths - 1]
 
 
 @BASELINES.add("mean-embedding")

@@ -190,13 +190,7 @@ class Checkpoint:
         read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
         config = read_config(directory)
         with torch.device("meta"):  # a declared size allocates nothing and draws no weights
-            module = MergeModule(
-                config.hidden_size,
-                config.num_heads,
-                config.module_positions,
-                config.depth,
-                config.kind,
-            )
+            module = MergeModule.of(config, config.hidden_size, config.num_heads)
         weights = _read_weights(directory / "model.safetensors", module)
         module.load_state_dict(weights, assign=True)
         rules = RuleSet.load(directory / "rules")
@@ -211,6 +205,7 @@ def _shape(module: MergeModule) -> dict[str, Any]:
         "module_positions": module.positions,
         "depth": module.depth,
         "kind": module.kind,
+        "residual": module.residual,
     }
 
 

@@ -19,6 +19,7 @@ from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.generate_command import generate
+from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import path
 from umim_core.cli.prompt_input import (
@@ -43,6 +44,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(mine)
 app.command()(rules)
+app.command()(init)
 app.command()(train)
 app.command()(path)
 

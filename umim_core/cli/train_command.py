@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.form_options import ResidualOption, UnitPositionsOption, given_rules
 from umim_core.errors import ConfigError
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
@@ -44,6 +45,8 @@ def train(
         Literal["none", "learned"],
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
+    residual: ResidualOption = "none",
+    unit_positions: UnitPositionsOption = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[
         Literal["cpu", "cuda"] | None,
@@ -55,12 +58,7 @@ def train(
 
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
     """
-    if not (rules / "rules.parquet").is_file():
-        raise ConfigError(
-            "--rules must be a rule directory",
-            "nothing" if rules == Path() else str(rules),
-            "Make one: umim mine FILE... --tokenizer MODEL --out DIR.",
-        )
+    given_rules(rules)
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
@@ -99,7 +97,9 @@ def train(
         rules=rules.resolve(),
         source=source_of(tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)),
         config=config,
-        form=ModuleForm.model_validate({"positions": positions}),
+        form=ModuleForm.model_validate(
+            {"positions": positions, "residual": residual, "unit_positions": unit_positions}
+        ),
         segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,
         use_gpu=where == "cuda",

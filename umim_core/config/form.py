@@ -9,6 +9,9 @@ depth             1              each token is projected on its own (the paper's
                   3              two layers of self-attention over the span come first
 module_positions  ``none``       no sign of a token's offset in its span (the paper's form)
                   ``learned``    one learned vector per offset, added to the embeddings
+residual          ``none``       the surrogate is the module's output (the paper's form)
+                  ``last``       the module adds to the embedding of the span's last token
+                  ``exponential`` it adds to their average with weights 1, 2, 4, 8
 unit_positions    ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
                   ``preserved``  a unit has the position of its last raw token
 ================  =============  ==============================================================
@@ -42,6 +45,7 @@ from umim_core.registry import Registry
 
 Positions = Literal["none", "learned"]
 Depth = Literal[1, 3]
+Residual = Literal["none", "last", "exponential"]
 UnitPositions = Literal["compact", "preserved"]
 Merge = Literal["all", "prompt", "none"]
 MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
@@ -89,13 +93,14 @@ def check_kind(kind: str) -> str:
     return kind
 
 
-def check_form(positions: str, depth: int, kind: str) -> None:
+def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
     """Refuse a form that does not exist.
 
     Args:
         positions: ``none`` or ``learned``.
         depth: 1 or 3.
         kind: A kind of ``MERGE_FORMS``; the paper's takes all positions and depths.
+        residual: What the module adds to; every form takes all of them.
 
     Raises:
         ConfigError: If a policy is unknown or they do not go together.
@@ -103,6 +108,7 @@ def check_form(positions: str, depth: int, kind: str) -> None:
     for name, value, known in (
         ("positions", positions, get_args(Positions)),
         ("depth", depth, get_args(Depth)),
+        ("residual", residual, get_args(Residual)),
     ):
         if value not in known:
             words = " or ".join(map(repr, known))
@@ -142,6 +148,9 @@ class ModuleForm(StableDump):
     kind: Annotated[str, LATER] = Field(
         PAPER, description="How the module makes one embedding of a span: `attention`, `linear`."
     )
+    residual: Annotated[Residual, LATER] = Field(
+        "none", description="What the module adds to; `none`: it makes the embedding alone."
+    )
     unit_positions: Annotated[UnitPositions, LATER] = Field(
         "compact", description="Which positions units have in the backbone."
     )
@@ -157,7 +166,7 @@ class ModuleForm(StableDump):
     @model_validator(mode="after")
     def _exists(self) -> Self:
         try:
-            check_form(self.module_positions, self.depth, self.kind)
+            check_form(self.module_positions, self.depth, self.kind, self.residual)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
@@ -172,6 +181,7 @@ class ModuleForm(StableDump):
             "" if self.kind == PAPER else self.kind,
             "" if self.depth == 1 else f"depth {self.depth}",
             "" if self.module_positions == "none" else f"{self.module_positions} positions",
+            "" if self.residual == "none" else f"{self.residual} residual",
             "" if self.unit_positions == "compact" else f"{self.unit_positions} unit positions",
         )
         return tuple(filter(None, words))
@@ -179,7 +189,7 @@ class ModuleForm(StableDump):
     @property
     def permutation_invariant(self) -> bool:
         """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too."""
-        return self.kind == PAPER and self.module_positions == "none"
+        return (self.kind, self.module_positions, self.residual) == (PAPER, "none", "none")
 
 
 def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:

@@ -144,9 +144,7 @@ def predict_distillation(
 
 def _parameters(hidden_size: int, form: ModuleForm) -> int:
     with torch.device("meta"):
-        module = MergeModule(
-            hidden_size, positions=form.module_positions, depth=form.depth, kind=form.kind
-        )
+        module = MergeModule.of(form, hidden_size)
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 
 from umim_core.adaptation.choices import encode_questions, read_questions
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.task_sets.spec import QuestionForm
 
@@ -83,11 +82,8 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
     """
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
-        module = MergeModule(
-            backbone.hidden_size, positions=form.module_positions, depth=form.depth, kind=form.kind
-        )
-        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(job.seed))
-        return Compressed(backbone, module.to(backbone.device), matcher, form.unit_positions)
+        module = fresh_module(backbone, form, job.seed)
+        return Compressed(backbone, module, matcher, form.unit_positions)
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
     module = start.module.requires_grad_(True).to(backbone.device)

@@ -15,11 +15,11 @@ longest, d embedding size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 
+Embed = Callable[[Tensor], Tensor]  # ids [..] (int64) to embeddings [.., d]
+
 
 @dataclass(frozen=True)
 class TabulatedMerger:
@@ -35,39 +37,42 @@ class TabulatedMerger:
 
     Attributes:
         module: The module whose weights were tabulated; changing them makes the table stale.
+        embed: Gives the embeddings of ids, to which a module with a residual adds.
         table: What every vocabulary entry contributes at every offset [V, O, d].
     """
 
     module: MergeModule
+    embed: Embed
     table: Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, module: MergeModule, embedding_table: Tensor, chunk: int = 8192) -> TabulatedMerger:
+    def of(cls, module: MergeModule, embed: Embed, vocab_size: int, chunk: int = 8192) -> Self:
         """Tabulate a module.
 
         Args:
             module: The module, on the device of the embeddings.
-            embedding_table: What the backbone reads for every id [V, d].
+            embed: Looks embeddings up, as ``Backbone.embed`` does.
+            vocab_size: Ids 0 .. V-1 are tabulated.
             chunk: Vocabulary entries projected at once.
 
         Raises:
             ConfigError: If the embeddings have another size than the module, or if its tokens look
                 at their neighbours (depth 3).
         """
-        size = module.hidden_size
-        if embedding_table.shape[1] != size:
+        ids = torch.arange(vocab_size, device=module.norm_o.weight.device)
+        if (found := embed(ids[:1]).shape[1]) != module.hidden_size:
             raise ConfigError(
-                f"the embeddings must have the module's size {size}",
-                embedding_table.shape[1],
+                f"the embeddings must have the module's size {module.hidden_size}",
+                found,
                 "Use the backbone that the module was trained for.",
             )
         offsets = module.table_offsets
         parts = [
-            module.project(part.to(module.dtype)[:, None].expand(-1, offsets, -1))
-            for part in torch.split(embedding_table, chunk)
+            module.project(embed(part).to(module.dtype)[:, None].expand(-1, offsets, -1))
+            for part in torch.split(ids, chunk)
         ]
-        return cls(module, torch.cat(parts))
+        return cls(module, embed, torch.cat(parts))
 
     @torch.no_grad()
     def __call__(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
@@ -82,7 +87,10 @@ class TabulatedMerger:
         """
         width, offsets = span_ids.shape[1], self.table.shape[1]
         columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
-        return self.module.pool(self.table[span_ids, columns], lengths)
+        pooled = self.module.pool(self.table[span_ids, columns], lengths)
+        if self.module.residual == "none":
+            return pooled
+        return self.module.add_anchor(pooled, self.embed(span_ids), lengths)
 
 
 # A table of V x d numbers pays on small backbones; of a large one it would cost gigabytes for a
@@ -121,7 +129,7 @@ class SpanCache:
         numbers = self._backbone.vocab_size * module.hidden_size * module.table_offsets
         if numbers * torch.finfo(module.dtype).bits // 8 > self._table_bytes:
             return None
-        return TabulatedMerger.of(module, self._backbone.embedding_table)
+        return TabulatedMerger.of(module, self._backbone.embed, self._backbone.vocab_size)
 
     def merge(self, span_ids: Tensor, lengths: Tensor) -> Tensor:
         """Merge different spans in one pass.

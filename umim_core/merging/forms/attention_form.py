@@ -24,11 +24,14 @@ from umim_core.config.form import (
     PAPER,
     Depth,
     MergeForm,
+    ModuleForm,
     Positions,
+    Residual,
     check_form,
     form_name,
 )
 from umim_core.errors import ConfigError
+from umim_core.merging.forms.anchors import ANCHORS
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
 
 
@@ -37,7 +40,9 @@ class MergeModule(nn.Module):
 
     It is the paper's form: every token is projected on its own, then the span is pooled, with
     2 d^2 + 7 d parameters. Without positions it sees neither order nor repetition. ``learned`` adds
-    one vector per offset to the embeddings, 4 d parameters that begin at zero.
+    one vector per offset to the embeddings, 4 d parameters that begin at zero. With a residual the
+    module adds to an anchor, such as the span's last embedding; LN_o's gain then begins at zero, so
+    that an untrained module gives the anchor itself.
 
     The other forms are its subclasses, a file each; a class statement names kind, depth and the
     positions that it takes, which adds it to ``MERGE_FORMS``. ``MergeModule(...)`` returns the one
@@ -49,6 +54,7 @@ class MergeModule(nn.Module):
         positions: ``none`` or ``learned``.
         depth: 1 or 3.
         kind: ``attention``, or another kind of ``MERGE_FORMS``.
+        residual: ``none``, or an anchor of ``umim_core.merging.forms.anchors``.
 
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
@@ -73,11 +79,12 @@ class MergeModule(nn.Module):
         positions: Positions = "none",
         depth: Depth = 1,
         kind: str = PAPER,
+        residual: Residual = "none",
     ) -> Self:
         """Return an object of the class that stands for the policies."""
         if cls is not MergeModule or (kind, depth) == (PAPER, 1):  # a copy comes without arguments
             return super().__new__(cls)
-        check_form(positions, depth, kind)
+        check_form(positions, depth, kind, residual)
         form = MERGE_FORMS.find(form_name(kind, depth)).module
         return super().__new__(cast("type[Self]", form))
 
@@ -88,6 +95,7 @@ class MergeModule(nn.Module):
         positions: Positions = "none",
         depth: Depth = 1,
         kind: str = PAPER,
+        residual: Residual = "none",
     ) -> None:
         super().__init__()
         if hidden_size < 1 or num_heads < 1 or hidden_size % num_heads:
@@ -96,10 +104,22 @@ class MergeModule(nn.Module):
                 f"{num_heads} heads, size {hidden_size}",
                 "Choose a divisor.",
             )
-        check_form(positions, depth, kind)
+        check_form(positions, depth, kind, residual)
         self.hidden_size, self.num_heads, self.positions = hidden_size, num_heads, positions
-        self.depth, self.kind = depth, kind
+        self.depth, self.kind, self.residual = depth, kind, residual
         self.make_weights()
+
+    @classmethod
+    def of(cls, form: ModuleForm, hidden_size: int, num_heads: int = 4) -> MergeModule:
+        """Return a module of a configured form, its weights not drawn yet.
+
+        Args:
+            form: The policies.
+            hidden_size: Embedding size d of the backbone.
+            num_heads: Heads h; must divide d.
+        """
+        policies = (form.module_positions, form.depth, form.kind, form.residual)
+        return MergeModule(hidden_size, num_heads, *policies)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -119,7 +139,13 @@ class MergeModule(nn.Module):
         """
         outside = ~inside_spans(lengths, spans.shape[1])
         tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
-        return self.merge(tokens, lengths)
+        return self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
+
+    def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Add the anchors of tokens [M, N, d], with a residual, to what was merged [M, d]."""
+        if self.residual == "none":
+            return merged
+        return merged + ANCHORS[self.residual](tokens.to(self.dtype), lengths)
 
     def make_weights(self) -> None:
         """Register Linear_kv, LN_kv, q, Linear_o, LN_o and, if learned, the offsets' vectors."""
@@ -138,16 +164,21 @@ class MergeModule(nn.Module):
         """Draw Linear_kv, Linear_o and q, in this order.
 
         Args:
-            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain.
+            embedding_std: Standard deviation of the backbone's embedding matrix; LN_o's gain
+                without a residual.
             generator: Source of randomness; the global one if None.
         """
         draw_linear(self.linear_kv, generator)
         draw_linear(self.linear_o, generator)
         self.query.normal_(0.0, 0.02, generator=generator)
         reset_norm(self.norm_kv, 1.0)
-        reset_norm(self.norm_o, embedding_std)
+        self.reset_output(embedding_std)
         if self.offset is not None:
             self.offset.zero_()
+
+    def reset_output(self, embedding_std: float) -> None:
+        """Set LN_o: at the scale of the embeddings, or at zero where an anchor is added."""
+        reset_norm(self.norm_o, embedding_std if self.residual == "none" else 0.0)
 
     @property
     def table_offsets(self) -> int:

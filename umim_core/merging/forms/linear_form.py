@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from umim_core.merging.forms.attention_form import MergeModule
-from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
+from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans
 
 
 class LinearMerge(MergeModule, kind="linear"):
@@ -36,7 +36,7 @@ class LinearMerge(MergeModule, kind="linear"):
             generator: Source of randomness; the global one if None.
         """
         draw_linear(self.linear_o, generator)
-        reset_norm(self.norm_o, embedding_std)
+        self.reset_output(embedding_std)
 
     @property
     def table_offsets(self) -> int:

@@ -1,0 +1,97 @@
+"""``umim init``: a checkpoint without training, which generates at once and can be trained on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from support.command_line import Umim, console
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.rules.ruleset import RuleSet
+
+SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
+
+
+@pytest.fixture
+def umim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Umim:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    return console(monkeypatch, capsys)
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Path) -> Path:
+    return tiny_checkpoint.parent / "backbone"
+
+
+@pytest.fixture
+def rules(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
+    fingerprint = tokenizer_fingerprint(tiny_tokenizer)
+    RuleSet.from_spans(SPANS, tokenizer_fingerprint=fingerprint).save(tmp_path / "rules")
+    return tmp_path / "rules"
+
+
+def test_a_checkpoint_gives_the_last_embedding_and_generates(
+    umim: Umim, model: Path, rules: Path, tmp_path: Path
+) -> None:
+    done = umim("init", model, "--rules", rules, "--out", tmp_path / "start")
+    assert done.code == 0, done.err
+    checkpoint = Checkpoint.load(tmp_path / "start")
+    backbone = load_backbone(str(model))
+    span = torch.tensor([[3, 4, 5]])
+    made = checkpoint.module(backbone.embed(span), torch.tensor([3]))
+    assert torch.equal(made, backbone.embed(span)[:, -1])
+    assert checkpoint.config.training["steps"] == 0
+    command = next(shlex.split(line) for line in done.out.splitlines() if "umim generate" in line)
+    assert umim(*command[1:3], "-c", tmp_path / "start", "--max-new-tokens", 2).code == 0
+
+
+def test_the_form_is_chosen_by_options(umim: Umim, model: Path, rules: Path) -> None:
+    options = ("--residual", "exponential", "--unit-positions", "preserved", "--json")
+    found = json.loads(umim("init", model, "--rules", rules, *options).out)
+    assert (found["name"], found["rules"]) == ("untrained/rules", 3)
+    config = Checkpoint.load(found["checkpoint"]).config
+    assert (config.residual, config.unit_positions) == ("exponential", "preserved")
+
+
+def test_a_folder_that_exists_is_refused(
+    umim: Umim, model: Path, rules: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "start").mkdir()
+    done = umim("init", model, "--rules", rules, "--out", tmp_path / "start")
+    assert (done.code, list((tmp_path / "start").iterdir())) == (1, [])
+    assert "must not exist" in done.err
+
+
+@pytest.mark.parametrize(
+    ("spans", "fingerprint", "message"),
+    [([], None, "must hold rules"), ([(1, 2)], "f" * 64, "tokenizer")],
+    ids=["no rules", "another tokenizer"],
+)
+def test_rules_that_do_not_fit_are_refused(
+    umim: Umim,
+    model: Path,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    spans: list[tuple[int, ...]],
+    fingerprint: str | None,
+    message: str,
+) -> None:
+    own = tokenizer_fingerprint(tiny_tokenizer)
+    RuleSet.from_spans(spans, tokenizer_fingerprint=fingerprint or own).save(tmp_path / "odd")
+    done = umim("init", model, "--rules", tmp_path / "odd", "--out", tmp_path / "start")
+    assert done.code == 1 and message in done.err
+    assert not (tmp_path / "start").exists()
+
+
+def test_what_is_no_rule_directory_is_refused(umim: Umim, model: Path) -> None:
+    done = umim("init", model)
+    assert done.code == 1 and "umim mine" in done.err

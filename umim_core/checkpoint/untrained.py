@@ -1,0 +1,59 @@
+"""Untrained checkpoints: rules with a module that still gives the anchor of its residual."""
+
+from __future__ import annotations
+
+import torch
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import ModuleForm
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.ruleset import RuleSet
+
+
+def fresh_module(backbone: Backbone, form: ModuleForm, seed: int) -> MergeModule:
+    """Return a module of a form with the weights that training starts from, on its device.
+
+    Args:
+        backbone: Its embeddings set the scale.
+        form: The policies.
+        seed: Of the weights.
+    """
+    module = MergeModule.of(form, backbone.hidden_size)
+    module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
+    return module.to(backbone.device)
+
+
+def untrained_checkpoint(
+    backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int = 0
+) -> Checkpoint:
+    """Return a checkpoint that needs no training: a span has the anchor of the form's residual.
+
+    Args:
+        backbone: The frozen model.
+        rules: Rules of its tokenizer.
+        form: Policies with a residual.
+        seed: Of the weights that a training would start from.
+
+    Raises:
+        ConfigError: If the form has no residual: its untrained surrogates would be random.
+        RuleSetError: If there are no rules, or one holds a special token.
+        TokenizerMismatchError: If the rules belong to another tokenizer.
+    """
+    if form.residual == "none":
+        raise ConfigError(
+            "an untrained module must have a residual", form.residual, "Choose last or exponential."
+        )
+    rules.check_tokenizer(backbone.tokenizer_fingerprint)
+    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
+    if not len(rules):
+        raise RuleSetError(
+            "a checkpoint must hold rules", "none", "Mine them again with a smaller --tau."
+        )
+    module = fresh_module(backbone, form, seed)
+    compressed = Compressed(backbone, module, Matcher(rules), form.unit_positions)
+    return Checkpoint.of(compressed, {"steps": 0, "seed": seed})

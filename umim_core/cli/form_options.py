@@ -1,0 +1,40 @@
+"""Options of the ``umim`` commands that make a checkpoint: its rules and the form of its module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from umim_core.errors import ConfigError
+
+RulesOption = Annotated[Path, typer.Option(help="Rule directory that umim mine wrote.")]
+ResidualOption = Annotated[
+    Literal["none", "last", "exponential"],
+    typer.Option(
+        help="What the module adds to: nothing (the paper), the embedding of a span's last token, "
+        "or an average that weighs later tokens more."
+    ),
+]
+UnitPositionsOption = Annotated[
+    Literal["compact", "preserved"],
+    typer.Option(
+        help="Positions of units in the model: 0, 1, 2, ... (the paper), or those of their last "
+        "tokens in the text."
+    ),
+]
+
+
+def given_rules(rules: Path) -> None:
+    """Refuse what is no rule directory, before anything heavy is imported.
+
+    Raises:
+        ConfigError: If it holds no rules.
+    """
+    if not (rules / "rules.parquet").is_file():
+        raise ConfigError(
+            "--rules must be a rule directory",
+            "nothing" if rules == Path() else str(rules),
+            "Make one: umim mine FILE... --tokenizer MODEL --out DIR.",
+        )

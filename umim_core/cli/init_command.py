@@ -1,0 +1,68 @@
+"""``umim init``: a checkpoint for a model and rules without any training, in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.form_options import RulesOption, UnitPositionsOption, given_rules
+
+
+def init(
+    model: Annotated[
+        str, typer.Argument(help="The frozen model: embedded name, directory or hub repository.")
+    ],
+    rules: RulesOption = Path(),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
+    ] = None,
+    residual: Annotated[
+        Literal["last", "exponential"],
+        typer.Option(
+            help="What stands for a span: the embedding of its last token, or an average that "
+            "weighs later tokens more."
+        ),
+    ] = "last",
+    unit_positions: UnitPositionsOption = "compact",
+    seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a checkpoint without training; umim train with the same residual starts from there."""
+    given_rules(rules)
+    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+
+    root = artifact_root()
+    name = own_name("untrained", (out or rules).resolve().name)
+    place = (out or root / name).resolve()
+    from umim_core.backbone.backbone import load_backbone
+    from umim_core.checkpoint.next_steps import after_training
+    from umim_core.checkpoint.untrained import untrained_checkpoint
+    from umim_core.config.form import ModuleForm
+    from umim_core.rules.ruleset import RuleSet
+
+    form = ModuleForm.model_validate(
+        {"positions": "learned", "residual": residual, "unit_positions": unit_positions}
+    )
+    where = str(Path(model).resolve()) if Path(model).exists() else model
+    checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)
+    checkpoint.save(place)
+    record_checkpoint(root, name, place)
+    document: dict[str, object] = {
+        "checkpoint": str(place),
+        "name": name,
+        "rules": len(checkpoint.rules),
+    }
+    span = "its last token" if residual == "last" else "an average of its tokens"
+    lines = [
+        f"{len(checkpoint.rules):,} rules, untrained: a span has the embedding of {span}",
+        f"checkpoint: {place}",
+        f"name:       {name}   (umim path lists all)",
+        "",
+        "Next:",
+        *after_training(place),
+    ]
+    emit(document, lines, as_json)
