@@ -71,6 +71,10 @@ class BackboneError(UmimError):
     """A backbone cannot be loaded or lacks what the method needs."""
 
 
+class FetchError(BackboneError):
+    """A packaged model cannot be fetched, or is not the one that was specified."""
+
+
 class BackboneMismatchError(UmimError):
     """A checkpoint belongs to another backbone."""
 

@@ -98,7 +98,7 @@ def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> 
         )
     except (OSError, ValueError) as error:
         raise BackboneError(
-            "a backbone must be an embedded name, a directory or a reachable hub repository",
+            "a backbone must be a known name, a directory or a reachable hub repository",
             f"{name!r}: {str(error).strip().splitlines()[0]}",
             "Check the name; offline machines need a local directory.",
         ) from error

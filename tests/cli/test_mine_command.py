@@ -207,7 +207,7 @@ ERRORS = {
         "the count of the most frequent n-gram; got 1000",
     ),
     "no tokenizer": (("mine", "a.txt", "--out", "new"), "text needs a tokenizer; got none"),
-    "tokenizer": ((*TEXT[:3], "no/such", *TEXT[4:]), "a tokenizer must be an embedded name"),
+    "tokenizer": ((*TEXT[:3], "no/such", *TEXT[4:]), "a tokenizer must be a known name"),
     "tau": ((*TEXT, "--tau", "0"), "tau must be at least 1; got 0"),
     "segment": ((*TEXT, "--segment-length", "1"), "segment_length must be at least 2; got 1"),
     "negative": ((*TEXT, "--segment-length", "-5"), "segment_length must be at least 2; got -5"),

@@ -240,7 +240,7 @@ ERRORS = {
     "file": (("a.txt",), "umim-docs-llama; got a.txt. Check the name"),
     "other directory": (("tokenizer",), "umim-docs-llama; got tokenizer. Check the name"),
     "torn": (("torn",), "torn/rules.parquet"),
-    "tokenizer": (("rules", "--tokenizer", "./rules"), "a tokenizer must be an embedded name"),
+    "tokenizer": (("rules", "--tokenizer", "./rules"), "a tokenizer must be a known name"),
     "other tokenizer": (
         ("rules", "--tokenizer", "umim-docs-llama"),
         "these rules belong to the tokenizer",

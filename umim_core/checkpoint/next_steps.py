@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.embedded.assets import embedded_names
+
 PROMPT: Final = "Once upon a time"
 _TASKS: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # the task of the package
 
@@ -26,6 +29,20 @@ def after_mining(out: Path, tokenizer: str | None, texts: Sequence[str]) -> list
     trained = out.with_name(f"{out.name}-trained")
     command = ["umim", "train", model, *texts, "--rules", str(out), "--out", str(trained)]
     return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]
+
+
+def after_fetching(name: str) -> list[str]:
+    """Return how to use a packaged model.
+
+    Args:
+        name: The model; checkpoints for it may ship with UMIM.
+    """
+    for checkpoint in embedded_names("checkpoint"):
+        if read_config(resolve_checkpoint(checkpoint)).backbone == name:
+            command = ["umim", "generate", PROMPT, "-c", checkpoint, "--show"]
+            return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]
+    command = ["umim", "mine", "texts/*.txt", "--tokenizer", name, "--out", "rules"]
+    return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
 
 
 def after_training(checkpoint: str | Path) -> list[str]:

@@ -18,6 +18,7 @@ import typer
 from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
+from umim_core.cli.fetch_command import fetch
 from umim_core.cli.generate_command import generate
 from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
@@ -47,6 +48,7 @@ app.command()(rules)
 app.command()(init)
 app.command()(train)
 app.command()(path)
+app.command()(fetch)
 
 
 def main() -> None:

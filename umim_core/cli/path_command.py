@@ -1,18 +1,17 @@
-"""``umim path``: checkpoints by name and their directories."""
+"""``umim path``: checkpoints and backbones by name, and their directories."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from umim_core.checkpoint.own_checkpoints import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.embedded.assets import embedded_names, embedded_path
+from umim_core.embedded.assets import Part, embedded_names, embedded_path
 from umim_core.errors import ConfigError, did_you_mean
-
-Part = Literal["checkpoint", "backbone"]
+from umim_core.packages.packaged_model import PACKAGED
 
 
 def path(
@@ -23,7 +22,10 @@ def path(
     part: Annotated[Part, typer.Option(help="Which directory.")] = "checkpoint",
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the directory of a checkpoint or backbone, or list all by name."""
+    """Print the directory of a checkpoint or backbone, or list all by name.
+
+    Licence and origin of a packaged model are printed on stderr, and are fields with --json.
+    """
     if name is None:
         found = _all(part)
         width = max(map(len, found), default=0)
@@ -31,25 +33,47 @@ def path(
         emit({"part": part, "paths": {k: str(v) for k, v in found.items()}}, lines, as_json)
         return
     place = _place(name, part)
-    emit({"name": name, "part": part, "path": str(place)}, [str(place)], as_json)
+    document: dict[str, object] = {"name": name, "part": part, "path": str(place)}
+    if part == "backbone" and name in PACKAGED.names():
+        model = PACKAGED.find(name)
+        document |= {"licence": model.licence, "origin": model.origin}
+        if not as_json:
+            typer.echo(f"{model.licence}; {model.origin}", err=True)
+    emit(document, [str(place)], as_json)
 
 
 def _all(part: Part) -> dict[str, Path]:
-    shipped = {name: embedded_path(name, part) for name in embedded_names()}
+    """Return what is on this machine."""
+    shipped = {name: embedded_path(name, part) for name in embedded_names(part)}
     found = {name: place for name, place in shipped.items() if place is not None}
-    return found | (own_checkpoints() if part == "checkpoint" else {})
+    return found | (own_checkpoints() if part == "checkpoint" else _fetched())
+
+
+def _fetched() -> dict[str, Path]:
+    """Return the packaged models that are in the cache."""
+    from umim_core.packages.model_cache import model_directory, model_fault
+
+    models = [PACKAGED.find(name) for name in PACKAGED.names()]
+    return {model.name: model_directory(model) for model in models if model_fault(model) is None}
 
 
 def _place(name: str, part: Part) -> Path:
     found = embedded_path(name, part)
     if found is None and part == "checkpoint":
         found = own_checkpoint(name)
+    if found is None and part == "backbone" and name in PACKAGED.names():
+        from umim_core.packages.model_cache import packaged_directory
+
+        found = packaged_directory(name, local_files_only=True)
     if found is None:
         known = _all(part)
+        backbone = part == "checkpoint" and name in PACKAGED.names()
         raise ConfigError(
             f"a name must be one of {', '.join(known)}",
             name,
-            did_you_mean(name, known) or f"Others are looked for under {artifact_root()}.",
+            "It is a backbone: add --part backbone."
+            if backbone
+            else did_you_mean(name, known) or f"Others are looked for under {artifact_root()}.",
         )
     if not found.is_dir():
         raise ConfigError(

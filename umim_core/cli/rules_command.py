@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import named_place
+from umim_core.checkpoint.checkpoint_files import named_place, read_config
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.embedded.assets import embedded_names
+from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def rules(
     from umim_core.rules.ruleset import RuleSet
     from umim_core.text.sources import source_of
 
-    if tokenizer is None and directory in embedded_names():
-        tokenizer = directory
+    if tokenizer is None and (shipped := embedded_path(directory, "checkpoint")) is not None:
+        tokenizer = read_config(shipped).backbone
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
     source = source_of(tuple(heldout), field=field) if heldout else None
@@ -107,7 +107,8 @@ def _rule_directory(name: str) -> Path:
         if (directory / "manifest.json").is_file():
             return directory
     raise ArtifactError(
-        "rules must be a rule directory, a checkpoint or one of " + ", ".join(embedded_names()),
+        "rules must be a rule directory, a checkpoint or one of "
+        + ", ".join(embedded_names("checkpoint")),
         name,
         "Check the name, or mine rules with umim mine.",
     )
@@ -118,7 +119,6 @@ def _sees_order(name: str) -> bool:
     path = named_place(name)
     if not (path / "config.json").is_file():
         return False
-    from umim_core.checkpoint.checkpoint_files import read_config
 
     return not read_config(path).permutation_invariant
 

@@ -168,7 +168,7 @@ def test_a_corpus_without_its_trajectories_is_refused(
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"model": "absent/model"}, BackboneError, "a tokenizer must be an embedded name"),
+        ({"model": "absent/model"}, BackboneError, "a tokenizer must be a known name"),
         ({"chat": "template"}, ConfigError, "needs a tokenizer with a chat template"),
         ({"max_question_tokens": 1}, CorpusError, "at most 1 tokens; got 0, and 22 too long"),
         ({"max_tokens": 65}, GenerationError, "max_tokens must be at most 64, the positions of"),

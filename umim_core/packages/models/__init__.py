@@ -1,0 +1,1 @@
+"""Packaged models: one file per model."""
