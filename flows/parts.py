@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from flows.scoring import measure_baselines, score
+from flows.shipped import benchmark_shipped, find_shipped, measurements
 from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
+from tasks.run.side_by_side import Part
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
 from tasks.stages.backbone import backbone_stage, tokenizer_stage
@@ -21,10 +24,9 @@ from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.mixture import mixture_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
-from umim_core.config.recipe import Cell, RunRecipe
+from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import TASKS
 
@@ -38,14 +40,19 @@ class Sources:
 
 
 def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResult]]:
-    """Every stage but the report; what a plan walks is what the whole flow runs."""
+    """Every stage but the report; what a plan walks is what the whole flow runs.
+
+    Shipped checkpoints need no training: they are measured while a cell's training goes on, which
+    is a chain and leaves cores idle. What is timed comes last and runs alone.
+    """
     sources = prepare(run)
     results = mine(run, sources)
+    shipped = find_shipped(run, sources.corpus)
     distill(run, results)
-    adapt(run, sources, results)
+    run.together([*adaptations(run, sources, results), *measurements(run, sources.tasks, shipped)])
     evaluate(run, sources, results)
     benchmark(run, results)
-    return results, measure_shipped(run, sources)
+    return results, benchmark_shipped(run, shipped)
 
 
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
@@ -179,59 +186,79 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
     """Distill each cell."""
-    for result in results:
-        result.distilled = run.stage(
-            distill_stage,
-            run.lease,
-            run.recipe,
-            result.cell,
-            result.tokenized,
-            result.filtered,
-            label=cell_label(result.cell),
-            setting=WT,
-        )
-        result.settings[WT] = result.distilled
+    trained = run.together([partial(_distilled, run, result) for result in results])
+    for result, artifact in zip(results, trained, strict=True):
+        result.distilled = result.settings[WT] = artifact
+
+
+def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
+    return run.stage(
+        distill_stage,
+        run.lease,
+        run.recipe,
+        result.cell,
+        result.tokenized,
+        result.filtered,
+        label=cell_label(result.cell),
+        setting=WT,
+    )
 
 
 def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Task rules, and every setting of the recipe, for the cells that ask for it."""
+    run.together(adaptations(run, sources, results))
+
+
+def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -> list[Part]:
+    """Return a part for each cell that asks for adaptation."""
     config, task = run.recipe.adapt, next(iter(sources.tasks.values()), None)
-    for result in results:
-        if not result.cell.adapt or config is None or task is None or result.distilled is None:
-            continue
-        cell, label = result.cell, cell_label(result.cell)
-        rules = run.stage(
-            task_rules_stage, task, cell, config.rules, config.max_tokens, label=label
+    if config is None or task is None:
+        return []
+    return [partial(_adapted, run, config, task, result) for result in results if result.cell.adapt]
+
+
+def _adapted(run: PipelineRun, config: AdaptConfig, task: Artifact, result: CellResult) -> None:
+    if result.distilled is None:
+        return
+    cell, label = result.cell, cell_label(result.cell)
+    rules = run.stage(task_rules_stage, task, cell, config.rules, config.max_tokens, label=label)
+    made = {WT: result.distilled}
+    for step in adaptation_steps(config.settings):
+        start = rules if step.start is None else made[step.start]
+        given = (run.lease, run.recipe, config, cell, task, start)
+        made[step.name] = (
+            run.stage(with_rules_stage, start, rules, label=label, setting=step.name)
+            if step.training == "none"
+            else run.stage(TRAININGS[step.training], *given, label=label, setting=step.name)
         )
-        made = {WT: result.distilled}
-        for step in adaptation_steps(config.settings):
-            start = rules if step.start is None else made[step.start]
-            given = (run.lease, run.recipe, config, cell, task, start)
-            made[step.name] = (
-                run.stage(with_rules_stage, start, rules, label=label, setting=step.name)
-                if step.training == "none"
-                else run.stage(TRAININGS[step.training], *given, label=label, setting=step.name)
-            )
-        result.settings |= {name: made[name] for name in made if name in config.settings}
+    result.settings |= {name: made[name] for name in made if name in config.settings}
 
 
 def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
     """Alignment and perplexity per setting; task accuracy of base and every setting; baselines."""
-    measured = (run.recipe.evaluate, run.recipe.segment_length, *run.recipe.placement)
+    parts: list[Part] = []
     for result in results:
-        for setting, artifact in result.settings.items():
-            checkpoint = artifact.path / "checkpoint"
-            label = f"{cell_label(result.cell)} {setting}"
-            if measures(setting, "alignment"):
-                result.evaluations[setting] = run.stage(
-                    evaluate_stage, result.tokenized, checkpoint, *measured, label=label
-                )
-            result.scores |= score(run, sources.tasks, setting, checkpoint, label)
+        parts += [partial(_evaluated, run, sources, result, of) for of in result.settings]
         if result.distilled is not None:
-            label = f"{result.cell.backbone} {BASE}"
-            start = result.distilled.path / "checkpoint"
-            result.scores |= score(run, sources.tasks, BASE, start, label)
-            result.baselines |= measure_baselines(run, sources.tasks, start, result)
+            parts.append(partial(_compared, run, sources, result, result.distilled))
+    run.together(parts)
+
+
+def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:
+    checkpoint = result.settings[setting].path / "checkpoint"
+    label = f"{cell_label(result.cell)} {setting}"
+    measured = (run.recipe.evaluate, run.recipe.segment_length, *run.recipe.placement)
+    if measures(setting, "alignment"):
+        result.evaluations[setting] = run.stage(
+            evaluate_stage, result.tokenized, checkpoint, *measured, label=label
+        )
+    result.scores |= score(run, sources.tasks, setting, checkpoint, label)
+
+
+def _compared(run: PipelineRun, sources: Sources, result: CellResult, distilled: Artifact) -> None:
+    label, start = f"{result.cell.backbone} {BASE}", distilled.path / "checkpoint"
+    result.scores |= score(run, sources.tasks, BASE, start, label)
+    result.baselines |= measure_baselines(run, sources.tasks, start, result)
 
 
 def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
@@ -249,38 +276,3 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
                     *run.recipe.placement,
                     label=cell_label(result.cell),
                 )
-
-
-def measure_shipped(run: PipelineRun, sources: Sources) -> list[ShippedResult]:
-    """The same measurements on shipped checkpoints."""
-    config, placement, shipped = run.recipe.evaluate, run.recipe.placement, []
-    for name in run.recipe.shipped:
-        checkpoint = read_config(resolve_checkpoint(name))
-        label = f"{name} (shipped)"
-        tokenized = run.stage(
-            tokenize_stage,
-            run.lease,
-            sources.corpus,
-            run.recipe.corpus,
-            checkpoint.backbone,
-            checkpoint.backbone_revision,
-            label=checkpoint.backbone,
-        )
-        evaluation = run.stage(
-            evaluate_stage,
-            tokenized,
-            name,
-            config,
-            run.recipe.segment_length,
-            *placement,
-            label=label,
-        )
-        result = ShippedResult(name, tokenized, evaluation)
-        for setting in (WT, BASE):
-            result.scores |= score(run, sources.tasks, setting, name, f"{label} {setting}")
-        if run.recipe.benchmark is not None:
-            result.benchmark = run.stage(
-                benchmark_stage, tokenized, name, run.recipe.benchmark, *placement, label=label
-            )
-        shipped.append(result)
-    return shipped

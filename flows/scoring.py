@@ -10,6 +10,7 @@ from tasks.run.stage import Artifact
 from tasks.stages.baseline import baseline_stage
 from tasks.stages.evaluate import task_score_stage
 from umim_core.adaptation.settings import BASE, WT, measures
+from umim_core.config.evaluate import EvaluateConfig
 from umim_core.task_sets.spec import TASKS
 
 
@@ -21,10 +22,12 @@ def score(
     label: str,
     *,
     method: str | None = None,
+    config: EvaluateConfig | None = None,
 ) -> Scores:
     """Score a setting, if the table says so: an adapted one on its own task, others on every task.
 
-    A baseline shortens prompts: tasks whose answers are merged, too, do not apply to it.
+    ``config`` says how much, by default as much as the recipe's cells. A baseline shortens prompts:
+    tasks whose answers are merged, too, do not apply to it.
     """
     first, found = next(iter(tasks), None), Scores()
     for name, questions in tasks.items() if measures(setting, "accuracy") else ():
@@ -35,7 +38,7 @@ def score(
                 questions,
                 checkpoint,
                 merge,
-                run.recipe.evaluate,
+                config or run.recipe.evaluate,
                 *run.recipe.placement,
                 *(() if method is None else (method,)),
                 label=label if name == first else f"{label}, {name}",

@@ -63,3 +63,14 @@ def test_notes_without_points_and_runs_after_the_block_are_not_heard(tmp_path: P
     with followed(tmp_path):
         leave_note(tmp_path, 1, 2, "training", {"loss": (1, 2.0)})
     assert heard == []
+
+
+def test_a_line_says_what_it_is_about_where_several_runs_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "umim.progress")
+    heard: list[Points] = []
+    with listening(heard.append, "tau 5"), followed(tmp_path):
+        leave_note(tmp_path, 1, 3, "training, loss 2.000", {"loss": (1, 2.0)})
+        wait_for(heard, 1)
+    assert caplog.messages == ["tau 5: training, loss 2.000: 1 of 3"]

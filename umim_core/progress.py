@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
@@ -30,6 +37,7 @@ _EVERY: Final = 60.0  # seconds between later lines
 Points = Mapping[str, tuple[int, float]]  # the newest (step, value) of every metric
 Listener = Callable[[Points], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_label: ContextVar[str] = ContextVar("label", default="")
 
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
@@ -49,18 +57,25 @@ def leave_note(state: Path, step: int, total: int, text: str, points: Points | N
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
+def listening(listener: Listener, label: str = "") -> Iterator[None]:
     """Give a listener the numbers of every run that is followed in the block, by and by.
 
     Args:
         listener: Called from another thread with the points that are new, every ten seconds at
             most, and with the last ones. It must not raise.
+        label: What the block works on, for lines of runs that go on at the same time.
     """
-    token = _listener.set(listener)
+    tokens = _listener.set(listener), _label.set(label)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _listener.reset(tokens[0])
+        _label.reset(tokens[1])
+
+
+def current_label() -> str:
+    """Return what the innermost ``listening`` block works on, or nothing."""
+    return _label.get()
 
 
 @contextmanager
@@ -73,7 +88,9 @@ def followed(state: Path) -> Iterator[None]:
     listener = _listener.get()
     (state / _NOTE).unlink(missing_ok=True)  # of the attempt before
     with ExitStack() as stack:
-        watchers: list[_Watcher] = [_Bar(stack) if sys.stderr.isatty() else _Lines()]
+        label = _label.get()
+        terminal = sys.stderr.isatty()
+        watchers: list[_Watcher] = [_Bar(stack, label) if terminal else _Lines(label)]
         if listener is not None:
             watchers.append(_Numbers(listener))
         done = threading.Event()
@@ -111,30 +128,64 @@ class _Watcher:
         """Take the end of the run."""
 
 
+class _Display:
+    """The bars of all runs that are followed at the same time: two displays would fight."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: Progress | None = None
+
+    @contextmanager
+    def bar(self) -> Iterator[tuple[Progress, TaskID]]:
+        """Show one bar more while the block runs."""
+        with self._lock:
+            if self._shown is None:
+                columns = (
+                    TextColumn("          {task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TimeRemainingColumn(),
+                )
+                self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._shown.start()
+            shown = self._shown
+            task = shown.add_task("training", total=None)
+        try:
+            yield shown, task
+        finally:
+            with self._lock:
+                shown.remove_task(task)
+                if not shown.tasks:
+                    shown.stop()
+                    self._shown = None
+
+
+_DISPLAY: Final = _Display()
+
+
 class _Bar(_Watcher):
-    def __init__(self, stack: ExitStack) -> None:
-        columns = (
-            TextColumn("          {task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._bar = stack.enter_context(bar)
-        self._shown = self._bar.add_task("training", total=None)
+    def __init__(self, stack: ExitStack, label: str) -> None:
+        self._bar, self._shown = stack.enter_context(_DISPLAY.bar())
+        self._label = label
 
     def see(self, step: int, total: int, text: str, points: Points) -> None:
+        text = _labelled(self._label, text)
         self._bar.update(self._shown, completed=step, total=total, description=text)
 
 
 class _Lines(_Watcher):
-    def __init__(self) -> None:
+    def __init__(self, label: str) -> None:
         self._lines = ProgressLines()
+        self._label = label
 
     def see(self, step: int, total: int, text: str, points: Points) -> None:
         line = self._lines.see(step, total, text)
         if line is not None:
-            logger.info("%s", line)
+            logger.info("%s", _labelled(self._label, line))
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label}: {text}" if label else text
 
 
 class _Numbers(_Watcher):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -32,12 +34,22 @@ class ClusterLease:
         self._logs = logs
         self._stack = ExitStack()
         self._cluster: Cluster | None = None
+        self._busy = threading.Lock()  # stages may ask side by side
+        self._starter = ThreadPoolExecutor(1, "lease")
 
     def ensure(self) -> Cluster:
         """Return the running cluster, starting or joining it at the first call.
 
         A cluster that has died is replaced by another one, so a stage that is tried again can work.
         """
+        with self._busy:
+            if threading.current_thread() is threading.main_thread():
+                return self._ensure()
+            # The kernel ends Ray's processes with the thread that started them, and a part of a
+            # flow has one that ends with it.
+            return self._starter.submit(self._ensure).result()
+
+    def _ensure(self) -> Cluster:
         if self._cluster is not None and not is_alive(self._cluster):
             kept = self._keep_logs()
             where = f"; its logs are in {kept}" if kept else ""
@@ -71,6 +83,7 @@ class ClusterLease:
             if kept is not None:
                 error.add_note(f"Ray's logs are in {kept}.")
         self._close()
+        self._starter.shutdown()
 
     def _close(self) -> None:
         self._stack.close()

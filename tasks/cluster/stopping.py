@@ -55,7 +55,7 @@ class _Stopper:
         os.close(theirs)
         os.set_blocking(self.pipe, False)
         self.calls: list[StopCall] = []
-        self.step: Callable[[], int | None] = _no_step
+        self.steps: list[Callable[[], int | None]] = []  # of the trainings under way
         self.stop_deferred = False
         self.stopping = False
         self._once = threading.Lock()
@@ -96,8 +96,8 @@ class _Stopper:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.pipe)  # the guard sees the end of its pipe
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(_GUARD_SECONDS)
-        step = self.step()
-        at = "" if step is None else f" at step {step}"
+        steps = [step for last in self.steps if (step := last()) is not None]
+        at = f" at step {' and '.join(map(str, steps))}" if steps else ""
         clear = _CLEAR_LINE if os.isatty(2) else ""
         with suppress(OSError):  # nobody may be reading any more: `... 2>&1 | tee` dies first
             os.write(2, f"{clear}stopped; the same command continues{at}\n".encode())
@@ -172,11 +172,11 @@ def resuming_at(step: Callable[[], int | None]) -> Iterator[None]:
     if _stopper is None:
         yield
         return
-    before, _stopper.step = _stopper.step, step
+    _stopper.steps.append(step)
     try:
         yield
     finally:
-        _stopper.step = before
+        _stopper.steps.remove(step)
 
 
 @contextmanager
@@ -193,10 +193,6 @@ def stop_deferred() -> Iterator[None]:
         stopper.stop_deferred = before
         if stopper.stopping and not before:
             stopper.park()
-
-
-def _no_step() -> None:
-    return None
 
 
 def _temporary_server() -> list[int]:

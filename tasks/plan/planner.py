@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.recipe import RunRecipe
+
+T = TypeVar("T")
 
 
 class Planner:
@@ -29,3 +32,7 @@ class Planner:
         self.steps.append({"stage": name, "of": label or self.recipe.name})
         number = str(len(self.steps))
         return Artifact(name, number, Path(f"{number}-{name}"), "", executed=False)
+
+    def together(self, parts: Sequence[Callable[[], T]]) -> list[T]:
+        """Note the stages of independent parts, one part after the other."""
+        return [part() for part in parts]

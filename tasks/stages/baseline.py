@@ -9,7 +9,8 @@ from tasks.stages.distill import dtype_key
 from tasks.stages.evaluate import rows_of, text_metrics
 from umim_core.baselines.methods import BASELINES, MergedSpans
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig
+from umim_core.config.evaluate import EvaluateConfig
+from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.evaluation.method_scoring import EvictedScorer, merged_by, method_scorer
 from umim_core.evaluation.perplexity import second_half_perplexity
 from umim_core.evaluation.scoring import Scorer

@@ -11,8 +11,9 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import PART, out_of_domain, parts, task_of, tokens
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.evaluate import EvaluateConfig, Segments
 from umim_core.config.form import Merge
-from umim_core.config.recipe import BackboneDtype, Device, EvaluateConfig, Segments
+from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.distill.token_rows import TokenRows
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task

@@ -151,7 +151,11 @@ def _examples(
         for result in cells
         for setting in result.evaluations
     ]
-    places = [*trained, *((result.name, result.tokenized) for result in shipped)]
+    leading, others = (
+        [(result.name, result.tokenized) for result in shipped if result.leads is leads]
+        for leads in (True, False)
+    )
+    places = [*leading, *trained, *others]
     own = [row for row in rows if row.method == OWN_METHOD]
     found = [pair for pair in zip(own, places, strict=True) if pair[0].setting == WT]
     best, (source, tokenized) = max(found, key=lambda of: _agreement(of[0]))

@@ -57,9 +57,14 @@ class Recorder(Planner):
         return super().stage(function, *args, label=label, setting=setting)
 
 
+def without_headline(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
+    """Return a recipe whose stages depend on nothing that a machine may lack: no headline."""
+    return recipe.model_copy(update={"headline": None}) if isinstance(recipe, Recipe) else recipe
+
+
 def plan_text(name: str) -> str:
     """Return the graph of a recipe."""
-    recipe = find_recipe(name)
+    recipe = without_headline(find_recipe(name))
     run: Any = Recorder(recipe)
     lines: list[str] = []
     if isinstance(recipe, BackboneRecipe):

@@ -36,6 +36,7 @@ from tasks.run.recipes import find_recipe, recipe_names
 from tasks.run.stage import STAGE_SCHEMA, Artifact, StageSpec, run_stage
 from tasks.stages.ablation import ablation_stage
 from tasks.stages.publish import report_stage
+from tests.support.flow_plans import without_headline
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -83,7 +84,7 @@ def recipe_keys(name: str, root: Path) -> str:
 
     Call it within :func:`nothing_is_built`.
     """
-    recipe = find_recipe(name)
+    recipe = without_headline(find_recipe(name))
     run: Any = KeyRecorder(recipe, root)
     if isinstance(recipe, BackboneRecipe):
         parts.train_backbone(run)

@@ -132,6 +132,10 @@ class Walk:
         self.calls.append(Call(function, args, artifact))
         return artifact
 
+    def together(self, parts: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run independent parts, one after the other."""
+        return [part() for part in parts]
+
     def report(self) -> Artifact:
         """Write the report's pages."""
         return self.stage(report_stage, self.recipe, *self.results, {})

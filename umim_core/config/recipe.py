@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import Corpus
+from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.model_base import (
@@ -26,7 +27,6 @@ from umim_core.config.rule_fields import CellRules, RulesConfig
 
 Device = Literal["cpu", "cuda"]
 BackboneDtype = Literal["float32", "bfloat16"]
-Segments = Literal["first", "spread"]
 DEFAULT_TASK: Final = "umim_docstrings"
 
 
@@ -157,19 +157,6 @@ class AdaptConfig(Model, StableDump):
     dpo: PreferenceConfig
 
 
-class EvaluateConfig(Model, StableDump):
-    """Amounts of held-out data to measure on."""
-
-    alignment_rows: Annotated[int, Field(ge=1, description="Test segments for alignment.")] = 64
-    perplexity_rows: Annotated[int, Field(ge=1, description="Test segments for perplexity.")] = 24
-    task_questions: Annotated[int, Field(ge=1, description="Test questions of the task.")] = 200
-    batch_size: Annotated[int, Field(ge=1)] = 8
-    segments: Annotated[Segments, LATER] = Field(
-        default="first",
-        description="Which test segments: the first of a split, or at even distances.",
-    )
-
-
 class ClusterConfig(Model, StableDump):
     """Cluster and devices of a run."""
 
@@ -184,6 +171,11 @@ class ClusterConfig(Model, StableDump):
     object_store_gib: Annotated[
         float, Field(ge=0.1, le=4096, description="Shared memory of a local cluster, GiB."), LATER
     ] = 1.0
+    parallel_stages: Annotated[
+        int,
+        Field(ge=1, le=64, description="Independent stages at a time, sharing the cores."),
+        LATER,
+    ] = 1
 
     @property
     def device(self) -> Device:
@@ -195,6 +187,14 @@ class ClusterConfig(Model, StableDump):
         if self.address is not None and self.object_store_gib != 1.0:
             raise ValueError(
                 "object_store_gib is of a cluster started here: leave it out with an address"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_share_no_gpu(self) -> Self:
+        if self.parallel_stages > 1 and self.use_gpu:
+            raise ValueError(
+                "stages share cores, not a GPU: leave parallel_stages out with use_gpu"
             )
         return self
 
@@ -245,6 +245,11 @@ class Recipe(RunRecipe, StableDump):
     benchmark: BenchmarkConfig | None = None
     shipped: tuple[str, ...] = Field(
         default=(), description="Trained checkpoints shown as extra rows."
+    )
+    headline: Annotated[HeadlineConfig | None, LATER] = Field(
+        None,
+        description="A shipped checkpoint of a larger model, shown first; it is left out where "
+        "its backbone is not to be had.",
     )
     baselines: Annotated[tuple[str, ...], LATER] = Field(
         default=(), description="Baselines measured at each cell's rules, as extra rows."

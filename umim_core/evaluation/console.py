@@ -1,8 +1,9 @@
-"""Errors of lm-eval's own command: one line instead of a traceback."""
+"""Console of lm-eval: errors in one line instead of a traceback, bars only where wanted."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,11 @@ def one_line_errors() -> Iterator[None]:
         if not _is_lm_eval_command():
             raise
         raise SystemExit(f"umim: error: {error}") from error
+
+
+def bars_are_hidden() -> bool:
+    """Return whether ``TQDM_DISABLE`` is set; tqdm ignores it where lm-eval passes a flag."""
+    return os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
 
 
 def known_arguments(function: Callable[P, R]) -> Callable[P, R]:

@@ -12,7 +12,6 @@ are what lm-eval sees in every mode.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import BackboneError, EvaluationError
-from umim_core.evaluation.console import known_arguments, one_line_errors
+from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, method_scorer
 from umim_core.evaluation.model_args import check_modes, open_model_args
@@ -46,7 +45,6 @@ from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
-
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
@@ -155,6 +153,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             info["umim"]["cache_reduction"] = self.scorer.columns.token_reduction
         return info
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
+        """Score (context, continuation) texts."""
+        return cast("list[Any]", super().loglikelihood(requests, disable_tqdm or bars_are_hidden()))
+
     def _loglikelihood_tokens(
         self,
         requests: Sequence[TokenRequest],
@@ -162,8 +164,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         """Score (strings, context ids, continuation ids); see ``scoring`` for the modes."""
-        # lm-eval passes its own flag to tqdm, which then ignores this variable.
-        disable_tqdm = disable_tqdm or os.environ.get("TQDM_DISABLE", "0") not in ("", "0")
         if self.scorer is None:
             return cast(
                 "list[tuple[float, bool]]",

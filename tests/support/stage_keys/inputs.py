@@ -25,9 +25,10 @@ BY_START = "reaches the stage through the checkpoint it starts from"
 NO_MATTER_HOW = "where and how fast it runs, not what comes out"
 SPECIAL_ALL_THE_SAME = "another special token ends a text; all of them take no part in rules"
 NOT_WEIGHTS = "only the tokenizer of the backbone counts, and the other one has the same"
-CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib")
+CLUSTER = ("address", "cpus", "max_restarts", "object_store_gib", "parallel_stages")
 NOT_TRAINED_ON = (
-    "name description corpus mining cells task adapt evaluate benchmark shipped baselines hardware"
+    "name description corpus mining cells task adapt evaluate benchmark shipped headline "
+    "baselines hardware"
 )
 TOKENIZER_EDITS = ("the vocabulary", "the special tokens", "the end of text")
 BACKBONE_EDITS = ("the weights", "the model's settings")
@@ -91,6 +92,7 @@ class Inputs:
                 "adapt": {"sft": TRAIN, "dpo": TRAIN},
                 "benchmark": {},
                 "shipped": ["umim-docs-llama"],
+                "headline": {"checkpoint": "umim-docs-llama", "benchmark": {}},
                 "baselines": ["truncation"],
                 "cluster": {"workers": 2},
             }

@@ -11,7 +11,8 @@ from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
 from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.recipe import DEFAULT_TASK, EvaluateConfig
+from umim_core.config.evaluate import EvaluateConfig
+from umim_core.config.recipe import DEFAULT_TASK
 
 
 def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
@@ -98,7 +99,7 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
              "links": {"MLflow": "http://127.0.0.1:5000/1"}},
             {**{f"cells{name}": reason for name, reason in known.items()},
              "links": "addresses of this run's pages, not of what was measured",
-             "shipped[0].name": "is the recipe's",
+             "shipped[0].name": "is the recipe's", "shipped[0].leads": "is the recipe's",
              "shipped[0].tokenized": "reaches the stage through what was measured on it"},
         ),
         "ablation": StageCall(

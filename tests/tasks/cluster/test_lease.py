@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 
 from tasks.cluster.lease import ClusterLease, keep_logs
 from tasks.data.tokenizing import threads_per_job
+from tasks.run.side_by_side import side_by_side
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
 
@@ -40,6 +41,14 @@ def test_a_dead_raylet_is_noticed_and_another_cluster_works(
     (kept,) = (tmp_path / "logs").iterdir()
     assert (kept / "raylet.out").is_file()
     assert f"its logs are in {kept}" in caplog.text
+
+
+@pytest.mark.full
+def test_a_cluster_outlives_the_thread_that_asked_for_it_first(tmp_path: Path) -> None:
+    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+        (first,) = side_by_side([lease.ensure, lease.ensure], 2)[:1]
+        assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
+        assert lease.ensure() is first
 
 
 @pytest.mark.full

@@ -14,7 +14,8 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage, rows_of
-from umim_core.config.recipe import EvaluateConfig, Recipe, Segments
+from umim_core.config.evaluate import EvaluateConfig, Segments
+from umim_core.config.recipe import Recipe
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
 from umim_core.text.shards import ShardWriter

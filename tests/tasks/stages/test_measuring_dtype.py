@@ -19,11 +19,11 @@ from tasks.stages.evaluate import evaluate_stage
 from umim_core.adaptation.choices import read_questions, task_sequences
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.recipe import (
     DEFAULT_TASK,
     BackboneDtype,
     Cell,
-    EvaluateConfig,
     MiningConfig,
     Recipe,
 )

@@ -19,8 +19,9 @@ from tasks.stages.evaluate import evaluate_stage
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.corpus import DocstringCorpus
+from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.form import MERGE_FORMS
-from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, EvaluateConfig, Recipe
+from umim_core.config.recipe import Cell, ClusterConfig, DistillConfig, Recipe
 from umim_core.merging import forms
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import ShardWriter

@@ -1,0 +1,57 @@
+"""Independent parts of a flow, several at a time, in threads that share the cores.
+
+What a stage computes releases Python's lock: torch's operations, processes, Ray's workers. Each
+part gets the context of the flow, so its stages are tasks of the same Prefect run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+Part = Callable[[], object]
+"""A part that leaves its results where they belong."""
+
+
+def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
+    """Call independent functions, at most so many at a time.
+
+    Args:
+        parts: The functions. They begin in order; put the longest first.
+        most: How many at a time; 1 calls them one after the other in this thread.
+
+    Returns:
+        What each of them returned, in order.
+
+    Raises:
+        BaseException: What the first failed one raised, in order. Those under way end first, the
+            others do not begin.
+    """
+    if most == 1 or len(parts) < 2:
+        return [part() for part in parts]
+    threads, failed = torch.get_num_threads(), threading.Event()
+
+    def run(part: Callable[[], T]) -> T:
+        if failed.is_set():
+            raise CancelledError
+        try:
+            return part()
+        except BaseException:
+            failed.set()
+            raise
+
+    share = max(1, threads // most)
+    with ThreadPoolExecutor(most, "part", torch.set_num_threads, (share,)) as pool:
+        futures = [pool.submit(copy_context().run, run, part) for part in parts]
+    torch.set_num_threads(threads)  # the threads of the pool have changed it for this one, too
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, CancelledError):
+            raise error
+    return [future.result() for future in futures]

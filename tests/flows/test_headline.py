@@ -1,0 +1,70 @@
+"""The headline of a recipe: measured on amounts of its own, shown first, left out where absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import parts
+from support.flow_plans import Recorder
+from tasks.report.compare import ShippedResult, comparison_rows
+from tasks.run.stage import Artifact, StageSpec, run_stage
+from umim_core.config.recipe import Recipe
+
+
+def recipe(checkpoint: str) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "small",
+            "corpus": {"kind": "docstrings"},
+            "cells": [{"backbone": "umim-docs-llama"}],
+            "distill": {"max_steps": 1},
+            "benchmark": {},
+            "shipped": ["umim-docs-llama"],
+            "headline": {
+                "checkpoint": checkpoint,
+                "evaluate": {"alignment_rows": 3, "task_questions": 5},
+                "benchmark": {"prompt_lengths": [1024], "pairs": 2},
+            },
+        }
+    )
+
+
+def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
+    asked = recipe("umim-docs-gpt2")
+    run: Any = Recorder(asked)
+    _, shipped = parts.run_everything(run)
+    assert [(result.name, result.leads) for result in shipped] == [
+        ("umim-docs-gpt2", True),
+        ("umim-docs-llama", False),
+    ]
+    assert asked.headline is not None
+    given = [args for _, args, _ in run.given if "umim-docs-gpt2" in args[1:2]]
+    assert [asked.headline.evaluate in args for args in given] == [True, True, True, False]
+    assert given[-1][2] is asked.headline.benchmark
+
+
+def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run: Any = Recorder(recipe("umim-no-such-checkpoint"))
+    _, shipped = parts.run_everything(run)
+    assert [result.name for result in shipped] == ["umim-docs-llama"]
+    (line,) = caplog.messages
+    assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
+    assert "\n" not in line
+
+
+def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:
+    def measured(number: float) -> Artifact:
+        spec = StageSpec("evaluate", 1, {"number": number}, {})
+        return run_stage(tmp_path, spec, lambda _: {"top1": number})
+
+    found = [
+        ShippedResult("umim-docs-llama", measured(0.1), measured(0.1)),
+        ShippedResult("umim-docs-gpt2", measured(0.2), measured(0.2), leads=True),
+    ]
+    rows = comparison_rows([], found, seed=0)
+    assert [row.metric("top1") for row in rows] == [0.2, 0.1]
