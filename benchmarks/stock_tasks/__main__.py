@@ -35,7 +35,6 @@ from benchmarks.stock_tasks.task_cells import (
     Subject,
     find_cell,
     keep_cell,
-    module_digest,
     score_cell,
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -91,7 +90,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "checkpoint": subject.name,
         "backbone": Path(checkpoint.config.backbone).name,
         "backbone_fingerprint": checkpoint.config.backbone_fingerprint,
-        "module_digest": module_digest(checkpoint),
+        "module_digest": checkpoint.module.digest(),
         "rules": len(checkpoint.rules),
         "rules_digest": checkpoint.rules.digest,
         "dtype": options.dtype,

@@ -79,23 +79,13 @@ class Subject:
             "data": data,
             "backbone": config.backbone_fingerprint,
             "tokenizer": config.tokenizer_fingerprint,
-            "module": module_digest(self.checkpoint) if merges else None,
+            "module": self.checkpoint.module.digest() if merges else None,
             "rules": rules.digest if merges else None,
             "unit_positions": config.unit_positions if merges else None,
             "dtype": self.dtype,
             "batch_size": self.batch_size,
             "versions": facts(LIBRARIES, None)["versions"],
         }
-
-
-def module_digest(checkpoint: Checkpoint) -> str:
-    """Return the SHA-256 of a merge module: its form and its weights."""
-    form = canonical_json(checkpoint.config.form())
-    weights = checkpoint.module.state_dict()
-    parts = [form.encode()]
-    for name in sorted(weights):
-        parts += [name.encode(), weights[name].contiguous().numpy().tobytes()]
-    return sha256_bytes(b"\0".join(parts))
 
 
 def find_cell(folder: Path, key: Mapping[str, Any]) -> Report | None:

@@ -8,7 +8,7 @@ import torch
 
 from support.tiny_models import random_backbone
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.scoring import Request, Scorer, Tally
+from umim_core.evaluation.scoring import Request, Scorer, Tally, _parts
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
@@ -44,6 +44,20 @@ def test_a_batch_never_holds_more_requests_than_asked() -> None:
     requests = [request([1, 2, 11, 12], [a]) for a in range(5)]
     scorer("prompt").score(requests, 2, forwards.append)
     assert forwards == [2, 2, 1]
+
+
+def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:
+    def cost(columns: int) -> float:  # products of a block, and attention
+        return 24 * width**2 * columns + 4 * width * columns**2
+
+    joined = 0
+    for _ in range(200):
+        units, one, two = rng.integers(1, 200, 3).tolist()
+        width = int(rng.integers(1, 32))
+        together = cost(units + one + two) <= cost(units + one) + cost(units + two)
+        assert (len(list(_parts([one, two], 8, units, width))) == 1) == together
+        joined += together
+    assert 50 < joined < 150
 
 
 def test_tallies_count_raw_tokens_and_units() -> None:

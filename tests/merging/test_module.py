@@ -245,3 +245,17 @@ def test_heads_that_do_not_divide_the_size_are_refused(size: int, heads: int) ->
 def test_a_form_that_does_not_exist_is_refused(form: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MergeModule(16, 4, **form)
+
+
+def test_a_digest_stands_for_form_weights_and_data_type() -> None:
+    module = MergeModule(8)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    same = MergeModule(8)
+    same.load_state_dict(module.state_dict())
+    assert same.digest() == module.digest()
+    other = MergeModule(8, positions="learned")
+    other.load_state_dict(module.state_dict(), strict=False)
+    with torch.no_grad():
+        next(same.parameters()).view(-1)[0] += 1e-3
+    digests = {module.digest(), same.digest(), other.digest(), module.bfloat16().digest()}
+    assert len(digests) == 4

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -44,6 +44,7 @@ from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 
+_CPU_TOKENS: Final = 2048  # of a forward for batch_size=auto; more are no faster
 TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
@@ -143,7 +144,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         info["umim"] = {
             "backbone": self.backbone.name,
             "backbone_fingerprint": self.backbone.fingerprint,
+            "module_digest": self.compressed.require_module().digest() if self.scorer else None,
             "rules_digest": self.compressed.require_matcher().rules.digest if self.scorer else None,
+            "dtype": str(self.backbone.dtype),
             "merge": self.merge,
             "method": self.method or "umim",
             "token_reduction": self.token_reduction,
@@ -173,8 +176,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             ScoreRequest(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
             for _, context, continuation in requests
         ]
+        rows = override_bs or self._rows_per_forward(
+            max((len(context) + len(ending) for _, context, ending in requests), default=1)
+        )
         with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
-            scored = self.scorer.score(ids, override_bs or self._rows_per_forward(), bar.update)
+            scored = self.scorer.score(ids, rows, bar.update)
         results = [(score.log_prob, score.greedy) for score in scored]
         for (strings, _, _), result in zip(requests, results, strict=True):
             if strings is not None:  # windows of a rolling request are cached as a whole
@@ -208,9 +214,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             group_by="gen_kwargs",
             group_fn=lambda args: args[1],
         )
+        longest = max((len(self._prompt(request.args[0])) for request in requests), default=1)
         texts: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
-            for chunk in ordered.get_batched(n=self._rows_per_forward()):
+            for chunk in ordered.get_batched(n=self._rows_per_forward(longest)):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 wanted = self._wanted(options)
                 if wanted.config.do_sample and seed is None:
@@ -252,9 +259,23 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         ids = self.tok_batch_encode([text])[0][0].tolist() if text else []
         return np.asarray(ids or [self.prefix_token_id], dtype=np.int64)
 
-    def _rows_per_forward(self) -> int:
-        """Return the batch size; ``auto`` is what fits for the longest raw input."""
-        return self._detect_batch_size() if self.batch_size == "auto" else int(self.batch_size)
+    def _rows_per_forward(self, longest: int) -> int:
+        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
+        if self.batch_size != "auto":
+            return int(self.batch_size)
+        return self._detect_batch_size([(None, [0] * longest, [0])])
+
+    def _detect_batch_size(
+        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
+    ) -> int:
+        """Return what ``auto`` is: tried on a GPU; a CPU would run out of memory without an error.
+
+        Without requests, as for rolling windows, inputs are as long as the model takes.
+        """
+        if self.device.type != "cpu":
+            return int(super()._detect_batch_size(requests, pos))
+        longest = sum(map(len, requests[pos][1:])) if requests else self.max_length
+        return max(1, min(self.max_batch_size, _CPU_TOKENS // min(longest, self.max_length)))
 
     def _report(self) -> None:
         alone = self.context_token_reduction

@@ -202,7 +202,7 @@ class Scorer:
         for key, members in groups.items():
             context, units = fitted[key]
             sizes = [len(requests[i].continuation) - 1 for i in members]
-            for part in _parts(sizes, batch_size, room=units):
+            for part in _parts(sizes, batch_size, units, self.compressed.backbone.hidden_size):
                 columns = units + sum(sizes[k] for k in part)
                 yield _Row(context, [members[k] for k in part], columns)
 
@@ -240,15 +240,28 @@ class Scorer:
         return score_rows(rows, self.compressed, [len(context) for context in contexts])
 
 
-def _parts(sizes: Sequence[int], most: int, room: int) -> Iterator[list[int]]:
-    """Cut the indices of ``sizes`` into runs of at most ``most`` members and ``room`` in all.
+def _parts(sizes: Sequence[int], most: int, units: int, width: int) -> Iterator[list[int]]:
+    """Cut the indices of ``sizes`` into runs of at most ``most`` members that pay off as one row.
 
-    Beyond the context's own length packing costs more attention than it saves.
+    ::
+
+        cost of a row of L columns     L + L^2 / K     K = 6 d: a column costs 24 d^2 operations in
+                                                       the products of a block, 4 L d in attention
+        joining n columns to S + m     costs     n + (2 (S + m) n + n^2) / K
+        a row of its own               costs S + n + (S + n)^2 / K
+
+    The first is the smaller one where 2 m n <= S (S + K).
+
+    Args:
+        sizes: Columns n of each continuation.
+        most: Most members of a run.
+        units: Columns S of the context.
+        width: Embedding size d.
     """
     part: list[int] = []
     total = 0
     for k, size in enumerate(sizes):
-        if part and (len(part) == most or total + size > room):
+        if part and (len(part) == most or 2 * total * size > units * (units + 6 * width)):
             yield part
             part, total = [], 0
         part.append(k)

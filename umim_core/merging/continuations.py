@@ -61,8 +61,7 @@ def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
 class _Layout:
     """Integer tables of one packed batch.
 
-    L is the widest context with the longest list of continuations; with one continuation per row it
-    is the longest row.
+    Continuations stand right behind their row's own context; L is the longest row.
     """
 
     groups: Tensor  # [B, L]
@@ -78,10 +77,8 @@ def _layout(
     contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]], device: torch.device
 ) -> _Layout:
     """Lay out continuations after contexts given as the positions of their units [S_b]."""
-    width = max(map(len, contexts))
     tails = [sum(len(ending) - 1 for ending in row) for row in endings]
-    starts = [len(c) for c in contexts] if _alone(endings) else [width] * len(endings)
-    shape = (len(endings), max(s + n for s, n in zip(starts, tails, strict=True)))
+    shape = (len(endings), max(len(c) + n for c, n in zip(contexts, tails, strict=True)))
     groups = np.full(shape, _PADDING, dtype=np.int64)
     positions = np.zeros(shape, dtype=np.int64)
     tail_ids = np.zeros(shape, dtype=np.int64)
@@ -92,7 +89,7 @@ def _layout(
         units, after = len(contexts[b]), contexts[b][-1] + 1
         groups[b, :units] = _CONTEXT
         positions[b, :units] = contexts[b]
-        column = starts[b]
+        column = units
         for k, ending in enumerate(row, start=1):
             inputs = len(ending) - 1
             groups[b, column : column + inputs] = k

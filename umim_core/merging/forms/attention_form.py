@@ -12,6 +12,7 @@ Source: paper, "Module Architecture and Integration".
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Self, cast, get_args
 
@@ -33,6 +34,7 @@ from umim_core.config.form import (
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.anchors import ANCHORS
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
+from umim_core.store.artifacts import canonical_json
 
 
 class MergeModule(nn.Module):
@@ -125,6 +127,15 @@ class MergeModule(nn.Module):
     def dtype(self) -> torch.dtype:
         """Data type of the weights, and of the surrogates."""
         return self.norm_o.weight.dtype
+
+    def digest(self) -> str:
+        """Return the SHA-256 of form and weights, in the data type that they have."""
+        form = [self.kind, self.depth, self.positions, self.num_heads, str(self.dtype)]
+        digest = hashlib.sha256(canonical_json(form).encode())
+        for name, value in sorted(self.state_dict().items()):
+            digest.update(canonical_json([name, list(value.shape)]).encode())
+            digest.update(value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def forward(self, spans: Tensor, lengths: Tensor) -> Tensor:
         """Merge spans.

@@ -1,0 +1,48 @@
+"""Batch size ``auto`` of the lm-eval model, and the digests that its result files name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.api.instance import Instance
+
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.evaluation.harness import UmimLM
+
+MAX_LENGTH = 48  # of the backbone
+PAIRS = [("the cat sat on the", " mat"), ("the cat sat on the", " dog"), ("by the sea", " the cat")]
+REQUESTS = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(PAIRS)]
+
+
+def test_result_files_name_backbone_module_and_rules_by_digest(
+    checkpoint_path: Path,
+) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    info = UmimLM(str(checkpoint_path), "prompt", device="cpu").get_model_info()["umim"]
+    assert info["backbone_fingerprint"] == made.config.backbone_fingerprint
+    assert info["module_digest"] == made.module.digest()
+    assert info["rules_digest"] == made.rules.digest
+    base = UmimLM(str(checkpoint_path), "none", device="cpu").get_model_info()["umim"]
+    assert (base["module_digest"], base["rules_digest"]) == (None, None)
+
+
+@pytest.mark.parametrize("merge", ["none", "prompt", "all"])
+def test_an_automatic_batch_on_a_cpu_counts_tokens_and_tries_nothing(
+    checkpoint_path: Path, merge: str
+) -> None:
+    model = UmimLM(str(checkpoint_path), merge, device="cpu", batch_size="auto")
+    assert model._detect_batch_size() == 2048 // MAX_LENGTH
+    assert model._detect_batch_size([(None, [1] * 5, [2])]) == model.max_batch_size == 64
+    forwards: list[int] = []
+    hook = model.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
+    found = model.loglikelihood(REQUESTS)
+    hook.remove()
+    one = UmimLM(str(checkpoint_path), merge, device="cpu", batch_size=1)
+    assert len(forwards) == 1
+    assert [x for x, _ in found] == pytest.approx(
+        [x for x, _ in one.loglikelihood(REQUESTS)], abs=1e-4
+    )
