@@ -160,14 +160,14 @@ def test_an_unknown_dtype_lists_the_known_ones() -> None:
 def test_torn_weights_are_refused(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(BackboneError, match="directory with safetensors weights"):
+    with pytest.raises(BackboneError, match="a directory with safetensors weights"):
         load_backbone(str(saved))
 
 
 def test_pickled_weights_are_not_read(saved: Path, tiny_llama: Backbone) -> None:
     (saved / "model.safetensors").unlink()
     torch.save(tiny_llama.model.state_dict(), saved / "pytorch_model.bin")
-    with pytest.raises(BackboneError, match="directory with safetensors weights"):
+    with pytest.raises(BackboneError, match="a directory with safetensors weights"):
         load_backbone(str(saved))
 
 

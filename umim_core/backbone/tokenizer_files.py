@@ -21,6 +21,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import BackboneError, did_you_mean
+from umim_core.packages.gguf_cache import GGUF, gguf_directory, is_gguf
+from umim_core.packages.gguf_conversion import quantisation
 from umim_core.packages.model_cache import packaged_directory
 from umim_core.packages.packaged_model import PACKAGED
 
@@ -35,22 +37,43 @@ def backbone_names() -> list[str]:
 
 
 def resolve_backbone(name: str, *, local_files_only: bool = False) -> str:
-    """Return the directory of an embedded or packaged backbone, or ``name`` unchanged.
+    """Return the directory of a backbone that is a name or a GGUF file, or ``name`` unchanged.
 
-    A packaged one that is not on this machine is fetched.
+    A packaged one that is not on this machine is fetched, a GGUF file converted once.
 
     Args:
-        name: Embedded or packaged name, directory or hub repository.
+        name: Embedded or packaged name, GGUF file, directory or hub repository.
         local_files_only: Whether the network must not be asked.
 
     Raises:
-        BackboneError: If a packaged backbone is not here and cannot be fetched.
+        BackboneError: If a packaged backbone is not here and cannot be fetched, or a GGUF file
+            cannot be converted.
         ArtifactError: If the cache of packaged models cannot be written.
     """
     path = embedded_path(name, "backbone")
     if path is None and name in PACKAGED.names():
         path = packaged_directory(name, local_files_only=local_files_only)
+    elif path is None and is_gguf(name):
+        path = gguf_directory(Path(name))
     return name if path is None else str(path)
+
+
+def quantisation_note(name: str) -> str:
+    """Say what the weights of a backbone that is on this machine went through.
+
+    Args:
+        name: Embedded or packaged name, GGUF file, directory or hub repository.
+
+    Returns:
+        A line with the types that its GGUF file held; "" if its weights are as published.
+    """
+    held = quantisation(Path(resolve_backbone(name)))
+    return (
+        f"{name} was quantised ({held}): figures of the base model are those of its dequantised "
+        "weights"
+        if held
+        else ""
+    )
 
 
 def load_tokenizer(
@@ -116,11 +139,17 @@ def check_place(
     Raises:
         BackboneError: If it is neither here nor within reach.
     """
-    if os.path.isdir(resolve_backbone(name, local_files_only=local_files_only)):
+    where = resolve_backbone(name, local_files_only=local_files_only)
+    if os.path.isdir(where):
+        files = sorted(str(path) for path in Path(where).glob(f"*{GGUF}"))
+        if files and not Path(where, file).is_file():
+            value = f"{name!r}, a folder of {len(files)} GGUF files"
+            raise _nowhere(what, value, f"Name the file: {', '.join(files)}.")
         return
     if os.path.exists(name):
-        raise _nowhere(what, f"{name!r}, a file", "Name the directory.")
-    if name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or name.endswith("/"):
+        raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
+    path_like = name.startswith((".", "/", "~", "\\")) or name.endswith(("/", GGUF))
+    if path_like or name.count("/") > 1:
         raise _nowhere(what, f"{name!r}, a path that does not exist", "Check the path.")
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
@@ -178,8 +207,8 @@ def load_error(what: str, name: str, error: Exception) -> BackboneError:
 
 def _nowhere(what: str, value: str, remedy: str) -> BackboneError:
     return BackboneError(
-        f"a {what} must be a known name ({', '.join(backbone_names())}), a directory with "
-        "safetensors weights, or a reachable hub repository without code of its own",
+        f"a {what} must be a known name ({', '.join(backbone_names())}), a .gguf file, a directory "
+        "with safetensors weights, or a reachable hub repository without code of its own",
         value,
         remedy,
     )

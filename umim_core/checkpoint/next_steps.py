@@ -5,6 +5,7 @@ Paths are quoted for the shell, so that a line can be copied as it stands.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,22 +13,41 @@ from typing import Final
 
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.embedded.assets import embedded_names
+from umim_core.errors import ConfigError, CorpusError
 
 PROMPT: Final = "Once upon a time"
+FIELD: Final = "text"  # of ``umim mine`` and ``umim train``, where nothing else is said
+STEPS: Final = 200  # of ``umim train``
+BATCH_SIZE: Final = 8  # likewise
+_FEWEST_STEPS: Final = 50
+_MANY: Final = 3  # files that are named by their folder
 _TASKS: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # the task of the package
 
 
-def after_mining(out: Path, tokenizer: str | None, texts: Sequence[str]) -> list[str]:
+def after_mining(
+    out: Path,
+    tokenizer: str | None,
+    texts: Sequence[str],
+    *,
+    field: str,
+    tokens: int,
+    segment_length: int,
+) -> list[str]:
     """Return how to train with mined rules.
 
     Args:
         out: Rule directory.
         tokenizer: What made the ids; the model is most often of the same name.
         texts: What was mined.
+        field: Its text field, where it has fields.
+        tokens: Tokens that were mined.
+        segment_length: Tokens per segment.
     """
     model = "MODEL" if tokenizer is None else tokenizer
     trained = out.with_name(f"{out.name}-trained")
-    command = ["umim", "train", model, *texts, "--rules", str(out), "--out", str(trained)]
+    command = ["umim", "train", model, *_short(texts), "--rules", str(out)]
+    command += [] if field == FIELD else ["--field", field]
+    command += ["--steps", str(_one_pass(tokens, segment_length)), "--out", str(trained)]
     return ["", "Next, train a merge module for these rules:", f"  {shlex.join(command)}"]
 
 
@@ -43,6 +63,30 @@ def after_fetching(name: str) -> list[str]:
             return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]
     command = ["umim", "mine", "texts/*.txt", "--tokenizer", name, "--out", "rules"]
     return ["", "Next, mine rules from texts of your own:", f"  {' '.join(command)}"]
+
+
+def _one_pass(tokens: int, segment_length: int) -> int:
+    """Return the steps of ``umim train`` that read a text once, within what a first try needs."""
+    steps = math.ceil(tokens / (BATCH_SIZE * segment_length) / 10) * 10
+    return min(max(steps, _FEWEST_STEPS), STEPS)
+
+
+def _short(texts: Sequence[str]) -> list[str]:
+    """Return the folder of many files in their place, where it holds no other text.
+
+    A shell has written out ``novels/*.txt``; the command to be copied says ``novels``.
+    """
+    folders = {str(Path(text).parent) for text in texts}
+    if len(texts) < _MANY or len(folders) > 1:
+        return list(texts)
+    (folder,) = folders
+    from umim_core.text.sources import source_of  # imports pyarrow
+
+    try:
+        whole = source_of((folder,)) == source_of(tuple(sorted(str(Path(x)) for x in texts)))
+    except (CorpusError, ConfigError):
+        return list(texts)
+    return [folder] if whole else list(texts)
 
 
 def after_training(checkpoint: str | Path) -> list[str]:

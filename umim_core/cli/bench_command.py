@@ -72,6 +72,7 @@ def bench(
         }
     )
     from umim_core import UMIM
+    from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.benchmarking.break_even import break_even
     from umim_core.benchmarking.throughput import measure_throughput
     from umim_core.store.machine_lock import measuring
@@ -96,7 +97,7 @@ def bench(
         from rich.console import Console
 
         Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
-        emit({}, [said], as_json)
+        emit({}, [said, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
 
 
 def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:

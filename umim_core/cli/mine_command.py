@@ -16,6 +16,7 @@ from umim_core.errors import ConfigError
 if TYPE_CHECKING:
     from umim_core.cost.prediction import Prediction
     from umim_core.mining.corpus_mining import MiningReport
+    from umim_core.mining.mining_options import MiningOptions
 
 _NAMES = {2: "2-grams", 3: "3-grams", 4: "4-grams"}
 
@@ -32,7 +33,8 @@ def mine(
         Path | None, typer.Option(help="Rule directory to write; must not exist.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Embedded name, directory or hub id; optional for .npy ids.")
+        str | None,
+        typer.Option(help="Known name, directory, .gguf file or hub id; optional for .npy ids."),
     ] = None,
     tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
     segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
@@ -150,7 +152,7 @@ def mine(
         report = mine_confident_spans(
             source, out, backbone=model, options=options, min_probability=confidence
         )
-        lines = [*_lines(report, out, {}), *after_mining(out, backbone, sources)]
+        lines = [*_lines(report, out, {}), *_next(report, out, backbone, sources, options, field)]
         emit(_document(report, out, {}), lines, as_json)
         return
     prediction = None
@@ -177,7 +179,7 @@ def mine(
         report = mine_rules(source, out, tokenizer=tokenizer, options=options)
     taken = time.perf_counter() - began
     errors = {} if prediction is None else _errors(prediction, taken)
-    lines = [*_lines(report, out, errors), *after_mining(out, tokenizer, sources)]
+    lines = [*_lines(report, out, errors), *_next(report, out, tokenizer, sources, options, field)]
     emit(_document(report, out, errors), lines, as_json)
 
 
@@ -230,6 +232,24 @@ def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]])
             f"({error['error']:+.0%})"
         )
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
+
+
+def _next(
+    report: MiningReport,
+    out: Path,
+    model: str | None,
+    sources: list[str],
+    options: MiningOptions,
+    field: str,
+) -> list[str]:
+    return after_mining(
+        out,
+        model,
+        sources,
+        field=field,
+        tokens=report.tokens,
+        segment_length=options.segment_length,
+    )
 
 
 def _document(

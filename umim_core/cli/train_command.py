@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from umim_core.checkpoint.next_steps import BATCH_SIZE, FIELD, STEPS
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.cli.form_options import ResidualOption, UnitPositionsOption, given_rules
 from umim_core.errors import ConfigError
@@ -22,7 +23,10 @@ _ROW = 512  # tokens, where the rules do not say
 
 def train(
     model: Annotated[
-        str, typer.Argument(help="The frozen model: embedded name, directory or hub repository.")
+        str,
+        typer.Argument(
+            help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
+        ),
     ],
     files: Annotated[
         list[str] | None, typer.Argument(help="Text to train on, as umim mine takes it.")
@@ -31,12 +35,13 @@ def train(
     text: Annotated[
         list[str] | None, typer.Option(help="More text; may be given several times.")
     ] = None,
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 200,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = STEPS,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows per step.")] = BATCH_SIZE,
     segment_length: Annotated[
         int | None, typer.Option(min=8, help="Tokens per row; as many as the rules were mined on.")
     ] = None,
@@ -68,6 +73,7 @@ def train(
     name = own_name("trained", (out or rules).resolve().name)
     place = (out or root / name).resolve()
     from umim_core.backbone.devices import default_device, usable_device
+    from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.config.form import ModuleForm
     from umim_core.config.recipe import DistillConfig
     from umim_core.config.recipe_files import validated
@@ -92,10 +98,11 @@ def train(
         "the options",
     )
     where = default_device() if device is None else usable_device(device)
+    places = tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)
     training = OwnTraining(
-        model=str(Path(model).resolve()) if Path(model).is_dir() else model,
+        model=str(Path(model).resolve()) if Path(model).exists() else model,
         rules=rules.resolve(),
-        source=source_of(tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)),
+        source=source_of(places, field=field),
         config=config,
         form=ModuleForm.model_validate(
             {"positions": positions, "residual": residual, "unit_positions": unit_positions}
@@ -117,7 +124,8 @@ def train(
         signal.signal(signal.SIGTERM, before)
     record_checkpoint(root, name, place / "checkpoint")
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
-    emit(document, _lines(place, name, summary, time.perf_counter() - began), as_json)
+    lines = _lines(place, name, summary, time.perf_counter() - began)
+    emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
 
 
 def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:

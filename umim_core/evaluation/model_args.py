@@ -9,6 +9,7 @@ from typing import Final
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
+from umim_core.backbone.tokenizer_files import quantisation_note
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     DEFAULT_CHECKPOINT,
@@ -73,11 +74,18 @@ def open_model_args(
         options |= LoadOptions(dtype=dtype, device=_device(device))
     if merge != "none":
         options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch)
-        return UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed
+        return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed)
     if backbone is None:
         own = _config(_checkpoint(checkpoint))
         options |= LoadOptions(backbone=own.backbone, backbone_revision=own.backbone_revision)
-    return Compressed.without_merging(find_backbone(None, options))
+    return _noted(Compressed.without_merging(find_backbone(None, options)))
+
+
+def _noted(compressed: Compressed) -> Compressed:
+    """Log where the figures of the base model are those of dequantised weights."""
+    if note := quantisation_note(compressed.backbone.name):
+        _log.info("umim: %s", note)
+    return compressed
 
 
 def _config(checkpoint: str | Path | Checkpoint) -> CheckpointConfig:

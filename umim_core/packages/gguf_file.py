@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import BackboneError
 
-_MAGIC: Final = b"GGUF"
+MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _STRING, _ARRAY = 8, 9
 _FLOAT32: Final = 6
@@ -183,14 +183,14 @@ def read_gguf(path: Path) -> GgufFile:
         BackboneError: If it cannot be read, is no GGUF file, or ends before its tensors do.
     """
     try:
-        if path.stat().st_size < len(_MAGIC):
+        if path.stat().st_size < len(MAGIC):
             _torn(path, "it has fewer than 4 bytes")
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise BackboneError(
             "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."
         ) from error
-    if data[: len(_MAGIC)].tobytes() != _MAGIC:
+    if data[: len(MAGIC)].tobytes() != MAGIC:
         raise BackboneError(
             "a GGUF file must start with the letters GGUF",
             f"{path} starts with {data[:4].tobytes()!r}",
@@ -220,7 +220,7 @@ class _Reader:
     """A place in a mapped file that moves forward."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
-        self.path, self.data, self.at = path, data, len(_MAGIC)
+        self.path, self.data, self.at = path, data, len(MAGIC)
 
     def read(self) -> GgufFile:
         version = self.scalar("I")

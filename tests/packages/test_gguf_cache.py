@@ -1,0 +1,152 @@
+"""GGUF files as backbones: converted once per content, named wherever a backbone is named."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.gguf_files import tiny_bpe, write_gguf
+from support.tiny_models import random_model, tiny_config
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import backbone_identity
+from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
+from umim_core.errors import BackboneError
+from umim_core.packages.gguf_cache import gguf_directory
+from umim_core.store.artifacts import directory_digest
+
+PIPELINE = tiny_bpe()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UMIM_MODELS", str(tmp_path / "models"))
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def file(tmp_path: Path, cache: Path) -> Path:
+    return make(tmp_path / "own.gguf")
+
+
+def make(path: Path, seed: int = 0) -> Path:
+    config = tiny_config(
+        "llama",
+        vocab_size=len(PIPELINE["model"]["vocab"]),
+        hidden_size=32,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+    )
+    return write_gguf(path, random_model(config, seed), PIPELINE, kind="Q8_0")
+
+
+def conversions(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("converting" in record.getMessage() for record in caplog.records)
+
+
+def test_a_backbone_may_be_a_gguf_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = load_backbone("own.gguf")
+    assert backbone.name == "own.gguf"
+    assert backbone.decode(backbone.encode("the cat 24")) == "the cat 24"
+    other = load_backbone(str(gguf_directory(file)))
+    assert backbone.fingerprint == other.fingerprint
+    assert torch.equal(backbone.embedding_weight, other.embedding_weight)
+    assert backbone_identity("own.gguf", None) == backbone_identity(other.name, None)
+
+
+def test_a_file_is_converted_once_under_any_name(
+    file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_tokenizer(str(file))
+    load_backbone(str(file))
+    shutil.copy(file, tmp_path / "copy.bin")
+    assert gguf_directory(tmp_path / "copy.bin") == gguf_directory(file)
+    load_tokenizer(str(tmp_path / "copy.bin"))  # known by its first letters
+    assert conversions(caplog) == 1
+
+
+def test_a_changed_file_is_another_model(file: Path) -> None:
+    before = gguf_directory(file)
+    make(file, seed=1)
+    assert gguf_directory(file) != before
+
+
+def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = gguf_directory(file)
+    before = directory_digest(directory)
+    (directory / "model.safetensors").write_bytes(b"torn")
+    assert directory_digest(gguf_directory(file)) == before
+    assert conversions(caplog) == 2
+    assert "is damaged and will be made again" in caplog.text
+
+
+def test_processes_share_one_conversion(file: Path, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from umim_core.packages.gguf_cache import gguf_directory\n"
+        "print(gguf_directory(Path(sys.argv[1])))"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"UMIM_MODELS": str(cache)},
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=120) for process in running]
+    assert len({out for out, _ in said}) == 1
+    assert sum("converting" in errors for _, errors in said) == 1
+    assert [process.returncode for process in running] == [0, 0]
+
+
+def test_what_quantisation_means_for_figures_is_said(file: Path) -> None:
+    assert quantisation_note(str(file)) == (
+        f"{file} was quantised (Q8_0 99%, F32 1%): figures of the base model are those of its "
+        "dequantised weights"
+    )
+    assert quantisation_note("umim-docs-llama") == ""
+
+
+def test_lm_evals_log_says_it_too(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+    from umim_core.evaluation.model_args import open_model_args
+
+    logging.getLogger("lm_eval").propagate = True
+    with caplog.at_level(logging.INFO, "lm_eval"):
+        open_model_args(None, "none", str(file), None, "float32", "cpu")
+    assert "was quantised (Q8_0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.gguf", "a path that does not exist. Check the path"),
+        ("folder", "a folder of 2 GGUF files. Name the file: folder/a.gguf, folder/b.gguf"),
+        ("text.txt", "a file. Name a .gguf file or a model's directory"),
+        ("no.gguf", "must start with the letters GGUF"),
+    ],
+)
+def test_what_is_no_model_is_named(
+    name: str, said: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for part in ("folder/a.gguf", "folder/b.gguf", "text.txt", "no.gguf"):
+        (tmp_path / part).write_text("no model")
+    for load in (load_tokenizer, load_backbone):
+        with pytest.raises(BackboneError) as error:
+            load(name)
+        assert said in str(error.value)
+    assert not cache.exists() or not [*cache.glob("gguf-*")]
