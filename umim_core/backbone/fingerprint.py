@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.tokenizer_files import resolve_backbone
-from umim_core.errors import BackboneError
+from umim_core.errors import ArtifactError, BackboneError
 from umim_core.packages.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
+from umim_core.store.disk import user_cache, write_bytes
+
+_LARGE: Final = 1 << 20  # characters of a tokenizer's JSON: reading and writing it takes 0.2 s
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -51,14 +57,47 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase, without: object) -> str:
             "class": type(tokenizer).__name__,
             "special": tokenizer.all_special_tokens,
         }
-    else:
-        pipeline: dict[str, object] = json.loads(backend.to_str())
-        ignored = ("padding", "truncation", "post_processor")
-        state = {name: part for name, part in pipeline.items() if name not in ignored}
-        added = pipeline.get("added_tokens")
-        if isinstance(added, list):
-            state["added_tokens"] = [token for token in added if token["content"] != without]
+        return _digest(state)
+    text = backend.to_str()
+    if len(text) < _LARGE:
+        return _digest(_pipeline(text, without))
+    record = _record(text, without)
+    known = _read(record)
+    if known is None:
+        known = _digest(_pipeline(text, without))
+        with suppress(ArtifactError):  # a folder that cannot be written costs time only
+            write_bytes(record, known.encode())
+    return known
+
+
+def _pipeline(text: str, without: object) -> dict[str, object]:
+    """Return the parts of a tokenizer's JSON that count, an added token left out."""
+    pipeline: dict[str, object] = json.loads(text)
+    ignored = ("padding", "truncation", "post_processor")
+    state = {name: part for name, part in pipeline.items() if name not in ignored}
+    added = pipeline.get("added_tokens")
+    if isinstance(added, list):
+        state["added_tokens"] = [token for token in added if token["content"] != without]
+    return state
+
+
+def _digest(state: object) -> str:
     return sha256_bytes(canonical_json(state).encode())
+
+
+def _record(text: str, without: object) -> Path:
+    """Return where the fingerprint of a tokenizer's JSON is kept between processes."""
+    key = sha256_bytes(f"{without!r}\n{text}".encode())
+    return user_cache() / "tokenizers" / f"{key}.txt"
+
+
+def _read(record: Path) -> str | None:
+    """Return what a record says, if it can be a fingerprint."""
+    try:
+        found = record.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return found if re.fullmatch("[0-9a-f]{64}", found) else None
 
 
 def backbone_identity(name: str, revision: str | None) -> str:

@@ -7,7 +7,6 @@ by the configuration. A record that is damaged, or does not fit the model, is as
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from transformers import PreTrainedModel
 from umim_core.backbone.model_identity import model_identity, weight_lines
 from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.disk import user_cache
 
 _SMALLEST: Final = 256 << 20  # bytes of weights; fewer are hashed in an instant
 
@@ -62,8 +62,7 @@ def cached_weight_lines(
         "config": dict(model_identity(model, ()).config),
         "transformers": transformers.__version__,
     }
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    record = base / "umim" / "weights" / f"{sha256_bytes(canonical_json(key).encode())}.json"
+    record = user_cache() / "weights" / f"{sha256_bytes(canonical_json(key).encode())}.json"
     known = _read(record, model)
     if known is not None:
         return known

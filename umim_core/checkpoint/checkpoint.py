@@ -146,14 +146,14 @@ class Checkpoint:
             TokenizerMismatchError: If the tokenizer differs.
             RuleSetError: If a rule holds a special token.
         """
-        if self.config.tokenizer_fingerprint not in ("", *backbone.tokenizer_fingerprints):
-            wanted = self.config.tokenizer_fingerprint[:12]
+        wanted = self.config.tokenizer_fingerprint
+        if wanted and not backbone.has_tokenizer(wanted):
             raise TokenizerMismatchError(
-                f"{self.config.backbone} must have the tokenizer {wanted}",
+                f"{self.config.backbone} must have the tokenizer {wanted[:12]}",
                 backbone.tokenizer_fingerprint[:12],
                 "Load the tokenizer of the backbone it was trained for.",
             )
-        if self.rules.origin.tokenizer_fingerprint not in backbone.tokenizer_fingerprints:
+        if not backbone.has_tokenizer(self.rules.origin.tokenizer_fingerprint):
             self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
         check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
 

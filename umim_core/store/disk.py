@@ -26,6 +26,11 @@ _REFUSALS: Final = frozenset(
 )
 
 
+def user_cache() -> Path:
+    """Return the user's folder for what can be made again: ``$XDG_CACHE_HOME/umim``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "umim"
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` atomically and flush it to disk.
 
