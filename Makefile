@@ -31,7 +31,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 FIND_PYTHON = for p in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
 	if "$$p" -c '$(SUPPORTED)' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help env demo test test-full quick lint types lock clean
+.PHONY: help env demo quick-demo test test-full quick lint types lock clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ env: $(INSTALLED) ## Make .venv from the lock; does nothing when it is up to dat
 
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
+
+quick-demo: env ## Compress, generate, time and score with a shipped checkpoint, in a minute
+	$(BIN)/umim demo
 
 test test-full quick: export HF_HUB_OFFLINE := 1
 test test-full quick: export OMP_NUM_THREADS := 1

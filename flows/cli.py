@@ -124,7 +124,7 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
     path = Path(full_pipeline(recipe))
     data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
     lines = [
-        table_text(comparison(data.rows)).rstrip(),
+        table_text(comparison(data.rows, data.config)).rstrip(),
         "",
         f"report: {path / 'report.html'}",
         f"{time.monotonic() - began:.0f} s",

@@ -22,4 +22,4 @@ def evaluate(recipe: str = "embedded") -> str:
         parts.evaluate(run, sources, results)
         rows = comparison_rows(results, [], run.recipe.seed)
         record_comparison(run, rows)
-        return table_text(comparison(rows))
+        return table_text(comparison(rows, run.recipe.model_dump(mode="json")))

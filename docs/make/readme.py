@@ -55,5 +55,5 @@ def _readme() -> str:
 def _results() -> str:
     data = ReportData.model_validate_json((RESULTS / "embedded.json").read_text(encoding="utf-8"))
     host = ", ".join(f"{name} {value}" for name, value in data.host.items())
-    table = table_markdown(comparison(data.rows))
+    table = table_markdown(comparison(data.rows, data.config))
     return f"{table}\n\nMachine: {host}. Source: docs/results/embedded.json.\n"

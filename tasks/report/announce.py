@@ -28,7 +28,7 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
     if FlowRunContext.get() is None:
         return
     with prefect_may_be_away():
-        table = comparison(rows)
+        table = comparison(rows, run.recipe.model_dump(mode="json"))
         cells = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
         create_table_artifact(cells, key="umim-comparison", description="Comparison of all cells.")
         create_markdown_artifact(table_markdown(table), key="umim-report")

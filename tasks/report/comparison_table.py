@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from tasks.report.comparison import ComparisonRow
 from tasks.report.row_labels import RowRules, shown_name
@@ -49,8 +49,13 @@ def variant_columns(rows: Sequence[ComparisonRow]) -> tuple[Column, ...]:
     return tuple(column for column in _VARIANTS if len({column.show(row) for row in rows}) > 1)
 
 
-def comparison(rows: Sequence[ComparisonRow]) -> Table:
-    """Return the comparison as people read it, a dash where nothing was measured."""
+def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None = None) -> Table:
+    """Return the comparison as people read it, a dash where nothing was measured.
+
+    Args:
+        rows: One line each.
+        config: The recipe's dump, which says on how much the rows were measured.
+    """
     tasks = dict.fromkeys(task for row in rows for task in row.tasks)
     columns = (
         Column(
@@ -71,7 +76,29 @@ def comparison(rows: Sequence[ComparisonRow]) -> Table:
         metric_column("prefill ×", "prefill_speedup", 2),
     )
     table = make_table("Comparison", columns, rows)
-    return replace(table, note=_notes(rows, table.headings))
+    amounts = _amounts(rows, config or {})
+    return replace(table, note=" ".join(filter(None, [_notes(rows, table.headings), amounts])))
+
+
+def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:
+    """Return on how much held-out data the rows were measured, the headline by itself."""
+    if "evaluate" not in config or not rows:
+        return ""
+    said = f"Measured on {_amount(config, config['evaluate'])}"
+    headline, leads = config.get("headline"), rows[0].source == "shipped"
+    if headline is not None and leads:
+        said += f"; {shown_name(rows[0].cell.backbone)}: {_amount(config, headline['evaluate'])}"
+        if headline.get("benchmark"):
+            said += f", timed at {max(headline['benchmark']['prompt_lengths']):,} tokens"
+    return f"{said}."
+
+
+def _amount(config: Mapping[str, Any], evaluate: Mapping[str, Any]) -> str:
+    length = config["segment_length"]
+    return (
+        f"{evaluate['alignment_rows']} (Top-1) and {evaluate['perplexity_rows']} (PPL) rows of "
+        f"{length} tokens, {evaluate['task_questions']} questions"
+    )
 
 
 def _score_columns(task: str) -> list[Column]:

@@ -35,7 +35,7 @@ class Section:
 def sections(data: ReportData, figures: Sequence[ReportFigure]) -> Iterator[Section]:
     """Yield the sections that the data has something for."""
     if data.rows:
-        table = comparison(data.rows)
+        table = comparison(data.rows, data.config)
         yield Section(table.title, table_html(table), table_markdown(table))
     if data.checkpoints:
         yield _checkpoints(data.checkpoints)

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any, Final
 
 DASH: Final = "–"
-_NOTE_WIDTH: Final = 140
+_WIDTH: Final = 100  # of what a terminal is shown
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,32 @@ def _aligned(table: Table, lines: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def table_text(table: Table) -> str:
-    """Return a table without its title for a terminal, the note below it, ending in a newline."""
-    lines = _aligned(table, [table.headings, *table.rows])
-    shown_lines = ["  ".join(line).rstrip() for line in lines]
-    return "\n".join([*shown_lines, *textwrap.wrap(table.note, _NOTE_WIDTH)]) + "\n"
+    """Return a table without its title for a terminal, the note below it, ending in a newline.
+
+    A table of more than 100 columns of characters is shown in parts, one below the other; each
+    begins with the columns that say what a row is about.
+    """
+    cells = _aligned(table, [table.headings, *table.rows])
+    blocks = []
+    for columns in _parts(table, [len(cell) for cell in cells[0]]):
+        lines = ["  ".join(line[column] for column in columns).rstrip() for line in cells]
+        blocks.append("\n".join(lines))
+    note = textwrap.wrap(table.note, _WIDTH)
+    return "\n".join(["\n\n".join(blocks), *note]) + "\n"
+
+
+def _parts(table: Table, widths: Sequence[int]) -> list[list[int]]:
+    """Return the columns of each part of a table: those up to the last of text, then numbers."""
+    names = list(range(max(table.left, default=-1) + 1))
+    parts, room = [list(names)], _WIDTH - sum(widths[column] + 2 for column in names) + 2
+    left = room
+    for column in range(len(names), len(widths)):
+        if widths[column] + 2 > left and len(parts[-1]) > len(names):
+            parts.append(list(names))
+            left = room
+        parts[-1].append(column)
+        left -= widths[column] + 2
+    return parts
 
 
 def table_markdown(table: Table) -> str:

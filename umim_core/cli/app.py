@@ -18,6 +18,7 @@ import typer
 from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
+from umim_core.cli.demo_command import demo
 from umim_core.cli.fetch_command import fetch
 from umim_core.cli.generate_command import generate
 from umim_core.cli.init_command import init
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command()(demo)
 app.command()(generate)
 app.command()(bench)
 app.command()(mine)

@@ -24,7 +24,10 @@ from tasks.report.report_data import (
 from tasks.report.report_page import write_report
 from tasks.report.report_tables import tables
 from tasks.report.row_labels import RowRules
-from tasks.report.tables import Table, table_markdown, table_text
+from tasks.report.tables import (
+    table_markdown,
+    table_text,
+)
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
 
@@ -292,9 +295,3 @@ def test_rows_of_a_baseline_name_their_method() -> None:
     table = comparison([row, cell_row(Cell(backbone="b"))])
     assert table.headings[:3] == ("backbone", "τ", "method")
     assert [found[2] for found in table.rows] == ["truncation", "umim"]
-
-
-def test_a_wide_table_is_shown_whole() -> None:
-    row = tuple(f"{index}{'x' * 60}" for index in range(6))
-    made = Table("", tuple("abcdef"), (row,), "note")
-    assert table_text(made).splitlines()[1].split() == list(row)
