@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import cards, files, readme, recipe_fields, results
+from docs.make import cards, files, readme, recipe_fields, results, shipped_model
 from docs.make.document import RESULTS, ROOT, Document
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
     "files": files.documents,
-    "cards": cards.documents,
+    "cards": lambda: [*cards.documents(), *shipped_model.cards()],
     "recipe-fields": recipe_fields.documents,
 }
 

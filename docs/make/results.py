@@ -18,6 +18,7 @@ from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
 from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, PERPLEXITY, QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
+from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import STOCK_TASKS
 from docs.make.training_pages import DDP, STEP, STEP_ON_GPU
 from docs.make.wikitext import WIKITEXT, wikitext_figure
@@ -43,6 +44,7 @@ PAGES: Final[dict[str, Part]] = {
     "cache_capacity": CAPACITY,
     "wikitext_rules": WIKITEXT,
     "stock_tasks": STOCK_TASKS,
+    NAME: SHIPPED_MODEL,
 }
 # Benchmark -> what draws its figure, the figure's file and title, and its style.
 _FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, object]]]] = {

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.report.comparison import COMPARISON_METRICS, TASK_TR, ComparisonRow, Measured
+from tasks.report.comparison import (
+    COMPARISON_METRICS,
+    TASK_TR,
+    ComparisonRow,
+    Measured,
+    is_of_a_text,
+)
 from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
@@ -144,7 +150,7 @@ def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, floa
     metrics: dict[str, float | None] = {
         name: value
         for name, value in found.items()
-        if name in COMPARISON_METRICS or name.startswith(("ppl_base_ood_", "ppl_umim_ood_"))
+        if name in COMPARISON_METRICS or is_of_a_text(name)
     }
     if benchmark is not None:
         for name in ("prefill_speedup", "decode_speedup"):

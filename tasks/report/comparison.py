@@ -42,7 +42,11 @@ COMPARISON_METRICS: Final = (
 TASK_TR: Final = "token_reduction"  # in a score: realised on the task's own sequences
 _ACCURACIES: Final = ("accuracy_base", "accuracy_umim")  # of scores, not of metrics
 _HEADLINE: Final = "acc_tok"  # of the embedded task
-_OUT_OF_DOMAIN: Final = re.compile(r"^ppl_(base|umim)_ood_[a-z0-9_]+$")
+_PART: Final = "_part_"
+_OF_A_TEXT: Final = re.compile(
+    r"^(ppl_(base|umim)_ood"
+    r"|(token_reduction|top1|top10|mrr|kl|ppl_base|ppl_umim|nats_increase(_se)?)_part)_[a-z0-9_]+$"
+)
 _RULES: Final = {
     "rule_source": "source",
     "tau": "tau",
@@ -55,6 +59,11 @@ _CELL: Final = (
     *("positions", "depth", "kind", "unit_positions"),
 )
 _FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
+
+
+def is_of_a_text(metric: str) -> bool:
+    """Return whether a metric is of one text: out of domain, or a part of a mixture."""
+    return _OF_A_TEXT.match(metric) is not None
 
 
 class Measured(BaseModel):
@@ -79,8 +88,9 @@ class ComparisonRow(BaseModel):
         seed: Seed of the training run; None where unknown.
         source: Whether this run made the checkpoint or it is shipped with the package.
         metrics: Values by name: ``COMPARISON_METRICS`` without accuracies,
-            ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``. Ratios, not percent. A
-            missing one was not measured.
+            ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``, and some of a mixture's
+            parts, ``top1_part_<part>`` for one. Ratios, not percent. A missing one was not
+            measured.
         scores: By (task, setting), what was measured by name, the task's headline first; with it
             ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
@@ -106,13 +116,19 @@ class ComparisonRow(BaseModel):
     def _known_names(cls, metrics: dict[str, float | None]) -> dict[str, float | None]:
         for name in metrics:
             known = name in COMPARISON_METRICS and name not in _ACCURACIES
-            if not known and not _OUT_OF_DOMAIN.match(name):
+            if not known and not is_of_a_text(name):
                 raise ConfigError(
                     "a comparison metric must have a name that others query",
                     name,
                     f"Use one of {', '.join(COMPARISON_METRICS)} or ppl_umim_ood_<corpus>.",
                 )
         return metrics
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of a mixture that were measured on their own, in order."""
+        names = (name.partition(_PART)[2] for name in self.metrics)
+        return tuple(dict.fromkeys(filter(None, names)))
 
     @property
     def tau(self) -> int | None:

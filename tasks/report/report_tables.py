@@ -20,7 +20,7 @@ _PHASE: Final = Column("phase", attrgetter("phase"), left=True)
 
 def tables(data: ReportData) -> list[Table]:
     """Return the tables that the data has rows for, in the order to be shown."""
-    made = (_accuracy, _alignment, _perplexity, _throughput, _break_even, _rules)
+    made = (_accuracy, _alignment, _perplexity, _parts, _throughput, _break_even, _rules)
     return [table for make in made if (table := make(data)).rows]
 
 
@@ -79,6 +79,34 @@ def _perplexity(data: ReportData) -> Table:
         [row for row in data.rows if any(name.startswith("ppl_") for name in row.metrics)],
         "Per raw token, every token scored after the state that decoding passes through before "
         "it. Corpora other than in-domain had no part in rules or training.",
+    )
+
+
+def _parts(data: ReportData) -> Table:
+    def column(heading: str, metric: str, digits: int, scale: float = 1) -> Column:
+        return number_column(
+            heading, lambda found: found[0].metric(f"{metric}_part_{found[1]}"), digits, scale
+        )
+
+    return make_table(
+        "Parts of the corpus",
+        (
+            Column("rules", lambda found: found[0].label, left=True),
+            Column("setting", lambda found: found[0].setting, left=True),
+            Column("test text", lambda found: found[1], left=True),
+            column("TR %", "token_reduction", 1, 100),
+            column("Top-1", "top1", 3),
+            column("Top-10", "top10", 3),
+            column("MRR", "mrr", 3),
+            column("KL", "kl", 3),
+            column("PPL base", "ppl_base", 2),
+            column("PPL UMIM", "ppl_umim", 2),
+            column("increase in nats", "nats_increase", 3),
+            column("±", "nats_increase_se", 3),
+        ),
+        [(row, part) for row in data.rows for part in row.parts],
+        "Each part's own test documents. Increase: ln(PPL UMIM / PPL base) with its standard error "
+        "over rows, paired.",
     )
 
 

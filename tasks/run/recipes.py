@@ -8,6 +8,7 @@ from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.adaptation.settings import adaptation_steps
 from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
+from umim_core.config.corpus import corpus_kinds
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.task_sets.spec import SPLITS, TASKS
@@ -50,7 +51,7 @@ def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
         tasks = [TASKS.find(name) for name in recipe.tasks]
         adapts = any(cell.adapt for cell in recipe.cells)
         for task in tasks if "tasks" in recipe.model_fields_set else tasks[: int(adapts)]:
-            if task.corpus not in (None, recipe.corpus.kind):
+            if task.corpus not in (None, *corpus_kinds(recipe.corpus)):
                 raise ConfigError(
                     f"the task {task.name} needs a corpus of kind {task.corpus}",
                     recipe.corpus.kind,

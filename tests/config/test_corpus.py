@@ -1,11 +1,11 @@
-"""The recipe of a generated corpus."""
+"""The recipes of generated and mixed corpora."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
 
-from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.corpus import GeneratedCorpus, MixtureCorpus, corpus_kinds
 
 RAW = {
     "kind": "generated",
@@ -42,3 +42,30 @@ def test_what_is_out_of_bounds_is_named(changed: dict[str, object], message: str
     with pytest.raises(ValidationError) as caught:
         GeneratedCorpus.model_validate(RAW | changed)
     assert message in str(caught.value)
+
+
+FILES = {
+    "kind": "files",
+    **{split: {"kind": "text", "paths": ["a.txt"]} for split in ("train", "valid", "test")},
+}
+DOCS = {"kind": "docstrings"}
+
+
+def test_a_mixture_with_docstrings_has_the_tasks_of_docstrings() -> None:
+    mixed = MixtureCorpus.model_validate({"parts": {"a": FILES, "b": DOCS}})
+    assert corpus_kinds(mixed) == ("mixture", "docstrings")
+    assert corpus_kinds(MixtureCorpus.model_validate({"parts": {"a": FILES}})) == ("mixture",)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({}, "at least 1 item"),
+        ({"a": DOCS, "b": DOCS}, "must be one part at most"),
+        ({"a b": FILES}, "should match pattern"),
+        ({"a": FILES | {"train": {"kind": "ids", "path": "x.npy"}}}, "'text', 'jsonl', 'parquet'"),
+    ],
+)
+def test_a_mixture_that_cannot_be_made_is_refused(parts: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MixtureCorpus.model_validate({"parts": parts})

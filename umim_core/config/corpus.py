@@ -180,3 +180,10 @@ class GeneratedCorpus(Model):
 
 
 Corpus = DocstringCorpus | FilesCorpus | GeneratedCorpus | MixtureCorpus
+
+
+def corpus_kinds(corpus: Corpus) -> tuple[str, ...]:
+    """Return the kinds of corpus that a task may be made from: its own, and that of its parts."""
+    if isinstance(corpus, MixtureCorpus) and corpus.docstrings is not None:
+        return (corpus.kind, corpus.docstrings.kind)
+    return (corpus.kind,)

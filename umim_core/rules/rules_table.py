@@ -30,9 +30,18 @@ Counts = NDArray[np.int64]
 
 
 def write_table(
-    path: Path, ids_by_order: dict[int, Ids], support_by_order: dict[int, Counts]
+    path: Path,
+    ids_by_order: dict[int, Ids],
+    support_by_order: dict[int, Counts],
+    compression_level: int | None = None,
 ) -> None:
     """Write rules as Parquet.
+
+    Args:
+        path: The file.
+        ids_by_order: Rules [R_n, n] per order.
+        support_by_order: Their counts [R_n].
+        compression_level: Of zstd; None for its own.
 
     Raises:
         ArtifactError: If the disk refuses.
@@ -47,7 +56,7 @@ def write_table(
         schema=TABLE_SCHEMA,
     )
     try:
-        pq.write_table(table, path, compression="zstd")
+        pq.write_table(table, path, compression="zstd", compression_level=compression_level)
     except OSError as error:
         raise ArtifactError(
             f"{path} ({table.nbytes} bytes before compression) must be writable",
