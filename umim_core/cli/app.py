@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo
@@ -71,16 +70,17 @@ def _options(version: VersionFlag = False) -> None:
 @app.command()
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
-    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = None,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
     given = given_text(text)
+    from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.model.compression import compress_text
 
-    compression = compress_text(given, checkpoint, special_tokens)
+    compression = compress_text(given, checkpoint or default_checkpoint(), special_tokens)
     if html is not None:
         from umim_core.model.showing import html_page
         from umim_core.store.disk import write_bytes
@@ -102,7 +102,7 @@ def compress(
 @app.command()
 def ppl(
     files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
-    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = None,
     segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
     max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
     dtype: DtypeOption = "float32",
@@ -117,13 +117,14 @@ def ppl(
     import numpy as np
 
     from umim_core import UMIM
+    from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.evaluation.perplexity import perplexity, windows
     from umim_core.store.artifacts import finite_or_none
     from umim_core.text.sources import TextFiles
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
 
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
     pieces, total = [], 0
     for piece, _ in iter_token_pieces(
         TextFiles(paths=tuple(files)), umim.backbone.require_tokenizer()

@@ -12,7 +12,6 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.prompt_input import CheckpointOption
 from umim_core.config.benchmark import BenchmarkConfig
@@ -42,7 +41,7 @@ Number = TypeVar("Number", int, float)
 
 
 def bench(
-    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = None,
     lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "256,512,1024",
     batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per row.")] = 32,
@@ -75,17 +74,19 @@ def bench(
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.benchmarking.break_even import break_even
     from umim_core.benchmarking.throughput import measure_throughput
+    from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.store.machine_lock import measuring
 
     place = device or default_device()
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=place)
+    name = checkpoint or default_checkpoint()
+    umim = UMIM.from_pretrained(name, dtype=dtype, device=place)
     ids = _ids(umim, text, config)
     with measuring():
         rows = measure_throughput(umim.compressed, ids, config)
     said = verdict(rows)
     if as_json:
         document: dict[str, object] = {
-            "checkpoint": checkpoint,
+            "checkpoint": name,
             "device": place,
             "dtype": dtype,
             "rows": [asdict(row) for row in rows],

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.cli.prompt_input import (
     CheckpointOption,
@@ -35,7 +34,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(help="Prompt; '-' or nothing reads stdin.")
     ] = None,
-    checkpoint: CheckpointOption = DEFAULT_CHECKPOINT,
+    checkpoint: CheckpointOption = None,
     chat: Annotated[
         bool,
         typer.Option(
@@ -119,6 +118,7 @@ def generate(
     if max_new_tokens is None:
         max_new_tokens = _REPLY_TOKENS if chat else _TEXT_TOKENS
     from umim_core import UMIM
+    from umim_core.checkpoint.default_checkpoint import default_checkpoint
 
     options: GenerateOptions = {
         "max_new_tokens": max_new_tokens,
@@ -139,7 +139,7 @@ def generate(
         options["top_k"] = top_k
     if top_p is not None:
         options["top_p"] = top_p
-    umim = UMIM.from_pretrained(checkpoint, dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(given, **options))

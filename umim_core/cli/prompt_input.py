@@ -10,9 +10,12 @@ import typer
 from umim_core.errors import ConfigError, CorpusError
 
 CheckpointOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--checkpoint", "-c", help="A name that umim path lists, a directory or a hub repository."
+        "--checkpoint",
+        "-c",
+        help="A name that umim path lists, a directory or a hub repository; by default "
+        "umim-smollm2-135m, or umim-docs-llama where its model cannot be fetched.",
     ),
 ]
 DeviceOption = Annotated[

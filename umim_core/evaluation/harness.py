@@ -54,7 +54,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
-            what ``UMIM_CHECKPOINT`` names, else the embedded ``umim-docs-llama``.
+            what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
         merge: ``prompt`` (its former name ``context`` still works), ``all`` or ``none``; None means
             ``none``, as lm-eval turns the word in ``--model_args merge=none`` into None.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.

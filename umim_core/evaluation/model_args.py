@@ -12,11 +12,11 @@ from umim_core.backbone.devices import default_device, has_device
 from umim_core.backbone.tokenizer_files import quantisation_note
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
-    DEFAULT_CHECKPOINT,
     CheckpointConfig,
     read_config,
     resolve_checkpoint,
 )
+from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
@@ -102,7 +102,7 @@ def _checkpoint(given: str | Path | Checkpoint | None) -> str | Path | Checkpoin
     if name is None:
         name, origin = os.environ.get(CHECKPOINT_VARIABLE), CHECKPOINT_VARIABLE
     if not name:
-        name, origin = DEFAULT_CHECKPOINT, "the embedded default"
+        name, origin = default_checkpoint(), "the embedded default"
     _log.info("umim: checkpoint %s (from %s)", name, origin)
     return name
 

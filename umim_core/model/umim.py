@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.inference.engine import Engine, Steps, exhaust
 from umim_core.merging.compressed import Compressed
@@ -91,12 +92,16 @@ class UMIM:
         return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
 
     @classmethod
-    def from_pretrained(cls, name: str | Path | Checkpoint, **options: Unpack[LoadOptions]) -> UMIM:
+    def from_pretrained(
+        cls, name: str | Path | Checkpoint | None = None, **options: Unpack[LoadOptions]
+    ) -> UMIM:
         """Load a merge checkpoint and the backbone it belongs to: the one way to open it.
 
         Args:
             name: ``umim-docs-llama``, ``umim-docs-gpt2``, a checkpoint directory, a name that
-                `umim path` lists or a hub repository (``owner/name``); or a loaded checkpoint.
+                `umim path` lists or a hub repository (``owner/name``); or a loaded checkpoint. By
+                default ``umim-smollm2-135m``, or ``umim-docs-llama`` where its backbone cannot be
+                fetched.
             **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
                 ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
                 ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``.
@@ -109,7 +114,9 @@ class UMIM:
             TokenizerMismatchError: If the tokenizer is not the rules'.
         """
         check_load_options(options)
-        checkpoint = find_checkpoint(name, options)
+        local = options.get("local_files_only", False)
+        found = default_checkpoint(local_files_only=local) if name is None else name
+        checkpoint = find_checkpoint(found, options)
         reason = options.get("allow_backbone_mismatch")
         return cls(find_backbone(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
 
