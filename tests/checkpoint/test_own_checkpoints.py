@@ -95,8 +95,14 @@ def test_a_name_cannot_climb_out_of_the_index(stage: Path, name: str) -> None:
 
 def test_a_model_directory_is_called_one(tiny_checkpoint: Path) -> None:
     model = tiny_checkpoint.parent / "backbone"
-    with pytest.raises(CheckpointError, match=r"a language model.*umim train "):
+    with pytest.raises(CheckpointError, match=r"a language model.*umim mine "):
         resolve_checkpoint(model)
+
+
+def test_a_gguf_file_is_called_a_model(tmp_path: Path) -> None:
+    (tmp_path / "own.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"own\.gguf, a language model.*umim mine "):
+        resolve_checkpoint(tmp_path / "own.gguf")
 
 
 def test_a_rule_directory_is_called_one(tiny_checkpoint: Path) -> None:

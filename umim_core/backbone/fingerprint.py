@@ -12,7 +12,7 @@ from typing import Final
 from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.backbone.tokenizer_files import resolve_backbone
+from umim_core.backbone.tokenizer_files import check_place, resolve_backbone
 from umim_core.errors import ArtifactError, BackboneError
 from umim_core.packages.packaged_model import PACKAGED
 from umim_core.store.artifacts import canonical_json, sha256_bytes, sha256_file
@@ -111,6 +111,7 @@ def backbone_identity(name: str, revision: str | None) -> str:
     """
     if name in PACKAGED.names():
         return _identity(PACKAGED.find(name).files)
+    check_place("backbone", name, "config.json", revision)
     directory = Path(resolve_backbone(name))
     if directory.is_dir():
         files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]

@@ -121,7 +121,7 @@ def _is_checkpoint(directory: Path) -> bool:
     """Return whether a directory is meant as a checkpoint; its content is checked on loading."""
     try:
         known = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError):
         return True  # torn: loading says what is wrong
@@ -136,11 +136,12 @@ def _no_checkpoint(path: Path) -> CheckpointError:
         f"a checkpoint must be one of {', '.join(shipped)}, a name that `umim path` "
         "lists, or a directory with config.json, model.safetensors and rules/"
     )
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path.is_file() and path.suffix == ".gguf"):
         return CheckpointError(
             rule,
             f"{path}, a language model",
-            f"Name a checkpoint that was trained for it, or train one: umim train {path}.",
+            "Name a checkpoint that was trained for it, or make one: "
+            f"umim mine TEXTS --tokenizer {path} --out rules.",
         )
     if (path / "rules.parquet").is_file():
         return CheckpointError(

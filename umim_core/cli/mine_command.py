@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from umim_core.checkpoint.next_steps import after_mining
-from umim_core.cli.console_output import JsonFlag, emit
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def mine(
         raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
     from umim_core.text.sources import source_of
 
+    log_lines("umim.progress")
     source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     if policy == "confidence":
         if out is None or backbone is None or dry_run or limits != Limits():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Final
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
+from umim_core.progress import ProgressLines
 from umim_core.rules.protect import protected_ids
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.sources import Source
@@ -20,6 +23,8 @@ from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets, read_ids
 from umim_core.text.tokens import iter_token_pieces
 
 _HASHED_TOKENS: Final = 1 << 20
+_QUIET_SECONDS: Final = 10.0  # what is read sooner needs no line
+_log: Final = logging.getLogger("umim.progress")
 
 
 def check_absent(out: Path) -> None:
@@ -96,7 +101,8 @@ def tokenized_corpus(
     """Give the corpus as token shards in a folder that is removed afterwards.
 
     The folder is made in ``parent``, or in the nearest folder above that exists: parents of an
-    output that may never come are not made.
+    output that may never come are not made. Reading that takes longer than ten seconds says how far
+    it is, to the logger ``umim.progress``.
     """
     while not os.path.lexists(parent):
         parent = parent.parent
@@ -110,10 +116,16 @@ def tokenized_corpus(
         ) from error
     with folder as name:
         writer = ShardWriter(Path(name))
+        lines, began, tokens = ProgressLines(), time.monotonic(), 0
         for ids, ends_document in iter_token_pieces(source, tokenizer):
             writer.add(ids)
             if ends_document:
                 writer.end_document()
+            tokens += len(ids)
+            if time.monotonic() - began < _QUIET_SECONDS:
+                continue
+            if line := lines.see(0, 0, f"{tokens:,} tokens read"):
+                _log.info("%s", line)
         writer.close()
         yield TokenShards.open(Path(name))
 
