@@ -7,7 +7,6 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from umim_core.checkpoint.checkpoint_files import DEFAULT_CHECKPOINT
 from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.cli.prompt_input import CheckpointOption
 from umim_core.config.benchmark import BenchmarkConfig
@@ -68,17 +67,19 @@ class TextScore:
         return self.text, str(self.tokens), shares, *perplexities
 
 
-def demo(checkpoint: CheckpointOption = DEFAULT_CHECKPOINT, as_json: JsonFlag = False) -> None:
+def demo(checkpoint: CheckpointOption = None, as_json: JsonFlag = False) -> None:
     """Show in a minute what a checkpoint does: compress, generate, time a prefill, perplexity.
 
     Nothing is trained, and every figure is measured now, on this machine's CPU.
     """
     from umim_core import UMIM
+    from umim_core.checkpoint.default_checkpoint import default_checkpoint
 
     began = time.monotonic()
-    _say(as_json, f"loading {checkpoint}")
-    umim = UMIM.from_pretrained(checkpoint)
-    _say(as_json, f"checkpoint {checkpoint}, backbone {umim.backbone.name}, frozen")
+    name = checkpoint or default_checkpoint()
+    _say(as_json, f"loading {name}")
+    umim = UMIM.from_pretrained(name)
+    _say(as_json, f"checkpoint {name}, backbone {umim.backbone.name}, frozen")
     _say(as_json, "\n1. A paragraph, merged spans marked: each is one input embedding")
     cut = umim.compress(_PARAGRAPH)
     if not as_json:
@@ -94,7 +95,7 @@ def demo(checkpoint: CheckpointOption = DEFAULT_CHECKPOINT, as_json: JsonFlag = 
     scores = _scores(umim)
     seconds = time.monotonic() - began
     document: dict[str, object] = {
-        "checkpoint": checkpoint,
+        "checkpoint": name,
         "backbone": umim.backbone.name,
         "token_reduction": cut.token_reduction,
         "text": text.text[0],
