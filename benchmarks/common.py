@@ -33,6 +33,7 @@ _HELP: Final = {
     "held_out": "tokens at the end",
     "hub": "folder with copies of the tasks' data",
     "ids": "one flat array of token ids (.npy)",
+    "isa": "instruction sets that oneDNN is held to",
     "length": "tokens of a row",
     "limit": "first questions of each task; all if absent",
     "name": "what the results call the checkpoint; the directory's name if absent",

@@ -20,7 +20,7 @@ from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, PERP
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import STOCK_TASKS
-from docs.make.training_pages import DDP, STEP, STEP_ON_GPU
+from docs.make.training_pages import DDP, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
 from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_figures import figure_svg
@@ -36,6 +36,7 @@ PAGES: Final[dict[str, Part]] = {
     "mining_scaling": SCALING,
     "ddp_vs_zero2": DDP,
     "distill_step": STEP,
+    "distill_smollm2": STEP_ON_SMOLLM2,
     "distill_gpu": STEP_ON_GPU,
     "engine": ENGINE,
     "engine_smollm2": ENGINE_ON_SMOLLM2,

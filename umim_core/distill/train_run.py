@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import nn
 
 from umim_core.backbone.backbone import load_backbone
@@ -22,6 +23,7 @@ from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
 from umim_core.distill.train_state import Progress
 from umim_core.errors import ConfigError
+from umim_core.mining.counting import thread_count
 from umim_core.progress import leave_note
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
@@ -59,6 +61,8 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
     compressed = start_model(job, backbone, Matcher(rules))
     objective = make_objective(job, compressed)
+    if not job.use_gpu:
+        warn_of_idle_cores()
     _say(state, "measuring before the first step")
     result = train(
         objective,
@@ -94,6 +98,19 @@ def _say(state: Path, text: str) -> None:
     """Leave a note of what happens before the first step, which may take minutes."""
     if rank_and_world()[0] == 0:
         leave_note(state, 0, 0, text)
+
+
+def warn_of_idle_cores() -> None:
+    """Say so where an environment variable leaves cores idle for hours."""
+    rank, world = rank_and_world()
+    threads, share = torch.get_num_threads(), thread_count(None) // world
+    if rank == 0 and threads < share:
+        logger.warning(
+            "each worker computes with %d thread(s) where this machine has %d cores for it; unset "
+            "OMP_NUM_THREADS to use them",
+            threads,
+            share,
+        )
 
 
 def step_reporter(state: Path) -> Callable[[Progress, int], None]:
