@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -116,15 +117,16 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
         emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
         return
     from flows.full_pipeline import full_pipeline
-    from tasks.report.comparison_table import comparison
+    from tasks.report.comparison_table import SETTINGS, comparison
     from tasks.report.report_data import ReportData
     from tasks.report.tables import table_text
 
     began = time.monotonic()
     path = Path(full_pipeline(recipe))
     data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
+    table = comparison(data.rows, data.config)
     lines = [
-        table_text(comparison(data.rows, data.config)).rstrip(),
+        table_text(replace(table, note=f"{SETTINGS} {table.note}")).rstrip(),
         "",
         f"report: {path / 'report.html'}",
         f"{time.monotonic() - began:.0f} s",

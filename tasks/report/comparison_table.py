@@ -23,6 +23,12 @@ def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> C
     return number_column(heading, lambda row: row.metric(name), digits, scale)
 
 
+SETTINGS: Final = (
+    "τ: how often a span occurs in the corpus to be merged; positions: whether the module sees "
+    "where in its span a token stands. WT: trained on the corpus, with its spans; WT + Rules: with "
+    "the task's spans, not trained further; WT + FT: trained on the task; Task-Adapted: then on "
+    "its answers (DPO)."
+)
 TAU: Final = Column("τ", lambda row: DASH if row.tau is None else str(row.tau))
 _VARIANTS: Final = (
     Column("method", lambda row: row.method, left=True),

@@ -8,6 +8,7 @@ imports the standard library only.
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import json
 import subprocess
@@ -24,6 +25,7 @@ from umim_core.errors import CorpusError
 
 MIN_DOCUMENT_CHARS: Final = 120  # documents must be longer
 _CHUNK: Final = 512  # files per worker process: about a second of parsing, 0.1 s of start-up
+_BLOCKS: Final = ("body", "handlers", "orelse", "finalbody", "cases")
 Found = tuple[str, Kind, str, int]
 
 
@@ -111,12 +113,13 @@ def _docstrings(tree: ast.Module) -> Iterator[tuple[str, Kind, str]]:
             scope = f"{scope}.{node.name}" if scope else node.name
             kind = "class" if isinstance(node, ast.ClassDef) else "function"
             docstring = ast.get_docstring(node, clean=False)
-        # Expressions hold no definitions; leaving them out visits a fifth of the nodes.
-        children = ast.iter_child_nodes(node)
-        queue.extend((child, scope) for child in children if not isinstance(child, ast.expr))
+        for block in _BLOCKS:  # nothing else of a node holds definitions
+            if block in node._fields:
+                queue.extend((child, scope) for child in getattr(node, block))
         if kind is not None and docstring:
             yield scope, kind, inspect.cleandoc(docstring)
 
 
 if __name__ == "__main__":
+    gc.disable()  # syntax trees hold no cycles; looking for them takes an eighth of the time
     json.dump([_read_module(Path(name)) for name in json.load(sys.stdin)], sys.stdout)
