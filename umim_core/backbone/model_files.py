@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -29,6 +30,8 @@ DTYPES: Final = {
     "float64": torch.float64,
 }
 AUTO: Final = "auto"
+# transformers replaces functions of torch and of its own while it loads, for all threads.
+_LOADING: Final = Lock()
 
 
 @contextmanager
@@ -77,7 +80,7 @@ def load_model(
             where, revision=revision, local_files_only=local_files_only
         )
         refuse_code("backbone", name, config)
-        with _without_bars():
+        with _LOADING, _without_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 where,
                 output_loading_info=True,
