@@ -35,6 +35,7 @@ from benchmarks.stock_tasks.task_cells import (
     Subject,
     find_cell,
     keep_cell,
+    rows_kept_in,
     score_cell,
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -59,7 +60,8 @@ def score(subject: Subject, options: argparse.Namespace, data: str) -> dict[str,
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TQDM_DISABLE": "1"}
         from umim_core.evaluation.tasks.task_runs import load_tasks
 
-        with chdir(options.hub):  # the copies are found by paths that equal the names of the hub
+        kept = rows_kept_in(cells / f"data-{data[:16]}")
+        with kept, chdir(options.hub):  # copies are found by paths that equal the hub's names
             loaded = load_tasks(options.tasks)
             for side in options.sides:
                 tasks = [task for task in options.tasks if (side, task) in missing]

@@ -110,6 +110,22 @@ def _file(key: Mapping[str, Any]) -> str:
     return f"{key['task']}-{side}-{sha256_bytes(canonical_json(key).encode())[:16]}.json"
 
 
+@contextmanager
+def rows_kept_in(folder: Path) -> Iterator[None]:
+    """Let ``datasets`` keep the rows that it reads in a folder.
+
+    It finds rows again by the names of their files: in its own cache, those of another folder that
+    stood for the hub would be taken for these.
+    """
+    from datasets import config
+
+    before, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, folder
+    try:
+        yield
+    finally:
+        config.HF_DATASETS_CACHE = before
+
+
 def score_cell(model: LM, task: Task, limit: int | None) -> Report:
     """Score one task by one side.
 

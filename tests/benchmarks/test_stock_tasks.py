@@ -14,6 +14,9 @@ from benchmarks.stock_tasks.__main__ import gates, main
 from benchmarks.stock_tasks.paired import mean_of, mean_of_means, summary
 from benchmarks.stock_tasks.task_cells import SIDES, find_cell, keep_cell
 from docs.make.results import benchmark_page
+from support.unit_counts import counted_tokens, read_spans
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.embedded.assets import embedded_path
 
 SPLITS = """\
 ---
@@ -93,6 +96,17 @@ def test_a_run_is_resumed_from_its_cells_and_writes_its_page(hub: Path, tmp_path
     assert (sides["prompt"]["token_reduction"] > 0, sides["none"]["token_reduction"]) == (True, 0)
     assert report["tasks"]["piqa"]["against_hf"]["none"]["difference"] == 0.0
     assert report["tasks"]["piqa"]["against_hf"]["no rules"]["difference"] < 1e-4
+    place = embedded_path("umim-docs-llama", "checkpoint")
+    assert place is not None
+    spans, tokenizer = read_spans(place / "rules"), load_tokenizer("umim-docs-llama")
+    pairs = [
+        (f"Question: {row['goal']}\nAnswer:", f" {row[choice]}")
+        for row in ROWS[:2]
+        for choice in ("sol1", "sol2")
+    ]
+    for merge in ("prompt", "all"):
+        counted = counted_tokens(pairs, merge, tokenizer, spans)
+        assert sides[merge]["inputs"] == dict(zip(("raw", "units"), counted, strict=True))
     page = benchmark_page(report)
     assert out.with_suffix(".md").read_text("utf-8") == page
     assert "2 of 3" in page and "umim-docs-llama" in page

@@ -274,8 +274,9 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """
         if self.device.type != "cpu":
             return int(super()._detect_batch_size(requests, pos))
-        longest = sum(map(len, requests[pos][1:])) if requests else self.max_length
-        return int(max(1, min(self.max_batch_size, _CPU_TOKENS // min(longest, self.max_length))))
+        limit = int(self.max_length)
+        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
+        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
 
     def _report(self) -> None:
         alone = self.context_token_reduction

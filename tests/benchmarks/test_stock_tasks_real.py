@@ -1,0 +1,80 @@
+"""SmolLM2-135M on the stock tasks: equality with lm-eval's own model, and token reduction."""
+
+from __future__ import annotations
+
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from benchmarks.stock_tasks.__main__ import TASKS
+from benchmarks.stock_tasks.paired import choices, largest_difference
+from benchmarks.stock_tasks.task_cells import HF, Subject, score_cell
+from support.unit_counts import counted_tokens, read_spans
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.embedded.assets import embedded_path
+from umim_core.packages.model_cache import model_fault
+from umim_core.packages.packaged_model import PACKAGED
+
+HUB = Path(__file__).resolve().parents[3] / "shared" / "hub"
+MODEL = "smollm2-135m-instruct"
+NAME = "umim-smollm2-135m"
+QUESTIONS = 100
+TOLERANCE = 1e-4  # nats
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not HUB.is_dir(), reason="no local copies of the stock tasks (shared/hub)"),
+]
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    """The shipped checkpoint on its backbone, float32."""
+    place = embedded_path(NAME, "checkpoint")
+    if place is None or not (place / "config.json").is_file():
+        pytest.skip(f"{NAME} is not built")
+    if fault := model_fault(PACKAGED.find(MODEL)):
+        pytest.skip(f"{fault}; umim fetch {MODEL}")
+    return Subject(Checkpoint.load(NAME), NAME, MODEL, "float32", 16)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("task", TASKS)
+def test_merge_none_equals_lm_evals_own_model(
+    subject: Subject, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umim_core.evaluation.tasks.task_runs import load_tasks
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with chdir(HUB):
+        loaded = load_tasks([task])[task]
+        cells = {side: score_cell(subject.side(side), loaded, QUESTIONS) for side in (HF, "none")}
+    assert cells["none"]["questions"] == QUESTIONS
+    assert largest_difference(cells["none"], cells[HF]) <= TOLERANCE
+    assert choices(cells["none"]).tolist() == choices(cells[HF]).tolist()
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_logged_tokens_and_units_equal_an_independent_count(
+    subject: Subject, merge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from umim_core.evaluation.tasks.task_runs import load_tasks
+
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    place = embedded_path(NAME, "checkpoint")
+    assert place is not None
+    spans, tokenizer = read_spans(place / "rules"), load_tokenizer(MODEL)
+    model = subject.side(merge)
+    with chdir(HUB):
+        for name, task in load_tasks(TASKS).items():
+            logged = score_cell(model, task, 10)["inputs"]
+            pairs = [instance.args for instance in task.instances]
+            assert (name, *logged.values()) == (
+                name,
+                *counted_tokens(pairs, merge, tokenizer, spans),
+            )
