@@ -11,8 +11,10 @@ data, data type, batch size, limit and versions, not by our own source: empty th
 a change of the code. ``--hub`` holds local copies of the tasks' data and must stand for the hub:
 nothing is asked of a network.
 
-Gates, in float32: log-likelihoods of ``merge=none`` and of the empty rule set equal those of
-``hf`` to 1e-4; the empty rule set takes no more time than ``hf``.
+Gates, in float32: log-likelihoods of ``merge=none`` equal those of ``hf`` to 1e-4 nats, those of
+the empty rule set to 1e-3 (sums over answers, in forwards of other shapes; 9e-5 measured between
+batches of 1 and 64 on 32 short answers); the empty rule set takes no more time than ``hf``. In
+bfloat16 the same answers differ by up to 0.8 nats from float32, so that is the default.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from umim_core.store.artifacts import directory_digest
 
 TASKS: Final = ("arc_easy", "arc_challenge", "piqa", "openbookqa", "hellaswag", "copa")
 CELLS: Final = Path(".umim/benchmarks/stock_tasks")
-TOLERANCE: Final = 1e-4  # nats of a log-likelihood, float32
+TOLERANCES: Final = {BASE: 1e-4, NO_RULES: 1e-3}  # nats of a log-likelihood, float32
 
 
 def score(subject: Subject, options: argparse.Namespace, data: str) -> dict[str, dict[str, Report]]:
@@ -119,7 +121,7 @@ def gates(report: Report) -> dict[str, Gate]:
             label = side.replace(" ", "_")
             difference = max(row["difference"] for row in rows)
             # In units of the tolerance: a gate's value is rounded to four places.
-            found[f"{label}_difference_from_hf"] = at_most(difference / TOLERANCE, 1.0)
+            found[f"{label}_difference_from_hf"] = at_most(difference / TOLERANCES[side], 1.0)
             if side == NO_RULES:
                 seconds, theirs = (sum(row[x] for row in rows) for x in ("seconds", "hf_seconds"))
                 found["no_rules_times_hf"] = at_most(seconds / theirs, 1.0)

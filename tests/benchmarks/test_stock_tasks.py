@@ -80,6 +80,7 @@ def test_log_likelihoods_are_gated_in_float32_only() -> None:
     report = {"tasks": {"piqa": {"against_hf": {"none": row, "no rules": row}}}}
     found = gates(report | {"dtype": "float32"})
     assert found["none_difference_from_hf"] == (2.0, 1.0, False)
+    assert found["no_rules_difference_from_hf"] == (0.2, 1.0, True)
     assert found["no_rules_times_hf"] == (0.5, 1.0, True)
     assert gates(report | {"dtype": "bfloat16"}) == {}
 
