@@ -51,7 +51,7 @@ _FUSED: Final = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a family's GGUF files name what Hugging Face's directories hold.
+    """Names of a family in GGUF files, and those of Hugging Face's directories for the same.
 
     Attributes:
         model_type: Its ``model_type`` there.
@@ -111,30 +111,13 @@ _KNOWN: Final = {
     "tensor_data_layout",
     "vocab_size",
 }
-_ROPE_FACTORS: Final = "rope_freqs.weight"
+ROPE_FACTORS: Final = "rope_freqs.weight"
 # Llama 3.1 to 3.3 stretch low frequencies by one factor; the other numbers are the same in all.
 _LLAMA3: Final = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """A tensor to be written.
-
-    Attributes:
-        target: Its name in Hugging Face's form.
-        source: Its name in the GGUF file.
-        shape: Its sizes.
-        heads: Heads whose rows must be put back from llama.cpp's order; 0 if they stand right.
-    """
-
-    target: str
-    source: str
-    shape: tuple[int, ...]
-    heads: int = 0
 
 
 def architecture_of(file: GgufFile) -> Architecture:
@@ -145,13 +128,13 @@ def architecture_of(file: GgufFile) -> Architecture:
     """
     name = file.text("general.architecture")
     if name not in ARCHITECTURES:
-        _refuse(
+        refuse(
             f"a GGUF file must hold a model of the architectures {', '.join(ARCHITECTURES)}",
             f"{file.path} holds {name!r}",
             "Name the model's Hugging Face directory instead.",
         )
     if (parts := file.integer("split.count", 1)) > 1:
-        _refuse(
+        refuse(
             "a GGUF file must hold a whole model",
             f"{file.path} is one of {parts} parts",
             "Join them with llama.cpp's llama-gguf-split --merge.",
@@ -169,15 +152,15 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     prefix = f"{file.text('general.architecture')}."
     own = {key.removeprefix(prefix) for key in file.metadata if key.startswith(prefix)}
     if strange := sorted(own - _KNOWN):
-        _unsupported(f"{prefix}{strange[0]}", file.metadata[prefix + strange[0]])
+        unsupported(f"{prefix}{strange[0]}", file.metadata[prefix + strange[0]])
     for name, harmless in (("expert_count", 0), ("attention.sliding_window", 0)):
         if file.integer(prefix + name, harmless) != harmless:
-            _unsupported(prefix + name, file.metadata[prefix + name])
+            unsupported(prefix + name, file.metadata[prefix + name])
     hidden = file.integer(prefix + "embedding_length")
     heads = file.integer(prefix + "attention.head_count")
     sized = prefix + "attention.key_length" in file.metadata
     if heads < 1 or (hidden % heads and not sized):
-        _refuse(
+        refuse(
             f"{prefix}embedding_length must be divisible by the number of heads",
             f"{hidden} and {heads}",
             "The file is damaged.",
@@ -185,7 +168,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     head_dim = file.integer(prefix + "attention.key_length", hidden // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if file.integer(prefix + name, head_dim) != head_dim:
-            _unsupported(prefix + name, f"{file.metadata[prefix + name]} for heads of {head_dim}")
+            unsupported(prefix + name, f"{file.metadata[prefix + name]} for heads of {head_dim}")
     tokens = len(file.texts("tokenizer.ggml.tokens"))
     embeddings = file.tensors.get("token_embd.weight")
     config: dict[str, Any] = {
@@ -208,7 +191,7 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         **architecture.settings,
     }
     if config["vocab_size"] < tokens:
-        _refuse(
+        refuse(
             "a GGUF file must have an embedding for every token",
             f"{config['vocab_size']} for {tokens}",
             "The file is damaged.",
@@ -216,74 +199,12 @@ def model_config(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def tensor_plan(file: GgufFile, config: Mapping[str, Any]) -> list[TensorPlan]:
-    """Return the tensors to write, by name; the file's are checked to be exactly those.
-
-    Args:
-        file: The GGUF file.
-        config: Its ``model_config``.
-
-    Raises:
-        BackboneError: If a tensor is missing, unknown or of another shape.
-    """
-    architecture = architecture_of(file)
-    d, f, s = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
-    hs, ks = heads * s, keys * s
-    sizes = {"d": d, "f": f, "s": s, "hs": hs, "ks": ks, "hs+2ks": hs + 2 * ks, "2f": 2 * f}
-    table = (config["vocab_size"], d)
-    plans = [
-        TensorPlan("model.embed_tokens.weight", "token_embd.weight", table),
-        TensorPlan("model.norm.weight", "output_norm.weight", (d,)),
-    ]
-    if not config["tie_word_embeddings"]:
-        plans.append(TensorPlan("lm_head.weight", "output.weight", table))
-    turned = {"attn_q.weight": heads, "attn_k.weight": keys} if architecture.interleaved else {}
-    for layer in range(config["num_hidden_layers"]):
-        for source, (target, shape) in architecture.layer.items():
-            name = f"blk.{layer}.{source}"
-            if name not in file.tensors:  # before the next layers, however many the file claims
-                _lacks(file, name)
-            sized = tuple(sizes[letter] for letter in shape)
-            turn = turned.get(source, 0)
-            plans.append(TensorPlan(f"model.layers.{layer}.{target}", name, sized, turn))
-    for plan in plans:
-        if plan.source not in file.tensors:
-            _lacks(file, plan.source)
-        if (found := file.tensors[plan.source].shape) != plan.shape:
-            _refuse(
-                f"{plan.source} of this GGUF file must have the sizes {plan.shape}",
-                found,
-                "The file is damaged, or its model is not one of its architecture.",
-            )
-    used = {plan.source for plan in plans} | {_ROPE_FACTORS}
-    if strange := [name for name in file.tensors if name not in used]:
-        _unsupported(f"the tensor {strange[0]}", file.tensors[strange[0]].shape)
-    return sorted(plans, key=lambda plan: plan.target)
-
-
-def hugging_face_rows(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Put the rows of a query or key projection back from llama.cpp's order.
-
-    Rotary pairs stand next to each other there and half a head apart here::
-
-        a head of 6 rows, in the file   0 3 1 4 2 5
-        returned                        0 1 2 3 4 5
-
-    Args:
-        weight: The projection [heads * s, d].
-        heads: Number of its heads.
-    """
-    pairs = weight.reshape(heads, -1, 2, weight.shape[-1])
-    return pairs.swapaxes(1, 2).reshape(weight.shape)
-
-
 def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
     """Return the rotary positions, as ``rope_parameters`` of a configuration holds them."""
     theta = file.number(prefix + "rope.freq_base", 10000.0)
     base: dict[str, object] = {"rope_theta": theta}
     kind = file.text(prefix + "rope.scaling.type", "none")
-    factors = file.tensors.get(_ROPE_FACTORS)
+    factors = file.tensors.get(ROPE_FACTORS)
     if factors is not None and kind == "none":
         return base | _llama3_scaling(factors.values(), theta, head_dim)
     if kind == "none":
@@ -291,7 +212,7 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
     if kind == "linear" and factors is None:
         factor = file.number(prefix + "rope.scaling.factor")
         return base | {"rope_type": "linear", "factor": factor}
-    _unsupported(prefix + "rope.scaling.type", kind)
+    unsupported(prefix + "rope.scaling.type", kind)
 
 
 def _llama3_scaling(found: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
@@ -307,21 +228,19 @@ def _llama3_scaling(found: NDArray[np.float32], theta: float, head_dim: int) -> 
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     wanted = 1 / ((1 - smooth) / factor + smooth)
     if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
-        _unsupported(_ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
+        unsupported(ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
-def _lacks(file: GgufFile, name: str) -> NoReturn:
-    _refuse("a GGUF file must hold every tensor of its model", f"{file.path} lacks {name}", "")
-
-
-def _unsupported(what: str, value: object) -> NoReturn:
-    _refuse(
+def unsupported(what: str, value: object) -> NoReturn:
+    """Refuse an entry or a tensor that cannot be converted exactly."""
+    refuse(
         f"{what} of a GGUF file must be something that this version can convert exactly",
         value,
         "Name the model's Hugging Face directory instead.",
     )
 
 
-def _refuse(rule: str, value: object, remedy: str) -> NoReturn:
+def refuse(rule: str, value: object, remedy: str) -> NoReturn:
+    """Refuse a GGUF file."""
     raise BackboneError(rule, value, remedy)

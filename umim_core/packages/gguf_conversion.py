@@ -15,13 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from umim_core.packages.gguf_architectures import (
-    TensorPlan,
-    hugging_face_rows,
-    model_config,
-    tensor_plan,
-)
+from umim_core.packages.gguf_architectures import model_config
 from umim_core.packages.gguf_file import GgufFile, read_gguf
+from umim_core.packages.gguf_tensors import TensorPlan, hugging_face_rows, tensor_plan
 from umim_core.packages.gguf_tokenizer import read_tokenizer
 from umim_core.store.artifacts import read_json
 from umim_core.store.disk import unwritable, write_bytes

@@ -25,20 +25,7 @@ from umim_core.errors import BackboneError
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _STRING, _ARRAY = 8, 9
-_FLOAT32: Final = 6
-_SCALARS: Final = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    _FLOAT32: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _SMALLEST_ENTRY: Final = 13  # bytes: an empty key, its kind and one byte
 _SMALLEST_TENSOR: Final = 24  # bytes of its description
 _MAX_DIMENSIONS: Final = 4
@@ -128,13 +115,9 @@ class GgufFile:
     def number(self, key: str, default: float | None = None) -> float:
         """Return an entry that is a finite number; see ``integer``."""
         value = self._entry(key, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
-            self._wrong(key, value, "one finite number")
-        return float(value)
+        if isinstance(value, bool | str) or not isinstance(value, int | float):
+            self._wrong(key, value, "a number")
+        return float(value) if math.isfinite(value) else self._wrong(key, value, "finite")
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return an entry that is true or false; see ``integer``."""
