@@ -46,7 +46,7 @@ def _split(digits: str) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a name in ``tokenizer.ggml.pre`` stands for.
+    """Pre-tokenizer and settings that a name in ``tokenizer.ggml.pre`` stands for.
 
     Attributes:
         pieces: The pre-tokenizer, as ``tokenizer.json`` holds it.
