@@ -242,6 +242,9 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
         if result.distilled is not None:
             parts.append(partial(_compared, run, sources, result, result.distilled))
     run.together(parts)
+    for result in results:  # whichever was measured first, rows stand in the order of settings
+        found = result.evaluations
+        result.evaluations = {name: found[name] for name in result.settings if name in found}
 
 
 def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:
