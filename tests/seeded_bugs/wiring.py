@@ -9,7 +9,7 @@ WIRING = (
         "every setting is measured with the checkpoint of WT",
         "wiring",
         "flows/parts.py",
-        'checkpoint = artifact.path / "checkpoint"',
+        'checkpoint = result.settings[setting].path / "checkpoint"',
         'checkpoint = result.settings["WT"].path / "checkpoint"',
         ("tests/flows/test_plans.py",),
     ),
