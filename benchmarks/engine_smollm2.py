@@ -2,10 +2,11 @@
 
     python -m benchmarks.engine_smollm2 --out docs/results/engine-smollm2.json
 
-A case is a data type, a number of rows and a prompt length. ``--out`` is written after each, and
-the same command goes on behind those that it holds: if it was stopped, or for one case at a time
-(``--cases 1``). The text is cut into passages of 64 tokens, taken from the kinds of
-``../shared/data/general`` in turn (test split); where that is absent, the docstrings' test split.
+A case is a data type, a number of rows and a prompt length. ``--out`` is written after each. With
+``--commit`` the same command goes on behind those that it holds, if commit, machine, checkpoint and
+text are the same: if it was stopped, or for one case at a time (``--cases 1``). The text is cut
+into passages of 64 tokens, taken from the kinds of ``../shared/data/general`` in turn (test split);
+where that is absent, the docstrings' test split.
 
 Rules against no rules: alternating pairs on prompts of their own, both sides generating the text
 that follows. Our engine without rules against ``transformers.generate``: greedy, ids compared.
@@ -38,9 +39,11 @@ from benchmarks.engine_sides import (
 )
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.benchmarking.throughput import measure_throughput
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.model.umim import UMIM
+from umim_core.store.artifacts import digest_of, sha256_bytes, sha256_file
 from umim_core.text.sources import JsonLines
 from umim_core.text.tokens import iter_token_pieces
 
@@ -55,6 +58,17 @@ def pairs_of(options: argparse.Namespace, prompt_tokens: int) -> int:
     return max(_FEWEST_PAIRS, min(options.pairs, options.tokens_per_side // prompt_tokens))
 
 
+def text_files(folder: Path = GENERAL) -> list[Path]:
+    """Return the files of general text, none where there is no such folder."""
+    return sorted(folder.glob("*-test.jsonl.gz"))
+
+
+def text_digest(folder: Path = GENERAL) -> str:
+    """Return the SHA-256 of the text that ``general_text`` reads."""
+    sums = {file.name: sha256_file(file) for file in text_files(folder)}
+    return digest_of(sums) if sums else sha256_bytes(held_out_text().encode())
+
+
 def general_text(umim: UMIM, tokens: int, folder: Path = GENERAL) -> tuple[str, Ids]:
     """Return what held-out text this is, and its ids: passages of every kind of text in turn.
 
@@ -63,7 +77,7 @@ def general_text(umim: UMIM, tokens: int, folder: Path = GENERAL) -> tuple[str, 
         tokens: How many are needed.
         folder: Files ``KIND-test.jsonl.gz``; where there is none, docstrings are read.
     """
-    files = sorted(folder.glob("*-test.jsonl.gz"))
+    files = text_files(folder)
     if not files:
         ids = np.array(umim.backbone.encode(held_out_text()), dtype=np.int64)
         return "docstrings of the installed packages, test split", ids[:tokens]
@@ -158,9 +172,27 @@ def equal(report: Report) -> bool:
     return ids and all(gate[2] for name, gate in gates(report).items() if name.endswith("logits"))
 
 
+def settings_of(options: argparse.Namespace, folder: Path = GENERAL) -> Report:
+    """Return what decides the figures of a case, besides machine, commit and the case itself."""
+    names = ("new_tokens", "pairs", "tokens_per_side", "compared_tokens")
+    checkpoint = Checkpoint.load(options.checkpoint)
+    return {
+        **{name: getattr(options, name) for name in names},
+        "checkpoint": Path(options.checkpoint).name,
+        "module": checkpoint.module.digest(),
+        "rules": checkpoint.rules.digest,
+        "unit_positions": checkpoint.config.unit_positions,
+        "backbone": checkpoint.config.backbone_fingerprint,
+        "text": text_digest(folder),
+    }
+
+
 def go_on(report: Report, out: Path | None) -> None:
-    """Take the cases of an earlier call over if machine, commit and settings are the same."""
-    if out is None or not out.is_file():
+    """Take the cases of an earlier call over if machine, commit and settings are the same.
+
+    Without a commit nothing says that the code is the same, and every case is measured.
+    """
+    if out is None or not out.is_file() or report["facts"]["commit"] is None:
         return
     earlier = json.loads(out.read_text(encoding="utf-8"))
     same = all(earlier.get(name) == report[name] for name in ("benchmark", "facts", "settings"))
@@ -170,9 +202,7 @@ def go_on(report: Report, out: Path | None) -> None:
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure the cases that are missing."""
-    settings = ("new_tokens", "pairs", "tokens_per_side", "compared_tokens")
-    report["settings"] = {name: getattr(options, name) for name in settings}
-    report["settings"]["checkpoint"] = Path(options.checkpoint).name
+    report["settings"] = settings_of(options)
     report["cases"] = {}
     go_on(report, options.out)
     left = options.cases

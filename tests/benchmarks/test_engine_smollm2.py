@@ -12,10 +12,20 @@ import pytest
 
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import random_subject
-from benchmarks.engine_smollm2 import equal, gates, general_text, go_on, measure_case, pairs_of
+from benchmarks.engine_smollm2 import (
+    equal,
+    gates,
+    general_text,
+    go_on,
+    measure_case,
+    pairs_of,
+    settings_of,
+)
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.rules.ruleset import RuleSet
 
 OPTIONS = argparse.Namespace(
     new_tokens=4, pairs=2, tokens_per_side=64, compared_tokens=32, lengths=[32, 64]
@@ -90,6 +100,44 @@ def test_a_second_call_goes_on_with_the_same_settings_only(report: Report, tmp_p
     go_on(same, out)
     go_on(other, out)
     assert same["cases"].keys() == report["cases"].keys() and other["cases"] == {}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["", "module", "rules", "unit_positions", "backbone", "text", "new_tokens", "commit"],
+)
+def test_cases_of_another_input_are_measured_anew(
+    changed: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").mkdir()
+    text = tmp_path / "text" / "a-test.jsonl.gz"
+    text.write_bytes(b"one")
+    options = argparse.Namespace(**vars(OPTIONS), checkpoint=str(tiny_checkpoint))
+    facts = {"commit": None if changed == "commit" else "abc"}
+    before = {"benchmark": "x", "facts": facts, "settings": settings_of(options, text.parent)}
+    out = tmp_path / "out.json"
+    out.write_text(json.dumps(before | {"subject": {}, "cases": {"one": 1}}), "utf-8")
+
+    checkpoint = Checkpoint.load(tiny_checkpoint)
+    config, module, rules = checkpoint.config, checkpoint.module, checkpoint.rules
+    if changed == "module":
+        next(module.parameters()).data.mul_(2)
+    elif changed == "rules":
+        origin = config.tokenizer_fingerprint
+        rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=origin)
+    elif changed == "unit_positions":
+        config = config.model_copy(update={"unit_positions": "preserved"})
+    elif changed == "backbone":
+        config = config.model_copy(update={"backbone_fingerprint": "0" * 64})
+    elif changed == "text":
+        text.write_bytes(b"two")
+    elif changed == "new_tokens":
+        options.new_tokens += 1
+    options.checkpoint = str(tmp_path / tiny_checkpoint.name)  # the same name
+    Checkpoint(config, module, rules).save(options.checkpoint)
+    now = before | {"settings": settings_of(options, text.parent), "cases": {}}
+    go_on(now, out)
+    assert now["cases"] == ({} if changed else {"one": 1})
 
 
 def test_the_text_takes_passages_of_all_kinds_in_turn(tiny_umim: UMIM, tmp_path: Path) -> None:
