@@ -26,6 +26,12 @@ def test_the_four_parts_are_printed_with_their_figures(umim: Umim) -> None:
     assert max(map(len, found.out.splitlines())) <= 100
 
 
+def test_a_prompt_fits_the_backbones_positions(umim: Umim) -> None:
+    found = umim("demo", "-c", "umim-docs-gpt2")  # 1,024 positions
+    assert found.code == 0, found.err
+    assert "3. Prefill of 1,023 tokens" in found.out
+
+
 @pytest.mark.full
 def test_the_document_holds_what_was_measured(umim: Umim) -> None:
     document = json.loads(umim("demo", "-c", "umim-docs-llama", "--json").out)

@@ -93,3 +93,11 @@ def test_a_system_message_without_a_chat_is_refused(chat: Chat) -> None:
     result = chat("--system", "w5")
     assert (result.code, result.out) == (1, "")
     assert "a system message belongs to a chat" in result.err and "Add --chat." in result.err
+
+
+def test_settings_of_sampling_fit_a_model_that_samples_by_itself(chat: Chat) -> None:
+    document = json.loads(chat("--top-k", 1, "--top-p", 0.9, "--json").out)
+    assert document["ids"] == json.loads(chat("--greedy", "--json").out)["ids"]
+    several = chat("-n", 3, "--seed", 1, "--temperature", 40.0, "--json")
+    assert several.code == 0, several.err
+    assert len({str(one["ids"]) for one in json.loads(several.out)["samples"]}) > 1

@@ -149,9 +149,14 @@ def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) 
         (["--stream", "--json"], "--json prints one document and nothing else; got --stream"),
         (["--show", "--json"], "--json prints one document and nothing else; got --show"),
         (["--logprobs", "2"], "log-probabilities are printed as JSON; got --logprobs 2"),
-        (["-n", "2"], "greedy decoding gives one text and draws nothing; got --samples 2"),
-        (["--top-k", "3", "--top-p", "0.5"], "got --top-k 3, --top-p 0.5"),
-        (["--temperature", "0.5"], "got --temperature 0.5. Add --sample."),
+        (
+            ["--greedy", "-n", "2"],
+            "greedy decoding gives one text and draws nothing; got --samples",
+        ),
+        (["--greedy", "--top-k", "3", "--top-p", "0.5"], "got --top-k 3, --top-p 0.5"),
+        (["--greedy", "--temperature", "0.5"], "got --temperature 0.5. Say --sample."),
+        (["-n", "2"], "Greedy methods (do_sample != True)"),
+        (["--top-k", "3"], "need do_sample; got ['top_k']"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(

@@ -257,5 +257,10 @@ def test_a_digest_stands_for_form_weights_and_data_type() -> None:
     other.load_state_dict(module.state_dict(), strict=False)
     with torch.no_grad():
         next(same.parameters()).view(-1)[0] += 1e-3
-    digests = {module.digest(), same.digest(), other.digest(), module.bfloat16().digest()}
-    assert len(digests) == 4
+    digests = {module.digest(), same.digest(), other.digest()}
+    for residual in ("last", "exponential"):
+        anchored = MergeModule(8, residual=residual)
+        anchored.load_state_dict(module.state_dict())
+        digests.add(anchored.digest())
+    digests.add(module.bfloat16().digest())
+    assert len(digests) == 6

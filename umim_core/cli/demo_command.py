@@ -29,7 +29,7 @@ _MESSAGE: Final = (
 _PROMPT: Final = "Return the sum of the array elements over a given"
 _NEW_TOKENS: Final = 48
 _TIMING: Final = BenchmarkConfig(
-    prompt_lengths=(1024,),
+    prompt_lengths=(1024,),  # fewer where the backbone has fewer positions
     new_tokens=2,
     warmup=1,
     pairs=3,
@@ -88,8 +88,12 @@ def demo(checkpoint: CheckpointOption = None, as_json: JsonFlag = False) -> None
     text = _generated(umim)
     if not as_json:
         text.show()
-    _say(as_json, "\n3. Prefill of 1,024 tokens of held-out docstrings, until the first token")
-    prefill = _prefill(umim)
+    timing = _timing(umim.backbone.max_positions)
+    length = timing.prompt_lengths[0]
+    _say(
+        as_json, f"\n3. Prefill of {length:,} tokens of held-out docstrings, until the first token"
+    )
+    prefill = _prefill(umim, timing)
     _say(as_json, _speed(prefill))
     _say(as_json, "\n4. Perplexity per raw token, of the base model and with merged spans")
     scores = _scores(umim)
@@ -123,15 +127,25 @@ def _generated(umim: UMIM) -> GenerationOutput:
     )
 
 
-def _prefill(umim: UMIM) -> ThroughputRow:
+def _timing(positions: int | None) -> BenchmarkConfig:
+    """Return a protocol whose prompt and new tokens fit a backbone's positions."""
+    if positions is None:
+        return _TIMING
+    fits = positions - _TIMING.new_tokens + 1  # the last token is never fed
+    return _TIMING.model_copy(update={"prompt_lengths": (min(fits, *_TIMING.prompt_lengths),)})
+
+
+def _prefill(umim: UMIM, timing: BenchmarkConfig) -> ThroughputRow:
     """Time base and UMIM on the same prompts, in turn."""
     import numpy as np
 
     from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
+    from umim_core.store.machine_lock import measuring
 
-    needed = tokens_needed(_TIMING) + _TIMING.pairs * _TIMING.new_tokens
+    needed = tokens_needed(timing) + timing.pairs * timing.new_tokens
     ids = np.array(_held_out(umim, needed), dtype=np.int64)
-    rows = measure_throughput(umim.compressed, ids, _TIMING)
+    with measuring():
+        rows = measure_throughput(umim.compressed, ids, timing)
     return next(row for row in rows if row.phase == "prefill")
 
 

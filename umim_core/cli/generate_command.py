@@ -72,7 +72,7 @@ def generate(
         list[str] | None, typer.Option(help="End at this text; may be given several times.")
     ] = None,
     samples: Annotated[
-        int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need --sample.")
+        int, typer.Option("--samples", "-n", min=1, help="Texts; more than one need sampling.")
     ] = 1,
     seed: Annotated[
         int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
@@ -190,8 +190,8 @@ def _check_sampling(
     top_k: int | None,
     top_p: float | None,
 ) -> None:
-    """Refuse settings of sampling that greedy decoding would ignore."""
-    if do_sample:
+    """Refuse settings of sampling with --greedy; the model's own settings are not known yet."""
+    if do_sample is not False:
         return
     given = {
         f"--samples {samples}": samples > 1,
@@ -202,7 +202,7 @@ def _check_sampling(
     unused = ", ".join(name for name, is_given in given.items() if is_given)
     if unused:
         raise ConfigError(
-            "greedy decoding gives one text and draws nothing", unused, "Add --sample."
+            "greedy decoding gives one text and draws nothing", unused, "Say --sample."
         )
 
 
