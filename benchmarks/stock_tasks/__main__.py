@@ -14,7 +14,7 @@ nothing is asked of a network.
 Gates, in float32: log-likelihoods of ``merge=none`` equal those of ``hf`` to 1e-4 nats, those of
 the empty rule set to 1e-3 (sums over answers, in forwards of other shapes; 9e-5 measured between
 batches of 1 and 64 on 32 short answers); the empty rule set takes no more time than ``hf``. In
-bfloat16 the same answers differ by up to 0.8 nats from float32, so that is the default.
+bfloat16 the same answers differ by up to 0.8 nats from float32, so float32 is the default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.common import Benchmark, Gate, Report, at_most
-from benchmarks.stock_tasks.paired import averages, compare, summary
+from benchmarks.stock_tasks.paired import averages, check_same_questions, compare, summary
 from benchmarks.stock_tasks.task_cells import (
     BASE,
     HF,
@@ -42,6 +42,7 @@ from benchmarks.stock_tasks.task_cells import (
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
+from umim_core.errors import ConfigError
 from umim_core.store.artifacts import directory_digest
 
 TASKS: Final = ("arc_easy", "arc_challenge", "piqa", "openbookqa", "hellaswag", "copa")
@@ -81,19 +82,27 @@ def score(subject: Subject, options: argparse.Namespace, data: str) -> dict[str,
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Score every task by every side and compare the sides."""
+    """Score every task by every side and compare the sides.
+
+    Raises:
+        ConfigError: If there are too few questions for a standard error.
+    """
+    if options.limit is not None and options.limit < 2:
+        raise ConfigError(
+            "--limit must be at least 2", options.limit, "One question has no standard error."
+        )
     checkpoint = Checkpoint.load(options.checkpoint)
     name = options.name or Path(options.checkpoint).name
     backbone = options.backbone or checkpoint.config.backbone
-    if Path(backbone).is_dir():
+    if Path(backbone).exists():
         backbone = str(Path(backbone).resolve())  # the folder changes below
     batch_size = options.batch_size if options.batch_size == "auto" else int(options.batch_size)
     subject = Subject(checkpoint, name, backbone, options.dtype, batch_size)
     data = directory_digest(options.hub)
     report |= {
         "checkpoint": subject.name,
-        "backbone": Path(checkpoint.config.backbone).name,
-        "backbone_fingerprint": checkpoint.config.backbone_fingerprint,
+        "backbone": Path(backbone).name,
+        "backbone_fingerprint": subject.backbone.fingerprint,
         "module_digest": checkpoint.module.digest(),
         "rules": len(checkpoint.rules),
         "rules_digest": checkpoint.rules.digest,
@@ -105,8 +114,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
     }
     found = score(subject, options, data)
     for task, scored in found.items():
+        check_same_questions(task, scored)
         base = scored.get(BASE) or scored.get(HF)
-        rows = {side: summary(cell, base or cell) for side, cell in scored.items()}
+        rows = {side: summary(cell, base) for side, cell in scored.items()}
         report["tasks"][task] = {"sides": rows, "against_hf": compare(scored)}
     report["mean"] = averages(report["tasks"])
 

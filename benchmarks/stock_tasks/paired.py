@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.common import Report
 from benchmarks.stock_tasks.task_cells import BASE, HF, NO_RULES
+from umim_core.errors import ArtifactError
 
 METRICS: Final = ("acc", "acc_norm")
 
@@ -36,18 +37,39 @@ def reduction(tally: Mapping[str, int]) -> float | None:
     return 1 - tally["units"] / tally["raw"] if tally["raw"] else None
 
 
-def summary(cell: Report, base: Report) -> Report:
-    """Return accuracies, their paired differences to the base model, and token reductions."""
+def check_same_questions(task: str, cells: Mapping[str, Report]) -> None:
+    """Refuse to compare sides of a task that answered other questions.
+
+    Raises:
+        ArtifactError: If the digests of their questions differ.
+    """
+    digests = {side: cell["documents"][:12] for side, cell in cells.items()}
+    if len(set(digests.values())) > 1:
+        raise ArtifactError(
+            f"the sides of {task} must have answered the same questions",
+            digests,
+            "Empty the folder --cells and measure again.",
+        )
+
+
+def summary(cell: Report, base: Report | None) -> Report:
+    """Return accuracies, their paired differences to the base model, and token reductions.
+
+    Args:
+        cell: One task, one side.
+        base: The same task on the base model; without it there are no differences.
+    """
     found: Report = {
         name: cell[name] for name in ("questions", "of", "split", "seconds", "inputs", "contexts")
     }
     for metric in METRICS:
         if metric in cell:
-            ours, theirs = np.array(cell[metric]), np.array(base[metric])
-            found[metric] = mean_of(ours)
-            found[f"{metric}_difference"] = mean_of(ours - theirs)
-    chosen, before = choices(cell), choices(base)
-    found["choices_changed"] = float(np.mean(chosen != before))
+            found[metric] = mean_of(cell[metric])
+            if base is not None:
+                differences = np.subtract(cell[metric], base[metric])
+                found[f"{metric}_difference"] = mean_of(differences)
+    if base is not None:
+        found["choices_changed"] = float(np.mean(choices(cell) != choices(base)))
     found["token_reduction"] = reduction(cell["inputs"]) or 0.0
     found["context_token_reduction"] = reduction(cell["contexts"])
     return found
@@ -91,6 +113,8 @@ def averages(tasks: Mapping[str, Report]) -> Report:
             "seconds": sum(row["seconds"] for row in rows),
         }
         for name in ("", "_difference"):
+            if any(f"acc{name}" not in row for row in rows):
+                continue  # there is no base model to compare with
             found[side] |= {
                 f"acc{name}": mean_of_means([row[f"acc{name}"] for row in rows]),
                 f"acc_norm{name}": mean_of_means(

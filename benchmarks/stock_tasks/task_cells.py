@@ -69,7 +69,7 @@ class Subject:
         return UmimLM(checkpoint, merge, self.backbone, batch_size=self.batch_size)
 
     def key(self, task: str, side: str, data: str, limit: int | None) -> Report:
-        """Return whatever decides the content of a cell, without loading the backbone."""
+        """Return whatever decides the content of a cell; the backbone is the one in use."""
         config, rules = self.checkpoint.config, self.checkpoint.rules
         merges = side in ("prompt", "all")
         return {
@@ -77,8 +77,8 @@ class Subject:
             "side": side,
             "limit": limit,
             "data": data,
-            "backbone": config.backbone_fingerprint,
-            "tokenizer": config.tokenizer_fingerprint,
+            "backbone": self.backbone.fingerprint,
+            "tokenizer": self.backbone.tokenizer_fingerprint,
             "module": self.checkpoint.module.digest() if merges else None,
             "rules": rules.digest if merges else None,
             "unit_positions": config.unit_positions if merges else None,

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from benchmarks.stock_tasks.__main__ import gates, main
-from benchmarks.stock_tasks.paired import mean_of, mean_of_means, summary
-from benchmarks.stock_tasks.task_cells import SIDES, find_cell, keep_cell
+from benchmarks.stock_tasks.paired import (
+    averages,
+    check_same_questions,
+    mean_of,
+    mean_of_means,
+    summary,
+)
+from benchmarks.stock_tasks.task_cells import SIDES, Subject, find_cell, keep_cell
 from docs.make.results import benchmark_page
 from support.unit_counts import counted_tokens, read_spans
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
+from umim_core.errors import ArtifactError, ConfigError
+from umim_core.rules.ruleset import RuleSet
 
 SPLITS = """\
 ---
@@ -65,6 +77,88 @@ def test_the_error_of_a_mean_over_tasks_adds_up_by_squares() -> None:
     found = mean_of_means([{"mean": 0.2, "std": 0.03}, {"mean": 0.4, "std": 0.04}])
     assert found == pytest.approx({"mean": 0.3, "std": 0.025})
     assert mean_of([0, 1, 1])["std"] == pytest.approx(np.sqrt(1 / 3 / 3))
+
+
+def test_without_a_base_there_are_no_differences() -> None:
+    counts = {"inputs": {"raw": 10, "units": 8}, "contexts": {"raw": 0, "units": 0}}
+    given = {"questions": 2, "of": 2, "split": "test", "seconds": 1.0, "acc": [1, 0]}
+    cell = given | counts | {"log_likelihoods": [[0.0, 1.0]] * 2}
+    found = summary(cell, None)
+    assert not {"acc_difference", "choices_changed"} & found.keys()
+    means = averages({"piqa": {"sides": {"prompt": found}}})["prompt"]
+    assert means["acc"]["mean"] == 0.5
+    assert not {"acc_difference", "acc_norm_difference"} & means.keys()
+
+
+def test_sides_with_other_questions_are_not_compared() -> None:
+    check_same_questions("piqa", {"hf": {"documents": "a"}, "none": {"documents": "a"}})
+    with pytest.raises(ArtifactError, match="must have answered the same questions"):
+        check_same_questions("piqa", {"hf": {"documents": "a"}, "none": {"documents": "b"}})
+
+
+def test_one_question_is_refused(hub: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        main(["--hub", str(hub), "--checkpoint", "umim-docs-llama", "--limit", "1"])
+
+
+@pytest.mark.parametrize("name", ["backbone", "backbone.gguf"])
+def test_a_relative_path_of_a_backbone_is_made_absolute(
+    name: str, tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def load(where: str, **_: object) -> None:
+        found.append(where)
+        raise InterruptedError
+
+    (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("benchmarks.stock_tasks.task_cells.load_backbone", load)
+    with pytest.raises(InterruptedError):
+        main(["--hub", str(hub), "--checkpoint", "umim-docs-llama", "--backbone", name])
+    assert found == [str(tmp_path / name)]
+
+
+@pytest.mark.parametrize(
+    "changed", ["", "module", "rules", "backbone", "dtype", "batch_size", "limit"]
+)
+def test_every_input_is_part_of_a_cells_key(
+    changed: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    def subject(**other: Any) -> Subject:
+        given: dict[str, Any] = {
+            "checkpoint": Checkpoint.load(tiny_checkpoint),
+            "name": "tiny",
+            "backbone_name": str(tiny_checkpoint.parent / "backbone"),
+            "dtype": "float32",
+            "batch_size": 4,
+        }
+        return Subject(**given | other)
+
+    checkpoint = Checkpoint.load(tiny_checkpoint)
+    config, module, rules = checkpoint.config, checkpoint.module, checkpoint.rules
+    other: dict[str, Any] = {}
+    if changed == "module":
+        next(module.parameters()).data.mul_(2)
+    elif changed == "rules":
+        rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=config.tokenizer_fingerprint)
+    elif changed == "backbone":
+        shutil.copytree(tiny_checkpoint.parent / "backbone", tmp_path / "backbone")
+        weights = load_file(tmp_path / "backbone" / "model.safetensors")
+        first = sorted(weights)[0]
+        changed_weights = weights | {first: weights[first] * 2}
+        save_file(changed_weights, tmp_path / "backbone" / "model.safetensors", {"format": "pt"})
+        other["backbone_name"] = str(tmp_path / "backbone")
+    elif changed in ("dtype", "batch_size"):
+        other[changed] = {"dtype": "bfloat16", "batch_size": 8}[changed]
+    other["checkpoint"] = Checkpoint(config, module, rules)
+    limit = 3 if changed == "limit" else 2
+    for side in SIDES:
+        unmerged = side not in ("prompt", "all") and changed in ("module", "rules")
+        same = subject().key("piqa", side, "data", 2) == subject(**other).key(
+            "piqa", side, "data", limit
+        )
+        assert same == (not changed or unmerged)
 
 
 def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:
@@ -116,3 +210,9 @@ def test_a_run_is_resumed_from_its_cells_and_writes_its_page(hub: Path, tmp_path
     main([str(option) for option in options])
     assert {path: path.stat().st_mtime_ns for path in cells.iterdir()} == written
     assert json.loads(out.read_text("utf-8")) == report
+
+    main([*(str(option) for option in options), "--sides", "prompt", "all"])
+    alone = json.loads(out.read_text("utf-8"))
+    assert set(alone["mean"]) == {"prompt", "all"}
+    assert "_difference" not in json.dumps(alone["mean"])
+    assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(alone)
