@@ -185,10 +185,11 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
 
 
 def distill(run: PipelineRun, results: list[CellResult]) -> None:
-    """Distill each cell."""
+    """Distill each cell; whichever ends first, they are registered in the order of the recipe."""
     trained = run.together([partial(_distilled, run, result) for result in results])
     for result, artifact in zip(results, trained, strict=True):
         result.distilled = result.settings[WT] = artifact
+        run.register(result.cell.backbone, artifact)
 
 
 def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
@@ -243,8 +244,10 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
             parts.append(partial(_compared, run, sources, result, result.distilled))
     run.together(parts)
     for result in results:  # whichever was measured first, rows stand in the order of settings
-        found = result.evaluations
+        found, scores = result.evaluations, result.scores
         result.evaluations = {name: found[name] for name in result.settings if name in found}
+        places = [(task, of) for of in (*result.settings, BASE) for task in sources.tasks]
+        result.scores = {place: scores[place] for place in places if place in scores}
 
 
 def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: str) -> None:

@@ -131,11 +131,22 @@ class PipelineRun(Generic[R]):
         """
         return side_by_side(parts, self.recipe.cluster.parallel_stages)
 
+    def register(self, backbone: str, trained: Artifact) -> None:
+        """Put a cell's checkpoint into MLflow's registry, if it is the first of its backbone.
+
+        Args:
+            backbone: Name of the backbone; its alias points at the checkpoint.
+            trained: The artifact of the stage ``distill``.
+        """
+        if backbone not in self._registered:
+            self._registered.add(backbone)
+            checkpoint = trained.path / "checkpoint"
+            self.tracker.register_checkpoint(backbone, checkpoint, trained.key)
+
     def _record(self, artifact: Artifact) -> None:
         manifest = artifact.manifest()
         curve = read_curve(artifact.path) if (artifact.path / CURVE).is_file() else []
         names = sorted({name for row in curve for name in row if name != "step"})
-        checkpoint = artifact.path / "checkpoint"
         self.tracker.stage_run(
             self.key,
             artifact.stage,
@@ -153,11 +164,6 @@ class PipelineRun(Generic[R]):
             ],
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
-        if artifact.stage == "distill":
-            backbone = str(manifest["config"]["backbone"])
-            if backbone not in self._registered:  # the alias is the first cell's
-                self._registered.add(backbone)
-                self.tracker.register_checkpoint(backbone, checkpoint, artifact.key)
 
     def links(self) -> dict[str, str]:
         """Return the addresses of the run's pages that a server shows."""

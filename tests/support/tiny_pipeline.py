@@ -136,6 +136,9 @@ class Walk:
         """Run independent parts, one after the other."""
         return [part() for part in parts]
 
+    def register(self, backbone: str, trained: Artifact) -> None:
+        """Register nothing."""
+
     def report(self) -> Artifact:
         """Write the report's pages."""
         return self.stage(report_stage, self.recipe, *self.results, {})
