@@ -19,6 +19,7 @@ from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
 from umim_core.errors import BackboneError
 from umim_core.packages.gguf_cache import gguf_directory
+from umim_core.packages.gguf_conversion import convert_gguf
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
@@ -78,6 +79,21 @@ def test_a_changed_file_is_another_model(file: Path) -> None:
     before = gguf_directory(file)
     make(file, seed=1)
     assert gguf_directory(file) != before
+
+
+def test_a_file_that_changes_while_it_is_converted_is_refused(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(path: Path, out: Path) -> None:
+        convert_gguf(path, out)
+        before = path.stat()
+        make(path, seed=1)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    monkeypatch.setattr("umim_core.packages.gguf_cache.convert_gguf", convert)
+    with pytest.raises(BackboneError, match="must stay as it is while it is converted"):
+        gguf_directory(file)
+    assert [*cache.glob("gguf-*/")] == []
 
 
 def test_a_damaged_conversion_is_made_again(file: Path, caplog: pytest.LogCaptureFixture) -> None:

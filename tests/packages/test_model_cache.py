@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -22,14 +24,16 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.shape import local_shape
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.errors import BackboneError, FetchError
+from umim_core.errors import ArtifactError, BackboneError, FetchError
 from umim_core.packages.model_cache import (
     fetch_model,
     model_directory,
     model_fault,
+    models_root,
     packaged_directory,
 )
 from umim_core.packages.packaged_model import PackagedModel
+from umim_core.store.artifacts import payload_files, sha256_file
 
 # A process of its own: it is given the folder of the model's file and what happens to it.
 CHILD = f"""
@@ -40,6 +44,11 @@ if sys.argv[2] == "die before the manifest":
     model_cache.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 model_cache.fetch_model(model_cache.PACKAGED.find({NAME!r}))
 """
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    """What a read-only file system answers."""
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def start(package: TinyPackage, what: str = "") -> subprocess.Popen[str]:
@@ -192,9 +201,42 @@ def test_a_flipped_bit_under_an_old_time_is_found_by_hashing(
     assert "must have the SHA-256" in str(model_fault(model, verify=True))
 
 
-def test_a_copied_model_is_hashed_once_and_used(model: PackagedModel, fetched: Path) -> None:
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_copied_model_is_hashed_once_and_used(
+    model: PackagedModel, fetched: Path, writable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.utime(fetched / "config.json", (time.time() + 60, time.time() + 60))
-    assert model_fault(model) is None
+    if not writable:
+        monkeypatch.setattr(os, "utime", refuse)
+    hashed = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_file(path)
+
+    monkeypatch.setattr("umim_core.store.artifacts.sha256_file", counted)
+    assert [model_fault(model) for _ in range(2)] == [None, None]
+    assert sorted(hashed) == sorted(payload_files(fetched))
+
+
+def test_a_whole_model_needs_no_lock(
+    model: PackagedModel, fetched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umim_core.packages.model_cache.directory_lock", refuse)
+    assert fetch_model(model) == fetched
+    (fetched / "config.json").unlink()
+    with pytest.raises(ArtifactError, match="must be writable; got Read-only file system"):
+        fetch_model(model)
+
+
+def test_the_folder_of_models_may_start_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UMIM_MODELS", "~/models")
+    assert models_root() == tmp_path / "models"
+    monkeypatch.setenv("UMIM_MODELS", "models")
+    assert models_root() == Path.cwd() / "models"
 
 
 @pytest.mark.parametrize("variable", ["UMIM_OFFLINE", "HF_HUB_OFFLINE", "local_files_only"])

@@ -52,16 +52,17 @@ def gguf_directory(path: Path) -> Path:
         path: The file.
 
     Raises:
-        BackboneError: As in ``convert_gguf``.
+        BackboneError: As in ``convert_gguf``, and if the file changes meanwhile.
         ArtifactError: If the cache cannot be written.
     """
-    final = models_root() / f"gguf-{_digest_of(path)[:16]}"
+    digest = _digest_of(path)
+    final = models_root() / f"gguf-{digest[:16]}"
     if _is_whole(final):
         return final
     try:
         with directory_lock(final.with_name(f"{final.name}.convert"), wait_seconds=None):
             if not _is_whole(final):
-                _convert(path, final)
+                _convert(path, digest, final)
     except OSError as error:
         if not is_refusal(error):
             raise
@@ -85,7 +86,7 @@ def _is_whole(final: Path) -> bool:
     return True
 
 
-def _convert(path: Path, final: Path) -> None:
+def _convert(path: Path, digest: str, final: Path) -> None:
     """Convert and publish under the lock."""
     weights = sum(math.prod(tensor.shape) for tensor in read_gguf(path).tensors.values())
     needed = weights * _BYTES_PER_WEIGHT
@@ -99,19 +100,26 @@ def _convert(path: Path, final: Path) -> None:
         "umim: converting %s to float32, once: %s MB -> %s", path, f"{needed / 1e6:,.0f}", final
     )
     shutil.rmtree(final, ignore_errors=True)
-    publish_directory(final, lambda out: _fill(path, out))
+    publish_directory(final, lambda out: _fill(path, digest, out))
 
 
-def _fill(path: Path, out: Path) -> None:
+def _fill(path: Path, digest: str, out: Path) -> None:
     convert_gguf(path, out)
+    _digest.cache_clear()
+    if (now := _digest_of(path)) != digest:
+        raise BackboneError(
+            f"{path} must stay as it is while it is converted (SHA-256 {digest})",
+            now,
+            "Try again once it is written.",
+        )
     held = quantisation(out)
     lost = "What quantisation lost is not restored, so figures of the base model are those of these"
     (out / "README.md").write_text(
-        f"# {path.stem}\n\nMade from a GGUF file (SHA-256 `{_digest_of(path)}`): its weights as "
+        f"# {path.stem}\n\nMade from a GGUF file (SHA-256 `{digest}`): its weights as "
         f"float32.\n" + (f"The file held them as {held}. {lost} weights.\n" if held else ""),
         encoding="utf-8",
     )
-    write_manifest(out, kind=_KIND, schema=_SCHEMA, body={"sha256": _digest_of(path)})
+    write_manifest(out, kind=_KIND, schema=_SCHEMA, body={"sha256": digest})
 
 
 def _digest_of(path: Path) -> str:

