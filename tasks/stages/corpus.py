@@ -137,11 +137,16 @@ def _check_unchanged(corpus: Artifact, config: Corpus) -> None:
     """
     record = read_json(corpus.path / _RECORD)
     if not isinstance(record, dict) or record["files"] != file_digests(_in_place(config)):
-        raise CorpusError(
-            "the corpus files must stay as they are while the pipeline runs",
-            "they changed since the corpus stage",
-            "Run the same command again.",
-        )
+        raise changed_files("they changed since the corpus stage")
+
+
+def changed_files(value: str) -> CorpusError:
+    """Return the error of files that changed while they were needed."""
+    return CorpusError(
+        "the corpus files must stay as they are while the pipeline runs",
+        value,
+        "Run the same command again.",
+    )
 
 
 def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes, task: str) -> Artifact:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import PART
+from tasks.stages.corpus import PART, changed_files
 from umim_core.config.corpus import SPLITS, DocstringPart, MixtureCorpus, Split, TextPart
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError
@@ -33,17 +33,15 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
 
     Raises:
         CorpusError: If a file of a part is missing or unreadable; part, file and remedy are named.
+            If one changes while it is read.
     """
-    digests = {
-        f"{name}.{split}:{number}": digest
-        for name, part in corpus.parts.items()
-        if isinstance(part, TextPart)
-        for split in SPLITS
-        for number, digest in enumerate(_digests(name, part, split))
-    }
+    digests = _file_digests(corpus)
     made = {} if docstrings is None else {"docstrings": docstrings.digest}
     spec = StageSpec(
-        "mixture", 1, corpus.model_dump(mode="json", exclude={"train_tokens"}), made | digests
+        "mixture",
+        1,
+        corpus.model_dump(mode="json", exclude={"train_tokens"}),
+        made | _numbered(digests),
     )
 
     def build(out: Path) -> Metrics:
@@ -64,11 +62,31 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
         for name in corpus.parts:
             rows = ({"text": text} for text in _texts(corpus, name, "test", docstrings))
             write_rows(out / f"{PART}{name}.jsonl", rows)
-        records = {name: _record(corpus, name, docstrings) for name in corpus.parts}
+        if _file_digests(corpus) != digests:
+            raise changed_files("they changed while they were mixed")
+        records = {name: _record(corpus, name, docstrings, digests) for name in corpus.parts}
         write_json(out / RECORD, {n: found | {"sizes": sizes[n]} for n, found in records.items()})
         return metrics
 
     return run_stage(root, spec, build)
+
+
+def _file_digests(corpus: MixtureCorpus) -> dict[tuple[str, Split], list[str]]:
+    """Return the digests of the user's files by part and split."""
+    return {
+        (name, split): _digests(name, part, split)
+        for name, part in corpus.parts.items()
+        if isinstance(part, TextPart)
+        for split in SPLITS
+    }
+
+
+def _numbered(digests: Mapping[tuple[str, Split], list[str]]) -> dict[str, str]:
+    return {
+        f"{name}.{split}:{number}": digest
+        for (name, split), found in digests.items()
+        for number, digest in enumerate(found)
+    }
 
 
 def _digests(name: str, part: TextPart, split: Split) -> list[str]:
@@ -102,13 +120,18 @@ def _source(
     return JsonLines(paths=(str(docstrings.path / f"{split}.jsonl"),), nul="keep")
 
 
-def _record(corpus: MixtureCorpus, name: str, docstrings: Artifact | None) -> dict[str, object]:
+def _record(
+    corpus: MixtureCorpus,
+    name: str,
+    docstrings: Artifact | None,
+    digests: Mapping[tuple[str, Split], list[str]],
+) -> dict[str, object]:
     """Return a part's licence, and its files with their digests."""
     part = corpus.parts[name]
     files: object = {} if docstrings is None else {"docstrings": docstrings.digest}
     if isinstance(part, TextPart):
         files = {
-            split: dict(zip(_names(part.source(split)), _digests(name, part, split), strict=True))
+            split: dict(zip(_names(part.source(split)), digests[name, split], strict=True))
             for split in SPLITS
         }
     return {"kind": part.kind, "licence": part.licence, "files": files}

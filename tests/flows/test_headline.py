@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ import pytest
 from flows import parts
 from support.flow_plans import Recorder
 from tasks.report.compare import ShippedResult, comparison_rows
+from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Recipe
+from umim_core.errors import ArtifactError
+from umim_core.packages import model_cache
+from umim_core.packages.packaged_model import PACKAGED, PackagedModel
 
 
 def recipe(checkpoint: str) -> Recipe:
@@ -55,6 +61,39 @@ def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
     (line,) = caplog.messages
     assert line.startswith("the row of umim-no-such-checkpoint is left out: ")
     assert "\n" not in line
+
+
+@pytest.fixture
+def needs_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkpoint whose backbone comes in a package that is not here, on a machine online."""
+    name = PACKAGED.names()[0]
+    config = read_config(resolve_checkpoint("umim-docs-gpt2"))
+    monkeypatch.setattr(
+        checks, "read_config", lambda _: config.model_copy(update={"backbone": name})
+    )
+    monkeypatch.setenv(model_cache.MODELS_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(model_cache, "offline", lambda: False)
+    return "umim-docs-gpt2"
+
+
+def test_a_plan_fetches_nothing(needs_a_package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[PackagedModel] = []
+    monkeypatch.setattr(model_cache, "fetch_model", fetched.append)
+    parts.plan(recipe(needs_a_package))
+    assert fetched == []
+    with suppress(TypeError):  # nothing was fetched
+        checks.why_absent(needs_a_package)
+    assert fetched  # as a run would have
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_row_out(
+    needs_a_package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: PackagedModel) -> Path:
+        raise ArtifactError("the cache must be writable", "read-only", "Name another folder.")
+
+    monkeypatch.setattr(model_cache, "fetch_model", refuse)
+    assert checks.why_absent(needs_a_package) == "read-only. Name another folder."
 
 
 def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:

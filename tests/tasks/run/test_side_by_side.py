@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextvars import ContextVar
 
 import pytest
@@ -38,6 +39,7 @@ def test_parts_share_the_threads_of_torch_which_the_caller_gets_back() -> None:
     try:
         torch.set_num_threads(4)
         assert side_by_side([torch.get_num_threads] * 2, 2) == [2, 2]
+        assert side_by_side([torch.get_num_threads] * 2, 4) == [2, 2]
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
@@ -55,12 +57,26 @@ def test_an_error_lets_those_under_way_end_and_keeps_the_others_from_beginning()
     def ends() -> None:
         under_way.set()
         failed.wait(30)
+        time.sleep(0.5)  # the error is on its way out of its part
         done.append("under way")
 
     others = [lambda: done.append("begun")] * 8
     with pytest.raises(ZeroDivisionError):
         side_by_side([fails, ends, *others], 2)
     assert done == ["under way"]
+
+
+def test_the_errors_of_other_parts_are_noted_on_the_first() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def fails(error: Exception) -> None:
+        both.wait()
+        raise error
+
+    parts = [lambda: fails(KeyError("one")), lambda: fails(OSError("the disk is full"))]
+    with pytest.raises(KeyError) as raised:
+        side_by_side([*parts, lambda: None], 2)
+    assert raised.value.__notes__ == ["Another part failed, too: OSError: the disk is full"]
 
 
 def test_stages_share_no_gpu() -> None:

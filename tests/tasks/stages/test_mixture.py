@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages import mixture
 from tasks.stages.corpus import parts, texts, tokenize_stage, tokens
 from tasks.stages.mixture import RECORD, mixture_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -18,6 +20,7 @@ from umim_core.config.corpus import SPLITS, MixtureCorpus
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import CorpusError
 from umim_core.store.artifacts import read_json, sha256_file
+from umim_core.text.mixing import MixedSize, mix_documents
 
 NAME = "umim-docs-llama"
 
@@ -104,6 +107,23 @@ def test_a_missing_file_is_named_with_its_part_and_a_remedy(
         mixture_stage(tmp_path, config, docstrings)
     assert str(missing) in str(refused.value)
     assert "Correct corpus.parts.book.valid" in str(refused.value)
+
+
+def test_a_file_that_changes_while_it_is_mixed_is_refused(
+    config: MixtureCorpus, docstrings: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mix(texts: Mapping[str, Iterator[str]], out: Path, **options: int) -> dict[str, MixedSize]:
+        sizes = mix_documents(texts, out, **options)
+        (tmp_path / "book-valid.txt").write_text("another book\n", encoding="utf-8")
+        return sizes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mixture, "mix_documents", mix)
+        with pytest.raises(CorpusError, match="must stay as they are while the pipeline runs"):
+            mixture_stage(tmp_path, config, docstrings)
+    made = mixture_stage(tmp_path, config, docstrings)
+    assert made.executed
+    assert "another book" in (made.path / "valid.jsonl").read_text(encoding="utf-8")
 
 
 def test_a_limit_on_tokens_keeps_the_beginning_of_the_mixed_order(
