@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.tiny_models import random_backbone
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scoring import Request, Scorer, Tally, _parts
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.continuations import widest_row
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -55,9 +58,42 @@ def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generato
         units, one, two = rng.integers(1, 200, 3).tolist()
         width = int(rng.integers(1, 32))
         together = cost(units + one + two) <= cost(units + one) + cost(units + two)
-        assert (len(list(_parts([one, two], 8, units, width))) == 1) == together
+        assert (len(list(_parts([one, two], 8, units, width, 999))) == 1) == together
         joined += together
     assert 50 < joined < 150
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 5000),
+    st.lists(st.integers(0, 900), min_size=1, max_size=70),
+    st.sampled_from([None, 100, 4096]),
+    st.sampled_from([1024, 32768]),
+)
+def test_the_mask_of_a_shared_row_is_bounded(
+    units: int, sizes: list[int], window: int | None, positions: int
+) -> None:
+    backbone = random_backbone("mistral", sliding_window=window, max_position_embeddings=positions)
+    room = widest_row(units, backbone)
+    assert room <= min(max(2 * units, 2048), positions, window or positions)
+    parts = list(_parts(sizes, 64, units, 4096, room))
+    assert [k for part in parts for k in part] == list(range(len(sizes)))
+    for part in parts:
+        assert len(part) == 1 or units + sum(sizes[k] for k in part) <= room
+
+
+@pytest.mark.parametrize("family", ["mistral", "gpt_neo"])
+@pytest.mark.parametrize("wide", [False, True])  # whether an answer is beyond the window
+def test_windows_and_positions_bound_what_shares_a_row(family: str, wide: bool) -> None:
+    name = "window_size" if family == "gpt_neo" else "sliding_window"
+    backbone = random_backbone(family, hidden_size=64, max_position_embeddings=40, **{name: 24})
+    model = Scorer(Compressed.without_merging(backbone), "prompt", 40)
+    context = list(range(1, 31 if wide else 13))
+    requests = [request(context, [a, *range(1, 7)]) for a in range(9)]
+    requests += [request([5, 6], [a, 7]) for a in range(3)]  # these share a row
+    together = model.score(requests, 64)
+    alone = [model.score([r], 1)[0].log_prob for r in requests]
+    assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-4)
 
 
 def test_tallies_count_raw_tokens_and_units() -> None:

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from umim_core.backbone.attention_masks import attention_window
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.continuations import score_continuations
+from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 
 Ints = NDArray[np.int64]
@@ -142,7 +143,8 @@ class Scorer:
         alone = self.merge == "prompt"
         rows = self._context_rows if alone else self._whole_rows
         ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
-        for batch in _batches(ordered, batch_size):
+        window = attention_window(self.compressed.backbone.model.config)
+        for batch in _batches(ordered, batch_size, window):
             members = [row.members for row in batch]
             scores = (self._score_contexts if alone else self._score_whole)(
                 [row.context for row in batch],
@@ -202,7 +204,9 @@ class Scorer:
         for key, members in groups.items():
             context, units = fitted[key]
             sizes = [len(requests[i].continuation) - 1 for i in members]
-            for part in _parts(sizes, batch_size, units, self.compressed.backbone.hidden_size):
+            backbone = self.compressed.backbone
+            room = widest_row(units, backbone)
+            for part in _parts(sizes, batch_size, units, backbone.hidden_size, room):
                 columns = units + sum(sizes[k] for k in part)
                 yield _Row(context, [members[k] for k in part], columns)
 
@@ -240,7 +244,9 @@ class Scorer:
         return score_rows(rows, self.compressed, [len(context) for context in contexts])
 
 
-def _parts(sizes: Sequence[int], most: int, units: int, width: int) -> Iterator[list[int]]:
+def _parts(
+    sizes: Sequence[int], most: int, units: int, width: int, room: int
+) -> Iterator[list[int]]:
     """Cut the indices of ``sizes`` into runs of at most ``most`` members that pay off as one row.
 
     ::
@@ -257,11 +263,13 @@ def _parts(sizes: Sequence[int], most: int, units: int, width: int) -> Iterator[
         most: Most members of a run.
         units: Columns S of the context.
         width: Embedding size d.
+        room: Most columns of a row of several members.
     """
     part: list[int] = []
     total = 0
     for k, size in enumerate(sizes):
-        if part and (len(part) == most or 2 * total * size > units * (units + 6 * width)):
+        dear = 2 * total * size > units * (units + 6 * width)
+        if part and (len(part) == most or dear or units + total + size > room):
             yield part
             part, total = [], 0
         part.append(k)
@@ -270,12 +278,17 @@ def _parts(sizes: Sequence[int], most: int, units: int, width: int) -> Iterator[
         yield part
 
 
-def _batches(rows: Sequence[_Row], most: int) -> Iterator[list[_Row]]:
-    """Cut rows into batches of at most ``most`` requests (a row is never split)."""
+def _batches(rows: Sequence[_Row], most: int, window: int | None) -> Iterator[list[_Row]]:
+    """Cut rows, longest first, into batches of at most ``most`` requests; no row is split.
+
+    Rows beyond an attention window need the backbone's own mask, so no row of several
+    continuations, which brings another, joins them.
+    """
     batch: list[_Row] = []
     total = 0
     for row in rows:
-        if batch and total + len(row.members) > most:
+        full = total + len(row.members) > most
+        if batch and (full or (window is not None and row.columns <= window < batch[0].columns)):
             yield batch
             batch, total = [], 0
         batch.append(row)

@@ -26,7 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umim_core.backbone.attention_masks import additive_mask, check_attention_window
+from umim_core.backbone.attention_masks import (
+    additive_mask,
+    attention_window,
+    check_attention_window,
+)
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
@@ -35,6 +39,7 @@ from umim_core.merging.likelihood import TokenScores, split_scores, target_score
 Ints = NDArray[np.integer]
 _PADDING: Final = -1
 _CONTEXT: Final = 0
+_COLUMNS: Final = 2048  # of a row with several continuations: its mask is [L, L]
 
 
 def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,6 +60,20 @@ def block_mask(groups: Tensor, dtype: torch.dtype) -> Tensor:
     allowed = causal & (key != _PADDING) & ((key == _CONTEXT) | (key == query))
     allowed |= columns[None, :] == columns[:, None]
     return additive_mask(allowed, dtype)
+
+
+def widest_row(units: int, backbone: Backbone) -> int:
+    """Return the most columns that a row of several continuations should have.
+
+    Beyond twice its context, or 2,048 columns, the mask is what costs. Columns beyond the window or
+    the positions would be right in most backbones, but GPT-Neo counts both by columns.
+
+    Args:
+        units: Units of its context.
+        backbone: The model.
+    """
+    limits = (attention_window(backbone.model.config), backbone.max_positions)
+    return min([max(2 * units, _COLUMNS), *(limit for limit in limits if limit is not None)])
 
 
 @dataclass(frozen=True)
