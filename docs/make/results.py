@@ -132,4 +132,5 @@ def _machine(report: Report) -> str:
     found = report["facts"]
     libraries = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
     commit = f" Commit {found['commit'][:12]}." if found["commit"] else ""
-    return f"Machine: {found['platform']}, {found['cores']} cores. {libraries}.{commit}"
+    cores = f", {found['cores']} cores" if "cores" in found else ""
+    return f"Machine: {found['platform']}{cores}. {libraries}.{commit}"

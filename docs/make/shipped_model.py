@@ -18,6 +18,9 @@ LABELS: Final = {
     "_part_docstrings": "docstrings",
 }
 _ALIGNED: Final = ("top1", "top10", "mrr", "kl")
+_ABOUT: Final = {
+    "umim_docstrings": "which of four summaries belongs to a docstring (chance 25 %), ",
+}
 _SIDES: Final = {"base": "base model", "umim": "UMIM"}
 
 
@@ -62,8 +65,10 @@ def _texts(report: Report) -> Iterator[Report]:
 
 
 def _task(report: Report) -> str:
-    """Return the scores of the embedded task; nothing for a run without it."""
-    return _TASK(report) if report["task"] else ""
+    """Return the scores of the task; nothing for a run without one."""
+    if not report["task"]:
+        return ""
+    return _TASK(report | {"about": _ABOUT.get(report["task_name"], "")})
 
 
 def _sides(report: Report) -> Iterator[Report]:
@@ -145,8 +150,8 @@ increase in nats | {nats_increase:.3f}
 """
 _TASK: Final = page(
     """\
-Which summary belongs to a docstring (`umim_docstrings`, {protocol.task_questions} questions of the
-test split, four choices, chance 25 %; ± is the standard error over questions):
+Task `{task_name}`: {about}{protocol.task_questions} questions of the test split; ± is the standard
+error over questions.
 
 @ sides
 < model    | {side}

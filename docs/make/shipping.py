@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -25,8 +25,9 @@ from safetensors.torch import load_file, save_file
 from docs.make import shipped_model
 from docs.make.document import RESULTS, ROOT
 from docs.make.results import documents_of
+from docs.make.shipping_trail import trail
 from tasks.run.recipes import find_recipe
-from tasks.run.stage import STAGE_SCHEMA, Artifact
+from tasks.run.stage import Artifact
 from tasks.stages.corpus import parts
 from tasks.stages.evaluate import rows_of
 from tasks.stages.mixture import RECORD
@@ -36,14 +37,13 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
-from umim_core.config.recipe import Recipe
+from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
 from umim_core.rules.rules_table import read_table, write_table
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.store.artifacts import (
-    directory_digest,
     read_json,
     read_manifest,
     sha256_file,
@@ -59,56 +59,6 @@ _ROUNDING_ROWS: Final = 8
 _LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
 _TABLE: Final = "rules.parquet"
 _WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
-
-
-@dataclass(frozen=True)
-class Trail:
-    """Stages of a run that belong to one checkpoint.
-
-    Attributes:
-        distilled: The training.
-        evaluated: Alignment and perplexity of the checkpoint.
-        tokenized: Token ids that it was measured on.
-        corpus: What they are of.
-        scores: Task scores by ``base`` and ``umim``; nothing for a run without a task.
-    """
-
-    distilled: Artifact
-    evaluated: Artifact
-    tokenized: Artifact
-    corpus: Artifact
-    scores: dict[str, Artifact]
-
-
-def trail(checkpoint: Path, recipe: Recipe) -> Trail:
-    """Find the stages of a checkpoint below the artifact root that it lies in.
-
-    Raises:
-        ConfigError: If it was not measured there as the recipe says.
-    """
-    root, digest = checkpoint.parents[2], directory_digest(checkpoint)
-    asked = recipe.evaluate.model_dump(exclude={"task_questions"})
-    evaluated = _one(
-        (
-            found
-            for found in _finished(root, "evaluate")
-            if found.manifest()["inputs"]["checkpoint"] == digest
-            and asked.items() <= found.manifest()["config"].items()
-        ),
-        f"the checkpoint must have been evaluated as the recipe {recipe.name} says",
-        checkpoint,
-    )
-    tokenized = _with_digest(root, ("tokenize",), evaluated.manifest()["inputs"]["tokens"])
-    corpus = _with_digest(root, ("mixture",), tokenized.manifest()["inputs"]["corpus"])
-    models = {digest: "umim", read_config(checkpoint).backbone_fingerprint: "base"}
-    scores = {
-        models[found.manifest()["inputs"]["model"]]: found
-        for found in _finished(root, "task-score")
-        if found.manifest()["inputs"]["model"] in models
-        and found.manifest()["config"]["questions"] == recipe.evaluate.task_questions
-    }
-    distilled = _artifact(checkpoint.parent, "distill")
-    return Trail(distilled, evaluated, tokenized, corpus, scores)
 
 
 def store(checkpoint: Path, out: Path, weights: str = "bfloat16") -> None:
@@ -161,7 +111,6 @@ def results_of(
         "recipe": recipe.name,
         "facts": {
             "platform": facts["platform"],
-            "cores": os.cpu_count(),
             "commit": commit,
             "versions": {"python": facts["python"], **facts["versions"]},
         },
@@ -186,9 +135,17 @@ def results_of(
         },
         "protocol": recipe.evaluate.model_dump(),
         "texts": {shipped_model.label(s): shipped_model.figures(metrics, s) for s in names},
+        "task_name": _task_name(found.scores),
         "task": {side: score.metrics for side, score in found.scores.items()},
         "rounding": _rounding(found.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
+
+
+def _task_name(scores: Mapping[str, Artifact]) -> str | None:
+    """Return the task that was scored, as the stage recorded it."""
+    if not scores:
+        return None
+    return str(scores["umim"].manifest()["config"].get("task", DEFAULT_TASK))
 
 
 def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
@@ -232,27 +189,42 @@ def _rounding(
     return found
 
 
-def _finished(root: Path, stage: str) -> Iterator[Artifact]:
-    for manifest in sorted((root / stage).glob("*/manifest.json")):
-        if manifest.parent.suffix == "":
-            yield _artifact(manifest.parent, stage)
+def ship(
+    checkpoint: Path,
+    shipped: Path,
+    recipe: Recipe,
+    weights: str = "bfloat16",
+    commit: str | None = None,
+) -> dict[str, Any]:
+    """Store and measure a checkpoint; only then is what ships replaced.
 
+    Args:
+        checkpoint: The run's checkpoint.
+        shipped: Where it goes.
+        recipe: What was run.
+        weights: Data type of the stored module.
+        commit: Of the source tree that trained it.
 
-def _artifact(path: Path, stage: str) -> Artifact:
-    record: Any = read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False)
-    return Artifact(stage, record["key"], path, record["digest"], executed=False)
+    Returns:
+        Its results.
 
-
-def _with_digest(root: Path, stages: Sequence[str], digest: str) -> Artifact:
-    every = (found for stage in stages for found in _finished(root, stage))
-    rule = f"the run's {' or '.join(stages)} must be under the same root"
-    return _one((found for found in every if found.digest == digest), rule, root)
-
-
-def _one(found: Iterator[Artifact], rule: str, where: Path) -> Artifact:
-    for artifact in found:
-        return artifact
-    raise ConfigError(rule, str(where), "Run the recipe to its end, then ship its checkpoint.")
+    Raises:
+        ConfigError: If its rules are too large, or it was not run as the recipe says.
+    """
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / shipped.parent.name / shipped.name
+        store(checkpoint, made, weights)
+        size = (made / "rules" / _TABLE).stat().st_size
+        if size > MAX_RULES_BYTES:
+            raise ConfigError(
+                f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
+                size,
+                "Raise tau, or set rule_budget.",
+            )
+        results = results_of(checkpoint, made, recipe, commit)
+        shutil.rmtree(shipped, ignore_errors=True)
+        publish_directory(shipped, partial(shutil.copytree, made, dirs_exist_ok=True))
+    return results
 
 
 def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
@@ -278,14 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"{options.recipe} trains no checkpoint")
     checkpoint = resolve_checkpoint(options.checkpoint).resolve()
     shipped = ASSETS / options.name / "checkpoint"
-    store(checkpoint, shipped, options.weights)
-    results = results_of(checkpoint, shipped, recipe, options.commit)
-    if results["rules"]["bytes"] > MAX_RULES_BYTES:
-        raise ConfigError(
-            f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
-            results["rules"]["bytes"],
-            "Raise tau, or set rule_budget.",
-        )
+    results = ship(checkpoint, shipped, recipe, options.weights, options.commit)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for document in (*shipped_model.cards(), *documents_of(file)):

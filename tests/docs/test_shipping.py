@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from docs.make import shipped_model
+from docs.make import shipped_model, shipping
 from docs.make.results import documents_of
 from docs.make.shipping import results_of, store, write_sums
+from docs.make.shipping_trail import scores_of
 from support.tiny_mixture import mixture_recipe
 from support.tiny_pipeline import walk
+from tasks.run.recipes import find_recipe
+from tasks.run.stage import StageSpec, run_stage
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import sha256_file
 
@@ -50,6 +55,65 @@ def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:
     assert (tmp_path / "sums").read_text(encoding="utf-8") == "".join(expected)
 
 
+@pytest.mark.parametrize("refused", ["size", "results"])
+def test_what_ships_is_replaced_once_nothing_can_refuse_it(
+    refused: str, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def results(_: Path, made: Path, *__: object) -> dict[str, Any]:
+        if refused == "results" and limits:
+            raise ConfigError("must have been evaluated", "", "")
+        return {"checkpoint": made.parent.name}
+
+    shipped = tmp_path / "umim-tiny" / "checkpoint"
+    shipped.mkdir(parents=True)
+    (shipped / "old").touch()
+    monkeypatch.setattr(shipping, "results_of", results)
+    limits = [shipping.MAX_RULES_BYTES]
+    if refused == "size":
+        monkeypatch.setattr(shipping, "MAX_RULES_BYTES", 1)
+    with pytest.raises(ConfigError):
+        shipping.ship(tiny_checkpoint, shipped, object())
+    assert [path.name for path in shipped.iterdir()] == ["old"]
+
+    monkeypatch.setattr(shipping, "MAX_RULES_BYTES", limits.pop())
+    assert shipping.ship(tiny_checkpoint, shipped, object()) == {"checkpoint": "umim-tiny"}
+    assert not (shipped / "old").exists()
+    assert Checkpoint.load(shipped).rules.digest == Checkpoint.load(tiny_checkpoint).rules.digest
+
+
+def test_task_scores_are_those_of_the_recipe(tmp_path: Path) -> None:
+    task = {"merge": "context", "questions": 200, "device": "cpu"}
+    inputs = {"model": "digest", "task": "questions"}
+    strange: list[tuple[dict[str, Any], dict[str, str]]] = [
+        (task | {"method": "full-cache"}, inputs),
+        (task | {"task": "other", "form": {}}, inputs),
+        (task | {"dtype": "bfloat16"}, inputs),
+        (task | {"merge": "all"}, inputs),
+        (task | {"questions": 100}, inputs),
+        (task, inputs | {"model": "other"}),
+        (task | {"merge": "none"}, {"model": "base", "task": "other questions"}),
+    ]
+    own = {"umim": (task, inputs), "base": (task | {"merge": "none"}, inputs | {"model": "base"})}
+    recipe, models = find_recipe("smollm2"), {"umim": "digest", "base": "base"}
+    assert isinstance(recipe, Recipe)
+    keys = {}
+    for number, (config, given) in enumerate([*strange, *own.values()]):
+        keys[number] = run_stage(tmp_path, StageSpec("task-score", 1, config, given), _nothing).key
+        if number == len(strange) - 1:
+            with pytest.raises(ConfigError, match="umim must have been scored on umim_docstrings"):
+                scores_of(tmp_path, recipe, models, {"device": "cpu"})
+    found = scores_of(tmp_path, recipe, models, {"device": "cpu"})
+    first = len(strange)
+    assert {side: score.key for side, score in found.items()} == {
+        "umim": keys[first],
+        "base": keys[first + 1],
+    }
+
+
+def _nothing(_: Path) -> dict[str, float]:
+    return {}
+
+
 @pytest.mark.full
 def test_page_and_card_show_what_the_run_measured(tmp_path: Path) -> None:
     recipe = mixture_recipe(tmp_path)
@@ -70,10 +134,19 @@ def test_page_and_card_show_what_the_run_measured(tmp_path: Path) -> None:
             assert words in text
         assert str(tmp_path / "manual") not in text
     scored = {"acc_tok": 0.5, "acc_tok_stderr": 0.04, "token_reduction": 0.25}
-    with_task = results | {"task": {"base": scored | {"token_reduction": 0.0}, "umim": scored}}
+    assert (results["task"], results["task_name"]) == ({}, None)
+    with_task = (
+        results
+        | {"task_name": "umim_docstrings"}
+        | {"task": {"base": scored | {"token_reduction": 0.0}, "umim": scored}}
+    )
     assert "50.0 ± 4.0 | 25.0%" in shipped_model.card(with_task)
+    assert "Task `umim_docstrings`: which of four" in shipped_model.card(with_task)
     other = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"alignment_rows": 2})}
     )
     with pytest.raises(ConfigError, match="must have been evaluated as the recipe tiny-mixture"):
         results_of(checkpoint, shipped, other, None)
+    faster = recipe.distill.model_copy(update={"learning_rate": 0.004})
+    with pytest.raises(ConfigError, match="must have been trained as the recipe tiny-mixture"):
+        results_of(checkpoint, shipped, recipe.model_copy(update={"distill": faster}), None)

@@ -1,0 +1,141 @@
+"""The stages of a run that belong to one trained checkpoint, found by digests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tasks.run.stage import STAGE_SCHEMA, Artifact
+from tasks.stages.distill import dtype_key
+from umim_core.checkpoint.checkpoint_files import read_config
+from umim_core.config.recipe import Recipe
+from umim_core.errors import ConfigError
+from umim_core.store.artifacts import canonical_json, directory_digest, read_manifest
+from umim_core.task_sets.spec import TASKS
+
+_MERGES: Final = {"prompt": "context", "all": "all"}  # as stage task-score records them
+
+
+@dataclass(frozen=True)
+class Trail:
+    """Stages of a run that belong to one checkpoint.
+
+    Attributes:
+        distilled: The training.
+        evaluated: Alignment and perplexity of the checkpoint.
+        tokenized: Token ids that it was measured on.
+        corpus: What they are of.
+        scores: Scores of the recipe's first task by ``base`` and ``umim``; nothing for a run
+            without a task.
+    """
+
+    distilled: Artifact
+    evaluated: Artifact
+    tokenized: Artifact
+    corpus: Artifact
+    scores: dict[str, Artifact]
+
+
+def trail(checkpoint: Path, recipe: Recipe) -> Trail:
+    """Find the stages of a checkpoint below the artifact root that it lies in.
+
+    Raises:
+        ConfigError: If it was not trained or measured there as the recipe says.
+    """
+    root, digest = checkpoint.parents[2], directory_digest(checkpoint)
+    distilled = _artifact(checkpoint.parent, "distill")
+    _check_training(distilled, recipe)
+    device, dtype = recipe.placement
+    placed = {"device": device, **dtype_key(dtype)}
+    asked = {
+        **recipe.evaluate.model_dump(exclude={"task_questions"}),
+        "segment_length": recipe.segment_length,
+        **placed,
+    }
+    evaluated = _one(
+        (
+            found
+            for found in _finished(root, "evaluate")
+            if found.manifest()["inputs"]["checkpoint"] == digest
+            and found.manifest()["config"] == asked
+        ),
+        f"the checkpoint must have been evaluated as the recipe {recipe.name} says",
+        checkpoint,
+    )
+    tokenized = _with_digest(root, ("tokenize",), evaluated.manifest()["inputs"]["tokens"])
+    corpus = _with_digest(root, ("mixture",), tokenized.manifest()["inputs"]["corpus"])
+    base = read_config(checkpoint).backbone_fingerprint
+    scores = scores_of(root, recipe, {"umim": digest, "base": base}, placed)
+    return Trail(distilled, evaluated, tokenized, corpus, scores)
+
+
+def _check_training(distilled: Artifact, recipe: Recipe) -> None:
+    """Refuse a recipe that says another training than the one that made the checkpoint."""
+    config = distilled.manifest()["config"]
+    own = {name: config[name] for name in ("seed", "segment_length")}
+    asked: dict[str, Any] = recipe.distill.model_dump(mode="json") | {
+        name: getattr(recipe, name) for name in own
+    }
+    trained = config["train"] | own
+    if other := {name: value for name, value in trained.items() if asked.get(name) != value}:
+        raise ConfigError(
+            f"the checkpoint must have been trained as the recipe {recipe.name} says",
+            other,
+            "Name the recipe that was run, as it was then.",
+        )
+
+
+def scores_of(
+    root: Path, recipe: Recipe, models: dict[str, str], placed: dict[str, object]
+) -> dict[str, Artifact]:
+    """Return the scores of the recipe's first task, of both models on the same questions."""
+    if recipe.task is None:
+        return {}
+    task, found = TASKS.find(recipe.tasks[0]), dict[str, Artifact]()
+    questions: str | None = None
+    for side, merge in (("umim", _MERGES[task.merge]), ("base", "none")):
+        asked: dict[str, Any] = {
+            "merge": merge,
+            "questions": recipe.evaluate.task_questions,
+            **placed,
+        }
+        asked |= json.loads(canonical_json(task.key()))  # no ``method``: that is a baseline's
+        inputs = {"model": models[side]} | ({} if questions is None else {"task": questions})
+        found[side] = _one(
+            (
+                score
+                for score in _finished(root, "task-score")
+                if score.manifest()["config"] == asked
+                and inputs.items() <= score.manifest()["inputs"].items()
+            ),
+            f"{side} must have been scored on {task.name} as the recipe {recipe.name} says",
+            root,
+        )
+        questions = found[side].manifest()["inputs"]["task"]
+    return found
+
+
+def _finished(root: Path, stage: str) -> Iterator[Artifact]:
+    for manifest in sorted((root / stage).glob("*/manifest.json")):
+        if manifest.parent.suffix == "":
+            yield _artifact(manifest.parent, stage)
+
+
+def _artifact(path: Path, stage: str) -> Artifact:
+    record: Any = read_manifest(path, kind="stage", schema=STAGE_SCHEMA, verify=False)
+    return Artifact(stage, record["key"], path, record["digest"], executed=False)
+
+
+def _with_digest(root: Path, stages: Sequence[str], digest: str) -> Artifact:
+    every = (found for stage in stages for found in _finished(root, stage))
+    rule = f"the run's {' or '.join(stages)} must be under the same root"
+    return _one((found for found in every if found.digest == digest), rule, root)
+
+
+def _one(found: Iterator[Artifact], rule: str, where: Path) -> Artifact:
+    for artifact in found:
+        return artifact
+    raise ConfigError(rule, str(where), "Run the recipe to its end, then ship its checkpoint.")
