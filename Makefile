@@ -84,9 +84,10 @@ $(INSTALLED): $(DEPENDENCIES) pyproject.toml $(wildcard packaging/*.*)
 	@touch $@
 
 # Offline, or with the registry out of reach, the default is the embedded checkpoint.
-$(FETCHED): | $(INSTALLED)
-	@[ -n "$${HF_HUB_OFFLINE:-}$${UMIM_OFFLINE:-}" ] || \
-		{ $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || echo "Later: $(BIN)/umim fetch $(MODEL)"
+OFFLINE := import sys; from umim_core.packages.model_cache import offline; sys.exit(offline())
+$(FETCHED): $(wildcard umim_core/packages/models/*.py) | $(INSTALLED)
+	@{ $(BIN)/python -c '$(OFFLINE)' && $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || \
+		echo "Later: $(BIN)/umim fetch $(MODEL)"
 
 # pip-compile keeps the versions that lock.txt already holds: the result changes only with
 # pyproject.toml. UPGRADE=1 takes the newest versions that fit. Takes about 8 minutes cold.

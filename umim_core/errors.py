@@ -75,6 +75,10 @@ class FetchError(BackboneError):
     """A packaged model cannot be fetched, or is not the one that was specified."""
 
 
+class FetchHashError(FetchError):
+    """A fetched file has another hash than the specified one."""
+
+
 class BackboneMismatchError(UmimError):
     """A checkpoint belongs to another backbone."""
 

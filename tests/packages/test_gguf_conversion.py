@@ -133,6 +133,8 @@ def test_nothing_is_said_of_weights_that_were_not_quantised(tmp_path: Path) -> N
         ({"entries": {"llama.attention.clamp_kqv": 1.0}}, "llama.attention.clamp_kqv"),
         ({"entries": {"llama.rope.scaling.type": "yarn"}}, "llama.rope.scaling.type"),
         ({"entries": {"llama.rope.dimension_count": 4}}, "4 for heads of 8"),
+        ({"entries": {"llama.attention.key_length": 7}}, "must be of an even size"),
+        ({"entries": {"llama.attention.key_length": 0}}, "must be of an even size"),
         ({"entries": {"llama.block_count": 3}}, "lacks blk.2.attn_norm.weight"),
         ({"entries": {"llama.block_count": 1}}, "the tensor blk.1"),
         ({"entries": {"llama.block_count": None}}, "lacks llama.block_count"),

@@ -7,7 +7,7 @@ from typing import Final
 
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.embedded.assets import embedded_path
-from umim_core.errors import ArtifactError, BackboneError
+from umim_core.errors import ArtifactError, BackboneError, FetchHashError
 from umim_core.packages.model_cache import packaged_directory
 
 DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m"
@@ -23,6 +23,9 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
 
     Args:
         local_files_only: Whether the network must not be asked.
+
+    Raises:
+        FetchHashError: If the registry gives another file than the specified one.
     """
     directory = embedded_path(DEFAULT_CHECKPOINT, "checkpoint")
     if directory is None:
@@ -30,10 +33,13 @@ def default_checkpoint(*, local_files_only: bool = False) -> str:
     backbone = read_config(directory).backbone
     try:
         packaged_directory(backbone, local_files_only=local_files_only)
+    except FetchHashError:  # within reach, but not to be trusted
+        raise
     except (BackboneError, ArtifactError) as error:
         _log.warning(
-            "umim: using %s, since %s is not here (%s). For %s: umim fetch %s",
-            *(FALLBACK_CHECKPOINT, backbone, error.value, DEFAULT_CHECKPOINT, backbone),
+            "umim: using %s, since %s is not here (%s; got %s). For %s: umim fetch %s",
+            *(FALLBACK_CHECKPOINT, backbone, error.rule, error.value),
+            *(DEFAULT_CHECKPOINT, backbone),
         )
         return FALLBACK_CHECKPOINT
     return DEFAULT_CHECKPOINT

@@ -13,7 +13,10 @@ from umim_core.cli.form_options import RulesOption, UnitPositionsOption, given_r
 
 def init(
     model: Annotated[
-        str, typer.Argument(help="The frozen model: embedded name, directory or hub repository.")
+        str,
+        typer.Argument(
+            help="The frozen model: a name of umim path, directory, .gguf file or hub repository."
+        ),
     ],
     rules: RulesOption = Path(),
     out: Annotated[
@@ -38,6 +41,9 @@ def init(
     root = artifact_root()
     name = own_name("untrained", (out or rules).resolve().name)
     place = (out or root / name).resolve()
+    from umim_core.mining.preparation import check_absent
+
+    check_absent(place)
     from umim_core.backbone.backbone import load_backbone
     from umim_core.checkpoint.next_steps import after_training
     from umim_core.checkpoint.untrained import untrained_checkpoint

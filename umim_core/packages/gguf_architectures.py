@@ -166,6 +166,12 @@ def model_config(file: GgufFile) -> dict[str, Any]:
             "The file is damaged.",
         )
     head_dim = file.integer(prefix + "attention.key_length", hidden // heads)
+    if head_dim < 1 or head_dim % 2:
+        refuse(
+            "heads of a GGUF file's model must be of an even size, for rotary positions",
+            head_dim,
+            "The file is damaged.",
+        )
     for name in ("attention.value_length", "rope.dimension_count"):
         if file.integer(prefix + name, head_dim) != head_dim:
             unsupported(prefix + name, f"{file.metadata[prefix + name]} for heads of {head_dim}")
