@@ -42,8 +42,8 @@ class Sources:
 def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResult]]:
     """Every stage but the report; what a plan walks is what the whole flow runs.
 
-    Shipped checkpoints need no training: they are measured while a cell's training goes on, which
-    is a chain and leaves cores idle. What is timed comes last and runs alone.
+    Shipped checkpoints need no training: they are measured while cells are adapted, which is a
+    chain and leaves cores idle. What is timed comes last and runs alone.
     """
     sources = prepare(run)
     results = mine(run, sources)

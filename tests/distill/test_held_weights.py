@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_identity import model_identity
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.distill import held_weights
 from umim_core.distill.held_weights import with_held_weights
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel
@@ -132,3 +134,19 @@ def test_a_backbone_that_needs_its_weights_whole_keeps_them(layer: type[nn.Modul
     block.down_proj = layer(block.down_proj)
     backbone = wrap_backbone(model, None)
     assert with_held_weights(backbone) is backbone
+
+
+def test_a_device_without_room_is_not_taken_for_a_layer_that_needs_its_weights_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backbone, calls = build("llama"), itertools.count()
+    states = held_weights._states
+
+    def second_has_no_room(of: Backbone, units: Tensor) -> Tensor:
+        if next(calls):
+            raise torch.OutOfMemoryError("no room")
+        return states(of, units)
+
+    monkeypatch.setattr(held_weights, "_states", second_has_no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        with_held_weights(backbone)

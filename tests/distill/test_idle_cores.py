@@ -5,21 +5,45 @@ from __future__ import annotations
 import pytest
 import torch
 
+from umim_core.distill import train_run
 from umim_core.distill.train_run import warn_of_idle_cores
-from umim_core.mining.counting import thread_count
 
-CORES = thread_count(None)
+CORES = 4
 
 
-@pytest.mark.skipif(CORES < 2, reason="one core cannot be left idle")
-@pytest.mark.parametrize(("threads", "warned"), [(1, True), (CORES, False)])
-def test_fewer_threads_than_cores_are_reported(
-    threads: int, warned: bool, caplog: pytest.LogCaptureFixture
+@pytest.fixture(autouse=True)
+def _cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_run, "thread_count", lambda _: CORES)
+
+
+@pytest.mark.parametrize(
+    ("limit", "grouped", "warned"),
+    [("1", False, True), (str(CORES), False, False), (None, False, False), ("1", True, False)],
+)
+def test_only_a_variable_that_limits_threads_is_reported(
+    limit: str | None,
+    grouped: bool,
+    warned: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if limit is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: grouped)
+    warn_of_idle_cores()
+    assert (f"at most 1 thread(s) where this machine has {CORES} cores" in caplog.text) is warned
+
+
+def test_threads_that_parts_of_a_flow_share_are_not_blamed_on_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         warn_of_idle_cores()
     finally:
         torch.set_num_threads(before)
-    assert (f"1 thread(s) where this machine has {CORES} cores" in caplog.text) is warned
+    assert not caplog.messages

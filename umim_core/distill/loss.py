@@ -6,8 +6,9 @@ Shapes: R aligned rows, d hidden size, V vocabulary, C rows per chunk.
     KL   = CE - H(p_T)
     grad = (p_S - p_T) W / R                            exact, since the head W is frozen
 
-The gradient is formed in the forward pass, chunk by chunk: about 4 C V numbers are held instead of
-the 6 R V of a plain step, and the head takes three matrix products instead of four.
+The gradient is formed in the forward pass, chunk by chunk, and the head takes three matrix products
+instead of four. Instead of the 6 R V numbers of a plain step about 4 C V are held on a GPU; on a
+CPU 2 C V, the logits of teacher and student, and a few blocks of rows that fit a core's cache.
 
 Source: paper, "Distillation Objective"; log-softmax takes the place of log(p + eps).
 """

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import torch
+from torch import distributed as dist
 from torch import nn
 
 from umim_core.backbone.backbone import load_backbone
@@ -101,15 +102,17 @@ def _say(state: Path, text: str) -> None:
 
 
 def warn_of_idle_cores() -> None:
-    """Say so where an environment variable leaves cores idle for hours."""
-    rank, world = rank_and_world()
-    threads, share = torch.get_num_threads(), thread_count(None) // world
-    if rank == 0 and threads < share:
+    """Say so where OMP_NUM_THREADS leaves cores idle for hours.
+
+    Ray gives its workers a thread each whether or not it is set; they are the ones in a group.
+    """
+    limit, cores = os.environ.get("OMP_NUM_THREADS", ""), thread_count(None)
+    if limit.isdecimal() and int(limit) < cores and not dist.is_initialized():
         logger.warning(
-            "each worker computes with %d thread(s) where this machine has %d cores for it; unset "
-            "OMP_NUM_THREADS to use them",
-            threads,
-            share,
+            "training computes with at most %s thread(s) where this machine has %d cores for it; "
+            "unset OMP_NUM_THREADS to use them",
+            limit,
+            cores,
         )
 
 
