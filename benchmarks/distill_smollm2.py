@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -34,7 +36,7 @@ from umim_core.config.hardware import HardwareConfig
 from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel
-from umim_core.errors import UmimError
+from umim_core.errors import ConfigError, UmimError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.umim import UMIM
@@ -149,16 +151,36 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def measure_set(name: str, options: argparse.Namespace) -> Report:
-    """Measure one instruction set; oneDNN reads others than the own when a process starts."""
-    if name in (OWN, os.environ.get(_VARIABLE)):
+    """Measure one instruction set; oneDNN reads which when a process starts.
+
+    Raises:
+        ConfigError: If all that the processor has is asked for where the environment forbids it.
+    """
+    held = os.environ.get(_VARIABLE, OWN)
+    if name == OWN != held:
+        raise ConfigError(
+            f"{_VARIABLE} must not be set where {OWN} is measured", held, "Unset it, or name --isa."
+        )
+    if name == held:
         return measure(batch_of(UMIM.from_pretrained(options.checkpoint), options.rows), options)
-    os.environ[_VARIABLE] = name
-    try:
+    with held_to(name):
         given = {"checkpoint": options.checkpoint, "rows": options.rows, "rounds": options.rounds}
         found: Report = fresh("distill_smollm2", isa=name, **given)["sets"][name]
-    finally:
-        del os.environ[_VARIABLE]
     return found
+
+
+@contextmanager
+def held_to(name: str) -> Iterator[None]:
+    """Hold the processes that are started to an instruction set."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
 
 
 def gates(report: Report) -> dict[str, Gate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from benchmarks.distill_smollm2 import (
 from benchmarks.engine_sides import random_subject
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
+from umim_core import UMIM
+from umim_core.errors import ConfigError
 from umim_core.merging.module import MergeModule
 
 
@@ -82,6 +85,37 @@ def test_the_page_shows_every_side_and_the_bound(report: Report) -> None:
     page = benchmark_page(report)
     for text in (OURS, CASTS, SINGLE, "bound, bfloat16", "seconds a step"):
         assert text in page
+
+
+@pytest.mark.parametrize("given", [None, "AVX512_CORE", "AVX2"])
+@pytest.mark.parametrize("name", [OWN, "AVX512_CORE"])
+def test_a_set_is_measured_where_it_holds_and_a_setting_of_ones_own_stays(
+    name: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable, held = "ONEDNN_MAX_CPU_ISA", list[str | None]()
+
+    def here(*_: object) -> Report:
+        held.append(os.environ.get(variable))
+        return {}
+
+    def child(module: str, isa: str, **_: object) -> Report:
+        return {"sets": {isa: here()}}
+
+    monkeypatch.delenv(variable, raising=False)
+    if given is not None:
+        monkeypatch.setenv(variable, given)
+    monkeypatch.setattr(distill_smollm2, "measure", here)
+    monkeypatch.setattr(distill_smollm2, "batch_of", lambda *_: None)
+    monkeypatch.setattr(UMIM, "from_pretrained", lambda *_: None)
+    monkeypatch.setattr(distill_smollm2, "fresh", child)
+    options = argparse.Namespace(checkpoint="x", rows=1, rounds=1)
+    if name == OWN and given is not None:
+        with pytest.raises(ConfigError, match="must not be set where DEFAULT is measured"):
+            distill_smollm2.measure_set(name, options)
+        return
+    distill_smollm2.measure_set(name, options)
+    assert held == [None if name == OWN else name]
+    assert os.environ.get(variable) == given
 
 
 def test_without_the_checkpoint_one_line_says_what_is_missing(
