@@ -167,6 +167,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
         """Score (strings, context ids, continuation ids); see ``scoring`` for the modes."""
+        disable_tqdm = disable_tqdm or bars_are_hidden()  # lm-eval's rolling loop passes False
         if self.scorer is None:
             return cast(
                 "list[tuple[float, bool]]",
@@ -194,10 +195,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         """Score whole texts; with ``merge=prompt`` there is no context to compress."""
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
-        return cast("list[float]", super().loglikelihood_rolling(requests, disable_tqdm))
+        hidden = disable_tqdm or bars_are_hidden()
+        return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
+        disable_tqdm = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
         if not isinstance(self.scorer, Scorer):
