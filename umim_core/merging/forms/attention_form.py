@@ -131,8 +131,7 @@ class MergeModule(nn.Module):
     def digest(self) -> str:
         """Return the SHA-256 of form and weights, in the data type that they have."""
         form = [self.kind, self.depth, self.positions, self.num_heads, str(self.dtype)]
-        if self.residual != "none":  # digests without one are older, and stay
-            form.append(self.residual)
+        form += [self.residual] * (self.residual != "none")  # digests without one stay
         digest = hashlib.sha256(canonical_json(form).encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(canonical_json([name, list(value.shape)]).encode())
