@@ -1,4 +1,4 @@
-"""What parts of a flow leave stands in the order of the recipe, whichever of them ends first."""
+"""Results of the parts of a flow stand in the order of the recipe, whichever part ends first."""
 
 from __future__ import annotations
 
