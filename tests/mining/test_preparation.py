@@ -52,7 +52,7 @@ def test_reading_that_takes_long_says_how_far_it_is(
             assert caplog.messages == []
         monkeypatch.setattr(preparation, "_QUIET_SECONDS", 0.0)
         with tokenized_corpus(source, None, tmp_path):
-            assert caplog.messages == ["9 tokens read"]
+            assert set(caplog.messages) == {"9 tokens read"}  # twice where Prefect logs, too
 
 
 def test_an_error_removes_the_folder(tmp_path: Path) -> None:
