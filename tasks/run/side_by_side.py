@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack
 from contextvars import copy_context
 from typing import TypeVar
 
@@ -40,11 +41,11 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     def run(part: Callable[[], T]) -> T:
         if failed.is_set():
             raise CancelledError
-        try:
-            return part()
-        except BaseException:
-            failed.set()
-            raise
+        with ExitStack() as unless_returned:
+            unless_returned.callback(failed.set)
+            result = part()
+            unless_returned.pop_all()
+        return result
 
     most = min(most, len(parts))
     share = max(1, threads // most)
