@@ -22,10 +22,8 @@ from typing import Final
 from umim_core.errors import ArtifactError, BackboneError
 from umim_core.packages.gguf_conversion import convert_gguf, quantisation
 from umim_core.packages.gguf_file import MAGIC, read_gguf
-from umim_core.packages.model_cache import MODELS_VARIABLE, models_root, whole_record
+from umim_core.packages.model_cache import locked, models_root, require_room, whole_record
 from umim_core.store.artifacts import sha256_file, write_manifest
-from umim_core.store.disk import is_refusal
-from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory
 
 GGUF: Final = ".gguf"
@@ -59,18 +57,9 @@ def gguf_directory(path: Path) -> Path:
     final = models_root() / f"gguf-{digest[:16]}"
     if _is_whole(final):
         return final
-    try:
-        with directory_lock(final.with_name(f"{final.name}.convert"), wait_seconds=None):
-            if not _is_whole(final):
-                _convert(path, digest, final)
-    except OSError as error:
-        if not is_refusal(error):
-            raise
-        raise ArtifactError(
-            f"{models_root()}, where converted models are kept, must be writable",
-            error.strerror or str(error),
-            f"Free space, or name another folder by {MODELS_VARIABLE}.",
-        ) from error
+    with locked(final, "convert", "converted"):
+        if not _is_whole(final):
+            _convert(path, digest, final)
     return final
 
 
@@ -90,12 +79,7 @@ def _convert(path: Path, digest: str, final: Path) -> None:
     """Convert and publish under the lock."""
     weights = sum(math.prod(tensor.shape) for tensor in read_gguf(path).tensors.values())
     needed = weights * _BYTES_PER_WEIGHT
-    if (free := shutil.disk_usage(final.parent).free) < needed:
-        raise ArtifactError(
-            f"{final.parent} must have {needed / 1e6:,.0f} MB free for {path.name}",
-            f"{free / 1e6:,.0f} MB",
-            f"Free space, or name another folder by {MODELS_VARIABLE}.",
-        )
+    require_room(final.parent, needed, path.name)
     _log.warning(
         "umim: converting %s to float32, once: %s MB -> %s", path, f"{needed / 1e6:,.0f}", final
     )

