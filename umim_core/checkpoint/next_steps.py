@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import (
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
 
@@ -105,6 +109,31 @@ def after_training(checkpoint: str | Path) -> list[str]:
         "(Any task of lm-eval will do. This one is offline; its questions are made from the "
         "installed packages the first time, which takes some minutes.)",
     ]
+
+
+def after_pruning(
+    out: Path, config: CheckpointConfig, texts: Sequence[str], field: str
+) -> list[str]:
+    """Return how to use a pruned checkpoint, and how to train a module for the rules that stay.
+
+    Args:
+        out: Directory that holds ``checkpoint``.
+        config: The checkpoint's; the training makes a module of its form.
+        texts: What the damage was measured on.
+        field: Its text field, where it has fields.
+    """
+    generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
+    train = ["umim", "train", config.backbone, *_short(texts)]
+    train += ["--rules", str(out / "checkpoint" / "rules")]
+    train += [] if field == FIELD else ["--field", field]
+    form = {
+        "positions": config.module_positions,
+        "residual": config.residual,
+        "unit-positions": config.unit_positions,
+    }
+    train += [word for option, value in form.items() for word in (f"--{option}", value)]
+    train += ["--out", str(out.with_name(f"{out.name}-trained"))]
+    return [f"  {shlex.join(generate)}", f"  {shlex.join(train)}"]
 
 
 def to_compare(recipe: Path) -> list[str]:

@@ -30,6 +30,7 @@ from umim_core.cli.prompt_input import (
     SpecialTokensOption,
     given_text,
 )
+from umim_core.cli.prune_command import prune
 from umim_core.cli.rules_command import rules
 from umim_core.cli.train_command import train
 from umim_core.errors import CorpusError, UmimError
@@ -47,6 +48,7 @@ app.command()(bench)
 app.command()(mine)
 app.command()(rules)
 app.command()(init)
+app.command()(prune)
 app.command()(train)
 app.command()(path)
 app.command()(fetch)
@@ -122,18 +124,11 @@ def ppl(
     from umim_core.store.artifacts import finite_or_none
     from umim_core.text.sources import TextFiles
     from umim_core.text.token_ids import leading_ids
-    from umim_core.text.tokens import iter_token_pieces
+    from umim_core.text.tokens import first_ids
 
     umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
-    pieces, total = [], 0
-    for piece, _ in iter_token_pieces(
-        TextFiles(paths=tuple(files)), umim.backbone.require_tokenizer()
-    ):
-        pieces.append(piece)
-        total += len(piece)
-        if total >= max_segments * segment_length:
-            break
-    ids = np.concatenate(pieces)
+    source = TextFiles(paths=tuple(files))
+    ids = first_ids(source, umim.backbone.require_tokenizer(), max_segments * segment_length)
     if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
     # Every window is a text of its own.

@@ -32,12 +32,12 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.row_spread import ratio_error
-from umim_core.merging.branches import branch_layout
+from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
 
-_HEAD_ROWS: Final = 512  # rows whose logits are held at once
+HEAD_ROWS: Final = 512  # rows whose logits are held at once
 _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 
@@ -109,7 +109,7 @@ def evaluate_alignment(
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
         for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed):
-            values = row_metrics(_wide_logits(teacher, backbone), _wide_logits(student, backbone))
+            values = row_metrics(wide_logits(teacher, backbone), wide_logits(student, backbone))
             states.add(values)
             ends = {name: value[unit_end] for name, value in values.items()}
             aligned.add(ends)
@@ -154,26 +154,46 @@ def _state_pairs(
     rows: Sequence[NDArray[np.integer]], packed: PackedUnits, compressed: Compressed
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield states from the first merge on: on raw and merged input [R, d], unit ends, rows [R]."""
-    backbone = compressed.backbone
     layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):
         return
+    pair = hidden_pair(rows, layout, wanted, compressed)
+    of_row = wanted.nonzero()[:, 0]
+    parts = (torch.split(part, HEAD_ROWS) for part in (*pair, layout.trunk[wanted], of_row))
+    yield from zip(*parts, strict=True)
+
+
+def hidden_pair(
+    rows: Sequence[NDArray[np.integer]],
+    layout: BranchLayout,
+    wanted: Tensor,
+    compressed: Compressed,
+) -> tuple[Tensor, Tensor]:
+    """Return hidden states [R, d] on raw and on merged input, of the same places of a text.
+
+    Args:
+        rows: Raw ids per row [T_b].
+        layout: Their states.
+        wanted: The states to return [B, T] (bool).
+        compressed: The model.
+
+    Raises:
+        EvaluationError: If a row exceeds the backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+    """
+    backbone = compressed.backbone
     ids = np.zeros(tuple(layout.lengths.shape), dtype=np.int64)
     for b, row in enumerate(rows):
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
     student = state_hidden(tokens, layout, compressed)[wanted]
     teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
-    of_row = wanted.nonzero()[:, 0]
-    parts = (
-        torch.split(part, _HEAD_ROWS) for part in (teacher, student, layout.trunk[wanted], of_row)
-    )
-    yield from zip(*parts, strict=True)
+    return teacher, student
 
 
-def _wide_logits(hidden: Tensor, backbone: Backbone) -> Tensor:
+def wide_logits(hidden: Tensor, backbone: Backbone) -> Tensor:
     """Return logits [R, V] in at least float32: rounded to bfloat16 they tie."""
     weight, bias = backbone.head_weight, backbone.head_bias
     wide = torch.promote_types(weight.dtype, torch.float32)

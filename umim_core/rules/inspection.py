@@ -156,13 +156,9 @@ def thresholds(rules: RuleSet, points: int) -> list[int]:
 
 def rules_from(rules: RuleSet, tau: int) -> RuleSet:
     """Return the rules of a set that have a count of at least ``tau``."""
-    enough = {n: rules.support_by_order[n] >= tau for n in ORDERS}
-    return replace(
-        rules,
-        ids_by_order={n: rules.ids_by_order[n][enough[n]] for n in ORDERS},
-        support_by_order={n: rules.support_by_order[n][enough[n]] for n in ORDERS},
-        origin=rules.origin.model_copy(update={"tau": tau}),
-    )
+    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
+    origin = rules.origin.model_copy(update={"tau": tau})
+    return replace(rules.take(support >= tau), origin=origin)
 
 
 def top_rules(rules: RuleSet, most: int) -> list[Rule]:

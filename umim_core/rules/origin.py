@@ -34,6 +34,7 @@ class RuleOrigin(BaseModel):
         protect: Patterns of tokens that no rule contains.
         sample_tokens: Tokens of the sample that chose the candidates, or None (all were counted).
         min_probability: What a model gave every token of a confident span, or None.
+        max_damage: Most KL of a rule in nats per saved token, or None (not pruned by damage).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -49,6 +50,7 @@ class RuleOrigin(BaseModel):
     protect: Annotated[tuple[str, ...], Strict(False)] = ()
     sample_tokens: int | None = None
     min_probability: float | None = None
+    max_damage: float | None = None
 
     def described(self) -> dict[str, object]:
         """Return the part that belongs to a digest; digests outlive new fields.

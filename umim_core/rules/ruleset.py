@@ -8,11 +8,12 @@ sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from umim_core.errors import ArtifactError, RuleSetError, TokenizerMismatchError
@@ -158,6 +159,37 @@ class RuleSet:
         rules = {str(n): count for n, count in self.counts_by_order.items()}
         return self.origin.described() | {"rules": rules}
 
+    def take(self, kept: NDArray[np.bool_]) -> RuleSet:
+        """Return some of the rules, of the same origin.
+
+        Args:
+            kept: Whether each rule stays [R]; rules are sorted by n, then ids.
+        """
+        borders = np.cumsum(list(self.counts_by_order.values()))[:-1]
+        parts = dict(zip(ORDERS, np.split(kept, borders), strict=True))
+        return replace(
+            self,
+            ids_by_order={n: self.ids_by_order[n][parts[n]] for n in ORDERS},
+            support_by_order={n: self.support_by_order[n][parts[n]] for n in ORDERS},
+        )
+
+    def places(self, spans: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the places [M] of rules of one order, spans [M, n], in the set.
+
+        Places count rules sorted by n, then ids.
+
+        Raises:
+            RuleSetError: If a span is no rule of the set.
+        """
+        own = self.ids_by_order[spans.shape[1]]
+        found = np.searchsorted(_sort_keys(own), _sort_keys(spans))
+        known = found < len(own)
+        known[known] = (own[found[known]] == spans[known]).all(axis=1)
+        if not known.all():
+            raise RuleSetError("spans must be rules of the set", spans[~known][0].tolist())
+        shorter = sum(count for n, count in self.counts_by_order.items() if n < spans.shape[1])
+        return np.asarray(shorter + found, dtype=np.int64)
+
     def check_tokenizer(self, fingerprint: str) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
 
@@ -230,3 +262,9 @@ class RuleSet:
         if tokenizer_fingerprint is not None:
             rules.check_tokenizer(tokenizer_fingerprint)
         return rules
+
+
+def _sort_keys(spans: NDArray[np.integer]) -> NDArray[np.bytes_]:
+    """Return keys [M] of spans [M, n] that sort as the spans do: their bytes, the highest first."""
+    width = spans.shape[1]
+    return np.ascontiguousarray(spans, dtype=">i4").reshape(-1).view(f"S{4 * width}")

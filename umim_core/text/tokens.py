@@ -102,6 +102,30 @@ def iter_token_pieces(
     yield from not_empty(source, iter_file_token_pieces(source, tokenizer, bad or BadRows()))
 
 
+def first_ids(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int
+) -> npt.NDArray[np.int32]:
+    """Return the first ids of a corpus, at most ``most``; text behind them is not read.
+
+    Args:
+        source: Text, or ready ids.
+        tokenizer: The backbone's tokenizer.
+        most: Limit.
+
+    Raises:
+        ConfigError: Text is given without a tokenizer.
+        CorpusError: The source is unusable or holds no text.
+    """
+    pieces: list[npt.NDArray[np.int32]] = []
+    total = 0
+    for ids, _ in iter_token_pieces(source, tokenizer):
+        pieces.append(ids)
+        total += len(ids)
+        if total >= most:
+            break
+    return np.concatenate(pieces)[:most]
+
+
 def iter_file_token_pieces(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, bad: BadRows
 ) -> Iterator[TokenPiece]:

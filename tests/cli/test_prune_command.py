@@ -1,0 +1,195 @@
+"""``umim prune``: from a checkpoint and text to a checkpoint with fewer rules."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from string import ascii_lowercase
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from support.command_line import Result, Umim, console
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.damage_table import DamageTable
+from umim_core.rules.inspection import token_reduction
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.text.token_ids import segments
+
+WORDS = ["<eos>", *ascii_lowercase, "1", "2", "3", "4", "5"]
+SPANS = ["a b", "c d e", "f g h i", "1 2", "j 3", "k l", "m n o"]
+LENGTH = 16
+ROWS = 20
+
+
+@pytest.fixture
+def umim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Umim:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    monkeypatch.chdir(tmp_path)
+    return console(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Callable[[str, int], PreTrainedModel],
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> Path:
+    """A checkpoint, another one of the same rules, and text full of their spans; left alone."""
+    folder = tmp_path_factory.mktemp("prune")
+    tiny_model("llama", 0).save_pretrained(folder / "model")
+    word_tokenizer(WORDS).save_pretrained(folder / "model")
+    backbone = load_backbone(str(folder / "model"))
+    spans = [tuple(WORDS.index(word) for word in span.split()) for span in SPANS]
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    origin = rules.origin.model_copy(update={"segment_length": LENGTH})
+    matcher = Matcher(replace(rules, origin=origin))
+    for seed, name in enumerate(("start", "other")):
+        module = MergeModule(backbone.hidden_size)
+        module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
+        Checkpoint.of(Compressed(backbone, module, matcher, "compact")).save(folder / name)
+    rng = np.random.default_rng(0)
+    choices = [*SPANS, *ascii_lowercase]
+    words = " ".join(choices[i] for i in rng.integers(0, len(choices), LENGTH * ROWS))
+    (folder / "text.txt").write_text(words)
+    return folder
+
+
+@pytest.fixture
+def given(made: Path) -> tuple[Path, Path]:
+    """Checkpoint and text, as the command line takes them."""
+    return made / "start", made / "text.txt"
+
+
+def document(result: Result) -> dict[str, object]:
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert isinstance(found, dict)
+    return found
+
+
+def held_out_reduction(text: Path, rules: RuleSet) -> float:
+    """Token reduction of the last tenth of the text."""
+    words = text.read_text().split()
+    ids, offsets = segments([np.array([WORDS.index(word) for word in words])], LENGTH)
+    held = (len(offsets) - 1) // 10 * LENGTH
+    return token_reduction(ids[-held:], np.arange(0, held + 1, LENGTH), Matcher(rules))
+
+
+def printed(result: Result) -> list[list[str]]:
+    """The commands to run next."""
+    return [shlex.split(line) for line in result.out.splitlines() if line.startswith("  umim ")]
+
+
+Given = tuple[Path, Path]
+
+
+def test_the_budget_is_met_without_digits_and_the_result_generates(
+    umim: Umim, given: Given
+) -> None:
+    done = umim("prune", *given, "--target-tr", 0.1, "--out", "less")
+    assert done.code == 0, done.err
+    rules = Checkpoint.load("less").rules
+    texts = {" ".join(WORDS[i] for i in row) for n in (2, 3, 4) for row in rules.ids_by_order[n]}
+    assert texts < set(SPANS) and not texts & {"1 2", "j 3"}
+    before = held_out_reduction(given[1], Checkpoint.load(given[0]).rules)
+    assert 0.1 <= held_out_reduction(given[1], rules) < before
+    assert "tokens measured" in done.err
+    generate, _ = printed(done)
+    generate[2] = "a b c"
+    assert umim(*generate[1:], "--max-new-tokens", 2).code == 0
+
+
+@pytest.mark.full
+def test_the_printed_training_runs(umim: Umim, given: Given) -> None:
+    _, train = printed(umim("prune", *given, "--target-tr", 0.1, "--out", "less"))
+    trained = umim(*train[1:], "--steps", 1, "--batch-size", 1)
+    assert trained.code == 0, trained.err
+    assert Checkpoint.load("less-trained").rules.digest == Checkpoint.load("less").rules.digest
+
+
+def test_other_budgets_are_cut_from_the_table(umim: Umim, given: Given) -> None:
+    options = (*given, "--json", "--target-tr")
+    first = document(umim("prune", *options, 0.2, "--out", "one"))
+    table = DamageTable.load("one/damage")
+    assert (first["rules_before"], first["measured_tokens"]) == (7, table.origin.tokens)
+    done = umim("prune", *options, 0.05, "--out", "two", "--damage", "one/damage")
+    second = document(done)
+    assert "tokens measured" not in done.err and not Path("two/damage").exists()
+    assert 0.05 <= second["token_reduction"] < first["token_reduction"]
+    assert second["max_damage"] <= first["max_damage"]
+    assert Checkpoint.load("two").rules.origin.max_damage == second["max_damage"]
+    assert "damage      at most" in umim("rules", "two").out
+
+
+def test_digits_stay_on_request_and_more_can_be_protected(umim: Umim, given: Given) -> None:
+    options = ("prune", *given, "--json", "--target-tr", 0.01, "--out")
+    assert document(umim(*options, "one"))["protect"] == ["digits"]
+    again = ("--damage", "one/damage", "--keep-digits")
+    assert document(umim(*options, "two", *again))["protect"] == []
+    third = document(umim(*options, "three", *again, "--protect", "[a-e]"))
+    assert third["protect"] == ["[a-e]"]
+    held = Checkpoint.load("three").rules.ids_by_order
+    assert not {1, 2, 3, 4, 5} & {i for n in held for i in held[n].ravel().tolist()}
+
+
+def test_the_budget_can_be_measured_on_other_text(umim: Umim, given: Given) -> None:
+    Path("held.txt").write_text("a b c d e " * LENGTH)
+    options = ("--target-tr", 0.5, "--heldout", "held.txt", "--json")
+    found = document(umim("prune", *given, *options, "--limit", 3 * LENGTH, "--out", "less"))
+    assert (found["measured_tokens"], found["heldout_tokens"]) == (3 * LENGTH, 3 * LENGTH)
+    spans = Checkpoint.load("less").rules.ids_by_order
+    assert [1, 2] in spans[2].tolist() and [3, 4, 5] in spans[3].tolist()
+
+
+def test_an_untrained_checkpoint_is_measured(umim: Umim, made: Path, given: Given) -> None:
+    assert umim("init", made / "model", "--rules", made / "start/rules", "--out", "new").code == 0
+    done = umim("prune", "new", given[1], "--target-tr", 0.1, "--out", "less")
+    assert done.code == 0, done.err
+    assert "--residual last" in done.out
+
+
+ERRORS = {
+    "target": (("--target-tr", 0), "must lie above 0"),
+    "short": (("--target-tr", 0.1, "--limit", LENGTH), "one held out; got [16] tokens"),
+    "exists": (("--target-tr", 0.1, "--out", "."), "the output directory must not exist"),
+    "no table": (("--target-tr", 0.1, "--damage", "."), "manifest.json must exist"),
+    "pattern": (("--target-tr", 0.1, "--protect", "["), "must be a regular expression"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
+def test_what_cannot_be_done_is_refused(
+    umim: Umim, given: Given, options: tuple[object, ...], message: str
+) -> None:
+    Path("checkpoint").mkdir()
+    done = umim("prune", *given, "--out", "less", *options)
+    assert (done.code, done.out) == (1, "")
+    assert message in done.err
+    assert not Path("less").exists()
+
+
+def test_a_table_is_kept_when_the_target_is_not_reached(umim: Umim, given: Given) -> None:
+    options = ("prune", *given, "--out", "less", "--target-tr")
+    assert "must reach a token reduction of 0.7 " in umim(*options, 0.7).err
+    assert "Add --damage" in umim(*options, 0.1).err
+    assert umim(*options, 0.1, "--damage", "less/damage").code == 0
+
+
+def test_the_table_of_another_module_is_refused(umim: Umim, made: Path, given: Given) -> None:
+    options = (given[1], "--target-tr", 0.1, "--out")
+    assert umim("prune", given[0], *options, "less").code == 0
+    done = umim("prune", made / "other", *options, "more", "--damage", "less/damage")
+    assert done.code == 1
+    assert "must be the damage table of this checkpoint; got one of another module" in done.err

@@ -1,0 +1,128 @@
+"""Damage of rules, against forwards from scratch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from support.engine_matrix import build, from_scratch, module_for
+from umim_core.distill.alignment_metrics import row_metrics
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.rule_damage import measure_damage, payers
+from umim_core.merging.branches import branch_layout
+from umim_core.merging.compressed import Compressed
+from umim_core.rules.damage_table import DamageTable
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+NESTED = [(1, 2), (1, 2, 3, 4), (5, 6, 7), (5, 6), (8, 9, 10), (9, 10), (2, 2)]
+FLAT = [(1, 2, 3, 4), (5, 6, 7), (8, 9)]
+Damage = dict[tuple[int, ...], list[float]]  # rule -> occurrences, merges, KL
+
+
+def rows_of(spans: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Rows full of spans, of different lengths; the last has none."""
+    rng = np.random.default_rng(0)
+    parts = [np.array(span) for span in (*spans, (0,), (10,), (3, 1))]
+    rows = [np.concatenate([parts[i] for i in rng.integers(0, len(parts), 9)]) for _ in range(3)]
+    return [*rows, np.array([0, 10, 0])]
+
+
+def compressed_of(spans: list[tuple[int, ...]]) -> Compressed:
+    backbone = build("llama")
+    return Compressed(backbone, module_for(backbone), Matcher(RuleSet.from_spans(spans)), "compact")
+
+
+def by_rule(table: DamageTable) -> Damage:
+    spans = [tuple(ids) for n in (2, 3, 4) for ids in table.rules.ids_by_order[n].tolist()]
+    values = zip(table.occurrences, table.merges, table.kl, strict=True)
+    return {span: list(map(float, found)) for span, found in zip(spans, values, strict=True)}
+
+
+def by_hand(compressed: Compressed, rows: list[np.ndarray], window: int) -> Damage:
+    """The rule of the module's docstring, one forward a state."""
+    backbone, matcher = compressed.backbone, compressed.require_matcher()
+    found: Damage = {
+        tuple(ids): [0.0, 0.0, 0.0]
+        for n in (2, 3, 4)
+        for ids in matcher.rules.ids_by_order[n].tolist()
+    }
+    for row in rows:
+        whole = set(zip(*(part.tolist() for part in matcher.segment(row)), strict=True))
+        for t in range(len(row)):
+            prefix = row[: t + 1]
+            units = list(zip(*(part.tolist() for part in matcher.segment(prefix)), strict=True))
+            start, length = units[-1]
+            if length > 1:
+                rule = tuple(prefix[start:].tolist())
+                found[rule][0] += 1
+                found[rule][1] += (start, length) in whole
+            merged = [unit for unit in units[-window:] if unit[1] > 1]
+            if not merged:
+                continue
+            start, length = merged[-1]
+            parts = (backbone, compressed.module, matcher, [prefix.tolist()])
+            teacher = backbone.model(torch.tensor(prefix)[None]).logits[0, -1]
+            kl = row_metrics(teacher[None], from_scratch(*parts)[0][None])["kl"]
+            found[tuple(prefix[start : start + length].tolist())][2] += float(kl)
+    return found
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("spans", [NESTED, FLAT])
+@torch.no_grad()
+def test_every_state_goes_to_its_last_merge_within_the_window(
+    spans: list[tuple[int, ...]], window: int
+) -> None:
+    compressed, rows = compressed_of(spans), rows_of(spans)
+    found = by_rule(measure_damage(rows, compressed, window=window, batch_size=2))
+    wanted = by_hand(compressed, rows, window)
+    assert found.keys() == wanted.keys()
+    for rule, values in wanted.items():
+        assert found[rule] == pytest.approx(values, abs=1e-9), rule
+    hidden = sum(occurrences - merges for occurrences, merges, _ in found.values())
+    assert (hidden > 0) is (spans is NESTED)
+
+
+def test_the_example_of_the_docstring() -> None:
+    matcher = Matcher(RuleSet.from_spans([(2, 3), (6, 7)]))
+    compressed = Compressed(build("llama"), module_for(build("llama")), matcher, "compact")
+    layout = branch_layout(compressed.pack([np.arange(1, 9)]), matcher, "compact")
+    named = {-1: "-"}
+    for row, span in enumerate(layout.span_ids.tolist()):
+        named[row] = {2: "bc", 6: "fg"}[span[0]]
+    assert " ".join(named[at] for at in payers(layout, 3)[0].tolist()) == "- - bc bc bc - fg fg"
+
+
+def test_text_is_counted_and_progress_is_told() -> None:
+    rows, seen = rows_of(FLAT), []
+    table = measure_damage(rows, compressed_of(FLAT), batch_size=2, progress=seen.append)
+    sizes = [len(row) for row in rows]
+    assert seen == [sum(sizes[:2]), sum(sizes)]
+    assert (table.origin.tokens, table.origin.rows, table.origin.window) == (sum(sizes), 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "window", "message"),
+    [
+        ([], 4, "at least one row"),
+        ([np.array([1, 2])], 0, "window 0"),
+        ([np.array([0, 10, 0])], 4, "some rule must match"),
+    ],
+    ids=["no row", "no window", "no match"],
+)
+def test_what_cannot_be_measured_is_refused(
+    rows: list[np.ndarray], window: int, message: str
+) -> None:
+    with pytest.raises(EvaluationError, match=message):
+        measure_damage(rows, compressed_of(FLAT), window=window)
+
+
+def test_weights_that_are_not_finite_are_reported() -> None:
+    compressed = compressed_of(FLAT)
+    compressed.require_module().norm_o.weight.fill_(math.nan)
+    with pytest.raises(NumericalError, match="every divergence must be finite"):
+        measure_damage(rows_of(FLAT), compressed)

@@ -1,0 +1,117 @@
+"""Pruning to a token reduction: prices, exact budgets, protected tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from support.damage_tables import table_of
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.rules.inspection import token_reduction
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.pruning import cut_to_budget, prices, prune_by_damage
+from umim_core.rules.ruleset import RuleSet
+
+
+def text_of(*segments: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(segments), np.cumsum([0, *map(len, segments)])
+
+
+def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:
+    return [tuple(ids) for n in (2, 3, 4) for ids in rules.ids_by_order[n].tolist()]
+
+
+def test_a_rule_pays_for_what_it_adds_to_the_rules_inside_it() -> None:
+    """Means are exact here: so many occurrences leave the prior no weight."""
+    spans = [(1, 2), (5, 6), (7, 8), (1, 2, 3), (4, 5, 6), (5, 6, 7, 8)]
+    means = [0.2, 2.0, 0.1, 1.4, 1.4, 2.7]
+    seen = [10**9] * len(means)
+    kl = [mean * 10**9 for mean in means]
+    wanted = [
+        0.2,
+        2.0,
+        0.1,
+        1.4 - 0.2,  # instead of 0.7: (1, 2) would stay
+        1.4 / 2,  # (5, 6) is dearer, so it goes first
+        max(2.7 / 3, (2.7 - 2.1) / (3 - 2)),  # two pairs inside
+    ]
+    assert prices(table_of(seen, seen, kl, spans)) == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("target", [0.05, 0.15, 0.25])
+def test_the_budget_is_met_within_one_rule(seed: int, target: float) -> None:
+    rng = np.random.default_rng(seed)
+    spans = {tuple(rng.integers(0, 8, rng.integers(2, 5)).tolist()) for _ in range(80)}
+    rules = RuleSet.from_spans(spans)
+    text = text_of(*(rng.integers(0, 8, 64) for _ in range(6)))
+    price = rng.random(len(rules))
+    cut = cut_to_budget(rules, price, text, target)
+    assert cut.most == price[cut.kept].max() < price[~cut.kept].min()
+    assert spans_of(cut.rules) == [
+        s for s, kept in zip(spans_of(rules), cut.kept, strict=True) if kept
+    ]
+    assert cut.token_reduction == token_reduction(*text, Matcher(cut.rules)) >= target
+    less = cut.kept & (price < cut.most)
+    assert token_reduction(*text, Matcher(rules.take(less))) < target
+
+
+def test_tokens_that_a_dropped_rule_frees_count_for_the_others() -> None:
+    """Without (1, 2, 3) its text is saved by (3, 4), which never matched before."""
+    rules = RuleSet.from_spans([(3, 4), (5, 6), (1, 2, 3)])
+    text = text_of([1, 2, 3, 4, 0, 5, 6, 0, 0, 0])
+    assert token_reduction(*text, Matcher(rules)) == 0.3
+    cut = cut_to_budget(rules, np.array([1.0, 2.0, 3.0]), text, 0.2)
+    assert (spans_of(cut.rules), cut.token_reduction) == ([(3, 4), (5, 6)], 0.2)
+
+
+def test_of_equal_prices_the_most_frequent_rules_stay() -> None:
+    rules = RuleSet(
+        {
+            2: np.array([[1, 2], [3, 4]], np.int32),
+            3: np.zeros((0, 3), np.int32),
+            4: np.zeros((0, 4), np.int32),
+        },
+        {2: np.array([5, 9]), 3: np.zeros(0, np.int64), 4: np.zeros(0, np.int64)},
+    )
+    cut = cut_to_budget(rules, np.zeros(2), text_of([1, 2, 3, 4]), 0.25)
+    assert spans_of(cut.rules) == [(3, 4)]
+
+
+@pytest.fixture
+def numbered(
+    word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
+) -> PreTrainedTokenizerFast:
+    return word_tokenizer(["<eos>", "in", "1990", "of", "the", "a", "B2", "c", "d"])
+
+
+def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast) -> None:
+    table = table_of([9, 9, 9, 9], [9, 9, 9, 9], [0.1, 5.0, 0.1, 5.0])
+    text = text_of([1, 2, 3, 4, 5, 6, 7, 8])
+    assert spans_of(prune_by_damage(table, text, 0.1).rules) == [(1, 2, 3)]
+    cut = prune_by_damage(table, text, 0.1, numbered, ("digits",))
+    assert spans_of(cut.rules) == [(3, 4)]
+    assert cut.rules.origin.protect == ("digits",)
+    assert cut.rules.origin.max_damage == cut.most == prices(table)[1]
+
+
+def test_protected_tokens_need_a_tokenizer() -> None:
+    table = table_of([9, 9, 9, 9], [9, 9, 9, 9], [1.0, 1.0, 1.0, 1.0])
+    with pytest.raises(ConfigError, match="protected tokens need a tokenizer"):
+        prune_by_damage(table, text_of([1, 2, 3, 4]), 0.1, protect=("digits",))
+
+
+@pytest.mark.parametrize("target", [0.0, -0.1, 0.75, float("nan")])
+def test_a_target_that_no_rules_can_have_is_refused(target: float) -> None:
+    rules = RuleSet.from_spans([(1, 2)])
+    with pytest.raises(ConfigError, match="must lie above 0 and below"):
+        cut_to_budget(rules, np.zeros(1), text_of([1, 2]), target)
+
+
+def test_a_target_that_these_rules_do_not_reach_is_refused() -> None:
+    rules = RuleSet.from_spans([(1, 2), (3, 4)])
+    with pytest.raises(RuleSetError, match=r"reduction of 0.5 .*; got 0.25 with all 2 "):
+        cut_to_budget(rules, np.zeros(2), text_of([1, 2, 0, 0]), 0.5)

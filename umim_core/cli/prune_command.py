@@ -1,0 +1,250 @@
+"""``umim prune``: drop the rules of a checkpoint that cost the most, until a token reduction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from umim_core.checkpoint.next_steps import FIELD
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.errors import ArtifactError, ConfigError, CorpusError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from umim_core.model.umim import UMIM
+    from umim_core.rules.damage_table import DamageTable
+    from umim_core.text.sources import Source
+
+_SEGMENT_LENGTH: Final = 512  # where the rule set does not say
+_HELD_OUT: Final = 10  # one segment in so many
+
+
+@dataclass(frozen=True)
+class _Pruning:
+    """Figures of a pruning.
+
+    Attributes:
+        checkpoint: Directory of the pruned checkpoint.
+        damage: Directory of the damage table.
+        name: Of the checkpoint, as umim path lists it.
+        rules_before: Rules that were measured.
+        rules: Rules that stay.
+        rules_met: Rules that occur in the text.
+        measured_tokens: Tokens of the text.
+        heldout_tokens: Tokens that the token reduction is measured on.
+        token_reduction_before: With all rules.
+        token_reduction: With those that stay.
+        max_damage: Nats per saved token of the dearest rule that stays.
+        damage_dropped: Share of the measured divergence that the other rules held.
+        savings_dropped: Share of the saved tokens that they held.
+        protect: Patterns of tokens that no rule holds.
+    """
+
+    checkpoint: str
+    damage: str
+    name: str
+    rules_before: int
+    rules: int
+    rules_met: int
+    measured_tokens: int
+    heldout_tokens: int
+    token_reduction_before: float
+    token_reduction: float
+    max_damage: float
+    damage_dropped: float
+    savings_dropped: float
+    protect: tuple[str, ...]
+
+
+def prune(
+    checkpoint: Annotated[
+        str, typer.Argument(help="A name that umim path lists, a directory or a hub repository.")
+    ],
+    files: Annotated[list[str], typer.Argument(help="Training text, as umim mine takes it.")],
+    target_tr: Annotated[
+        float, typer.Option("--target-tr", help="Token reduction to meet, such as 0.2.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
+    ] = None,
+    heldout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text that the token reduction is measured on; by default the last tenth.",
+        ),
+    ] = None,
+    damage: Annotated[
+        Path | None,
+        typer.Option(help="Damage table of this checkpoint, from an earlier call: no new pass."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Tokens of the text to read; those behind are not.")
+    ] = 200_000,
+    keep_digits: Annotated[
+        bool, typer.Option("--keep-digits", help="Let rules with digits stay.")
+    ] = False,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Regular expression of more tokens that no rule may contain, or capitals, "
+            "newlines; may be repeated."
+        ),
+    ] = None,
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Keep the rules that diverge least from the base model per saved token.
+
+    One pass over the text measures every rule. The damage table that it writes serves further calls
+    with other targets.
+    """
+    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+    from umim_core.mining.preparation import check_absent
+    from umim_core.rules.pruning import check_target, prune_by_damage
+
+    check_target(target_tr)
+    root = artifact_root()
+    name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{target_tr}")
+    place = (out or root / name).resolve()
+    check_absent(place / "checkpoint")
+    if damage is None and (place / "damage").exists():
+        raise ArtifactError(
+            "a damage table that is there must be named",
+            str(place / "damage"),
+            f"Add --damage {place / 'damage'}, or choose another --out.",
+        )
+    from umim_core import UMIM
+    from umim_core.backbone.devices import default_device
+    from umim_core.rules.damage_table import DamageTable
+    from umim_core.rules.inspection import token_reduction
+    from umim_core.rules.protect import protected_ids
+    from umim_core.store.machine_lock import computing
+    from umim_core.text.sources import source_of
+    from umim_core.text.token_ids import UniformOffsets
+
+    sources = [source_of(tuple(given), field=field) for given in (files, heldout) if given]
+    umim = UMIM.from_pretrained(checkpoint, device=device or default_device())
+    table = None if damage is None else _known(DamageTable.load(damage), damage, umim)
+    patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
+    tokenizer = umim.backbone.require_tokenizer()
+    protected_ids(tokenizer, patterns)  # a bad pattern is refused before minutes of work
+    rows, held = _rows(umim, sources, limit)
+    if table is None:
+        log_lines("umim.progress")
+        with computing():
+            table = _measure(umim, rows)
+        table.save(place / "damage")
+    text = held.reshape(-1), UniformOffsets(held.shape[1], len(held))[:]
+    cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
+    umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules).save(place / "checkpoint")
+    record_checkpoint(root, name, place / "checkpoint")
+    left = ~cut.kept
+    figures = _Pruning(
+        checkpoint=str(place / "checkpoint"),
+        damage=str(damage or place / "damage"),
+        name=name,
+        rules_before=len(table.rules),
+        rules=len(cut.rules),
+        rules_met=int((table.occurrences > 0).sum()),
+        measured_tokens=table.origin.tokens,
+        heldout_tokens=held.size,
+        token_reduction_before=token_reduction(*text, umim.matcher),
+        token_reduction=cut.token_reduction,
+        max_damage=cut.most,
+        damage_dropped=float(table.kl[left].sum() / table.kl.sum()),
+        savings_dropped=float(table.saved_tokens[left].sum() / table.saved_tokens.sum()),
+        protect=cut.rules.origin.protect,
+    )
+    from umim_core.checkpoint.next_steps import after_pruning
+
+    lines = [
+        *_lines(figures),
+        "",
+        "Next, generate, or train a module for the rules that stay:",
+        *after_pruning(place, umim.checkpoint.config, files, field),
+    ]
+    emit(asdict(figures), lines, as_json)
+
+
+def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
+    """Refuse a table of other rules, of another module or of another model."""
+    from umim_core.evaluation.rule_damage import module_digest
+
+    origin = table.origin
+    pairs = {
+        "rules": (table.rules.digest, umim.rules.digest),
+        "module": (origin.module_digest, module_digest(umim.module)),
+        "backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
+    }
+    if odd := [part for part, (measured, own) in pairs.items() if measured != own]:
+        raise ConfigError(
+            f"{directory} must be the damage table of this checkpoint",
+            f"one of another {odd[0]}",
+            "Leave --damage out to measure it.",
+        )
+    return table
+
+
+def _rows(
+    umim: UMIM, sources: list[Source], limit: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return segments to measure on and held-out ones [rows, segment length]."""
+    from umim_core.text.token_ids import cut_segments
+    from umim_core.text.tokens import first_ids
+
+    length = umim.rules.origin.segment_length or _SEGMENT_LENGTH
+    tokenizer = umim.backbone.require_tokenizer()
+    read = [first_ids(source, tokenizer, limit) for source in sources]
+    parts = [cut_segments(ids, length)[0].reshape(-1, length) for ids in read]
+    if len(parts) == 1:
+        held = max(1, len(parts[0]) // _HELD_OUT)
+        parts = [parts[0][:-held], parts[0][-held:]]
+    if not all(len(part) for part in parts):
+        raise CorpusError(
+            f"pruning needs a segment of {length} tokens to measure on and one held out",
+            f"{[len(ids) for ids in read]} tokens",
+            "Give more text or a higher --limit.",
+        )
+    return parts[0], parts[1]
+
+
+def _measure(umim: UMIM, rows: NDArray[np.int32]) -> DamageTable:
+    """Measure the damage; a line of progress at once, soon, then every minute."""
+    from umim_core.evaluation.rule_damage import measure_damage
+    from umim_core.progress import ProgressLines, logger
+
+    lines = ProgressLines()
+
+    def progress(tokens: int) -> None:
+        line = lines.see(tokens, rows.size, "tokens measured")
+        if line is not None:
+            logger.info("%s", line)
+
+    return measure_damage(list(rows), umim.compressed, progress=progress)
+
+
+def _lines(found: _Pruning) -> list[str]:
+    """Return the figures for people."""
+    return [
+        f"{found.rules_before:,} rules, {found.rules_met:,} of them met in "
+        f"{found.measured_tokens:,} tokens",
+        f"{found.rules:,} rules stay: token reduction {found.token_reduction_before:.2%} -> "
+        f"{found.token_reduction:.2%} on {found.heldout_tokens:,} held-out tokens",
+        f"the others held {found.damage_dropped:.1%} of the measured divergence and "
+        f"{found.savings_dropped:.1%} of the saved tokens",
+        f"the dearest rule that stays costs {found.max_damage:.3g} nats per saved token",
+        *([f"no rule holds: {', '.join(found.protect)}"] if found.protect else []),
+        f"checkpoint:   {found.checkpoint}",
+        f"damage table: {found.damage}   (--damage: other targets without a new pass)",
+        f"name:         {found.name}   (umim path lists all)",
+    ]

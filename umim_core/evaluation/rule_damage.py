@@ -1,0 +1,171 @@
+"""Measurement of each rule's damage: the divergence from the base model that follows its merges.
+
+Every state that decoding passes through (``merging.branches``) is compared with the base model's
+after the same raw tokens. Its KL goes, undivided, to the last merged unit of the state, if that is
+among its last W units; a state without one there goes to no rule. With the ids a b c d e f g h, the
+rules (b, c) and (f, g) and W = 3::
+
+    state after      a   a b   a bc   a bc d   a bc d e   a bc d e f   a bc d e fg   ... fg h
+    goes to          -   -     bc     bc       bc         -            fg            fg
+    an occurrence              bc                                      fg
+
+So a merge pays for its own end and for what it spoils shortly after, until the next merge, W states
+in all. Farther states diverge, too, but by all merges before them; whose they are is not known.
+Within a longer span, states end in the smaller rules that it begins with: these occur there, too,
+though the whole text does not save by them.
+
+Shapes: B rows, T raw tokens of the longest, M different spans, R rules, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+from torch import Tensor
+
+from umim_core.distill.alignment_metrics import row_divergence
+from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.alignment import HEAD_ROWS, hidden_pair, wide_logits
+from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.damage_table import DamageOrigin, DamageTable
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import sha256_bytes
+
+WINDOW: Final = 4  # states: a merge's own, and three raw tokens after it
+
+
+@torch.no_grad()
+def measure_damage(
+    rows: Sequence[NDArray[np.integer]],
+    compressed: Compressed,
+    *,
+    window: int = WINDOW,
+    batch_size: int = 8,
+    progress: Callable[[int], object] = lambda tokens: None,
+) -> DamageTable:
+    """Measure what every rule of a model costs on a text, in one pass.
+
+    Args:
+        rows: Raw ids per row [T_b].
+        compressed: The model, with a merge module, trained or not.
+        window: W, states that a merge pays for, its own included.
+        batch_size: Rows per forward.
+        progress: Called with the number of raw tokens done so far.
+
+    Raises:
+        ConfigError: If the model has no merge module or no rules.
+        EvaluationError: If there is no row, the window or the batch size is below 1, no rule
+            matches in any row, or a row exceeds the backbone's positions.
+        GenerationError: If a row exceeds the window of a sliding-window backbone.
+        NumericalError: If a divergence is NaN or infinite.
+    """
+    if not rows or min(window, batch_size) < 1:
+        raise EvaluationError(
+            "damage needs at least one row, a positive window and a positive batch size",
+            f"{len(rows)} rows, window {window}, batch size {batch_size}",
+            "Give text of at least one segment.",
+        )
+    backbone, rules = compressed.backbone, compressed.require_matcher().rules
+    digest = module_digest(compressed.require_module())
+    occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
+    kl = np.zeros(len(rules))
+    tokens = 0
+    for first in range(0, len(rows), batch_size):
+        part = rows[first : first + batch_size]
+        layout = branch_layout(compressed.pack(part), compressed.matcher, compressed.unit_positions)
+        tokens += sum(map(len, part))
+        if len(layout.span_ids):
+            places = _places(rules, layout)
+            kl[places] += _divergence(part, layout, window, compressed)
+            for counted, states in (
+                (occurrences, layout.surrogate),
+                (merges, layout.surrogate.masked_fill(~layout.trunk, -1)),
+            ):
+                found = states[states >= 0].bincount(minlength=len(places))
+                counted[places] += found.cpu().numpy()
+        progress(tokens)
+    if not merges.any():
+        raise EvaluationError(
+            "some rule must match in the text",
+            f"{len(rows)} rows without a match",
+            "Use text that resembles what the rules were mined on.",
+        )
+    if not np.isfinite(kl).all():
+        raise NumericalError(
+            "every divergence must be finite", float(kl.sum()), "Check the module's weights."
+        )
+    origin = DamageOrigin(
+        backbone=backbone.name,
+        backbone_fingerprint=backbone.fingerprint,
+        module_digest=digest,
+        tokens=tokens,
+        rows=len(rows),
+        window=window,
+    )
+    return DamageTable(rules, occurrences, merges, kl, origin)
+
+
+def module_digest(module: MergeModule) -> str:
+    """Return the SHA-256 of a module's weights, in single precision."""
+    weights = {
+        name: value.detach().to("cpu", torch.float32).contiguous()
+        for name, value in module.state_dict().items()
+    }
+    return sha256_bytes(save(weights))
+
+
+def payers(layout: BranchLayout, window: int) -> Tensor:
+    """Return the span that each state's divergence goes to [B, T]: a row of ``span_ids``, or -1.
+
+    Args:
+        layout: The states.
+        window: Units of a state that are looked at, the last first.
+    """
+    columns = torch.arange(layout.lengths.shape[1], device=layout.lengths.device)
+    seen = columns.expand_as(layout.lengths)
+    found = torch.full_like(layout.surrogate, -1)
+    for _ in range(window):
+        found = torch.where(found < 0, layout.surrogate.gather(1, seen), found)
+        before = seen - layout.lengths.gather(1, seen)
+        seen = torch.where(before < 0, seen, before)  # the first unit of a row has none before it
+    return found
+
+
+def _divergence(
+    rows: Sequence[NDArray[np.integer]],
+    layout: BranchLayout,
+    window: int,
+    compressed: Compressed,
+) -> NDArray[np.float64]:
+    """Return the sum of the divergence that goes to each span of a batch [M]."""
+    paying = payers(layout, window)
+    wanted = paying >= 0
+    pair = hidden_pair(rows, layout, wanted, compressed)
+    sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
+    parts = (torch.split(part, HEAD_ROWS) for part in (*pair, paying[wanted]))
+    for teacher, student, span in zip(*parts, strict=True):
+        log_t, log_s = (
+            wide_logits(hidden, compressed.backbone).double().log_softmax(-1)
+            for hidden in (teacher, student)
+        )
+        sums.index_add_(0, span, row_divergence(log_t, log_s))
+    return sums.cpu().numpy()
+
+
+def _places(rules: RuleSet, layout: BranchLayout) -> NDArray[np.int64]:
+    """Return the places of a batch's spans in the rule set [M]."""
+    spans, lengths = layout.span_ids.cpu().numpy(), layout.span_lengths.cpu().numpy()
+    places = np.empty(len(spans), dtype=np.int64)
+    for n in ORDERS:
+        own = np.flatnonzero(lengths == n)
+        if len(own):
+            places[own] = rules.places(spans[own, :n])
+    return places

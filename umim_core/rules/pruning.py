@@ -1,0 +1,198 @@
+"""Pruning: the rules of the least price, until a token reduction is met exactly.
+
+The price of a rule is its divergence per token that it saves. Removing a rule frees its tokens for
+others, so neither its savings nor the reduction of what stays follow from counts: the rules inside
+it take its place (``prices``), and the reduction is that of the matcher with the rules that stay
+(``cut_to_budget``).
+
+Example: (a, b, c) costs 1.4 nats, 0.7 per saved token; (a, b) inside it costs 0.2. Without
+(a, b, c) its text becomes (a, b) c, so (a, b, c) saves one token more and costs 1.2 more: its price
+is 1.2, and it goes before a pair of price 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ConfigError, RuleSetError
+from umim_core.rules.damage_table import DamageTable, Floats
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.inspection import token_reduction
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import protected_ids
+from umim_core.rules.ruleset import RuleSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ints = NDArray[np.int64]
+Text = tuple[NDArray[np.integer], Ints]  # ids of all segments, flat, and segment borders
+_MOST_REDUCTION: Final = (ORDERS[-1] - 1) / ORDERS[-1]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Rules that meet a budget.
+
+    Attributes:
+        rules: Those that stay.
+        kept: Whether each rule of the set stays [R] (bool).
+        token_reduction: (raw tokens - units) / raw tokens with these rules alone.
+        most: Price of the dearest rule that stays.
+    """
+
+    rules: RuleSet
+    kept: NDArray[np.bool_]
+    token_reduction: float
+    most: float
+
+
+def prices(table: DamageTable) -> Floats:
+    """Return the price of each rule [R]: nats per token that it saves.
+
+    With d the mean divergence of one occurrence (``DamageTable.mean_kl``) and s = n - 1 the tokens
+    that it saves, D and S the same of the units that shorter rules make of its span::
+
+        price = max(d / s, (d - D) / (s - S))        d / s where no shorter rule matches
+
+    The second part is what the rule adds to those inside it. The first is the larger one where they
+    are dearer than it is: then they go before it. Where no rule lies inside another, it is d / s.
+    """
+    means, saved = table.mean_kl(), table.sizes - 1
+    within, within_saved = np.zeros(len(means)), np.zeros(len(means), dtype=np.int64)
+    for n in ORDERS[1:]:
+        shorter = table.rules.take(table.sizes < n)
+        spans = np.flatnonzero(table.sizes == n)
+        if not len(shorter) or not len(spans):
+            continue
+        ids = table.rules.ids_by_order[n].reshape(-1)
+        borders = np.arange(len(spans) + 1, dtype=np.int64) * n
+        starts, lengths, _ = Matcher(shorter).segment_many(ids, borders)
+        for size in ORDERS[: ORDERS.index(n)]:
+            at = starts[lengths == size]
+            inner = table.rules.places(ids[at[:, None] + np.arange(size)])
+            np.add.at(within, spans[at // n], means[inner])
+            np.add.at(within_saved, spans[at // n], size - 1)
+    return np.maximum(means / saved, (means - within) / (saved - within_saved))
+
+
+def cut_to_budget(
+    rules: RuleSet,
+    price: NDArray[np.floating],
+    text: Text,
+    target: float,
+    free: NDArray[np.bool_] | None = None,
+) -> Cut:
+    """Keep the rules of the least price until they reach a token reduction.
+
+    Rules are taken by rising price, of equal ones the most frequent first. Were the last one that
+    is taken left out, the reduction would be below the target: the budget is met within one rule.
+    Each trial matches the text anew with the rules of the trial; bisection finds their number.
+
+    Args:
+        rules: The rules.
+        price: One number a rule [R].
+        text: Token ids of all segments, flat [T], and segment borders [num_segments + 1].
+        target: (raw tokens - units) / raw tokens, above 0 and below 0.75.
+        free: Rules that may stay [R] (bool); None for all.
+
+    Raises:
+        ConfigError: If the target is out of bounds.
+        RuleSetError: If all these rules together do not reach it.
+        CorpusError: If there is no token, ids are out of range or borders do not cover them.
+    """
+    check_target(target)
+    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
+    order = np.lexsort((-support, price))
+    if free is not None:
+        order = order[free[order]]
+
+    def reduction(taken: int) -> float:
+        return token_reduction(*text, Matcher(rules.take(_first(order, taken, len(price)))))
+
+    taken, reached = len(order), reduction(len(order))
+    if reached < target:
+        raise RuleSetError(
+            f"the rules must reach a token reduction of {target:.4g} on the held-out text",
+            f"{reached:.4g} with all {taken:,} that may stay",
+            "Lower the target, protect fewer tokens, or mine more rules.",
+        )
+    below = 0  # so many are too few
+    while taken - below > 1:
+        middle = (below + taken) // 2
+        found = reduction(middle)
+        if found < target:
+            below = middle
+        else:
+            taken, reached = middle, found
+    kept = _first(order, taken, len(price))
+    return Cut(rules.take(kept), kept, reached, float(price[order[taken - 1]]))
+
+
+def prune_by_damage(
+    table: DamageTable,
+    text: Text,
+    target: float,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    protect: Sequence[str] = (),
+) -> Cut:
+    """Keep the rules of the least damage per saved token until they reach a token reduction.
+
+    Args:
+        table: Measured damage.
+        text: Held-out ids and borders, as in ``cut_to_budget``.
+        target: The token reduction.
+        tokenizer: The backbone's; needed to protect tokens.
+        protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
+
+    Returns:
+        The rules; their origin records the price of the dearest and the protected patterns.
+
+    Raises:
+        ConfigError: If the target or a pattern is out of bounds, or tokens are to be protected and
+            there is no tokenizer.
+        RuleSetError: If the rules do not reach the target.
+        CorpusError: As ``cut_to_budget``.
+    """
+    if protect and tokenizer is None:
+        raise ConfigError("protected tokens need a tokenizer", list(protect), "Pass it.")
+    free = None
+    if protect and tokenizer is not None:
+        free = free_of(table.rules, protected_ids(tokenizer, protect))
+    cut = cut_to_budget(table.rules, prices(table), text, target, free)
+    known = table.rules.origin
+    origin = known.model_copy(
+        update={"max_damage": cut.most, "protect": tuple(dict.fromkeys((*known.protect, *protect)))}
+    )
+    return replace(cut, rules=replace(cut.rules, origin=origin))
+
+
+def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
+    """Return which rules hold none of the given tokens [R] (bool)."""
+    return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
+
+
+def check_target(target: float) -> None:
+    """Refuse a token reduction that no rules can have.
+
+    Raises:
+        ConfigError: If it is not above 0 and below 0.75.
+    """
+    if not 0.0 < target < _MOST_REDUCTION:
+        raise ConfigError(
+            f"a target token reduction must lie above 0 and below {_MOST_REDUCTION}",
+            target,
+            "Give a share of the tokens, such as 0.2.",
+        )
+
+
+def _first(order: Ints, taken: int, size: int) -> NDArray[np.bool_]:
+    """Return a mask [size] of the first places of an order."""
+    kept = np.zeros(size, dtype=np.bool_)
+    kept[order[:taken]] = True
+    return kept
