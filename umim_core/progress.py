@@ -38,6 +38,7 @@ Points = Mapping[str, tuple[int, float]]  # the newest (step, value) of every me
 Listener = Callable[[Points], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 _label: ContextVar[str] = ContextVar("label", default="")
+_before_note: ContextVar[Callable[[], None] | None] = ContextVar("before_note", default=None)
 
 
 def leave_note(state: Path, step: int, total: int, text: str, points: Points | None = None) -> None:
@@ -50,6 +51,8 @@ def leave_note(state: Path, step: int, total: int, text: str, points: Points | N
         text: What a terminal shows.
         points: The newest point of every metric, for listeners.
     """
+    if (before_note := _before_note.get()) is not None:
+        before_note()
     state.mkdir(parents=True, exist_ok=True)
     draft = state / f"{_NOTE}.tmp"
     draft.write_text(json.dumps([step, total, text, dict(points or {})]), encoding="utf-8")
@@ -57,20 +60,25 @@ def leave_note(state: Path, step: int, total: int, text: str, points: Points | N
 
 
 @contextmanager
-def listening(listener: Listener, label: str = "") -> Iterator[None]:
+def listening(
+    listener: Listener, label: str = "", before_note: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Give a listener the numbers of every run that is followed in the block, by and by.
 
     Args:
         listener: Called from another thread with the points that are new, every ten seconds at
             most, and with the last ones. It must not raise.
         label: What the block works on, for lines of runs that go on at the same time.
+        before_note: Called before each note that the block itself leaves: after every step of a
+            training in this process. A run that is being stopped does not return from it.
     """
-    tokens = _listener.set(listener), _label.set(label)
+    tokens = _listener.set(listener), _label.set(label), _before_note.set(before_note)
     try:
         yield
     finally:
         _listener.reset(tokens[0])
         _label.reset(tokens[1])
+        _before_note.reset(tokens[2])
 
 
 def current_label() -> str:

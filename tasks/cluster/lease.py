@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from tasks.cluster.ray_cluster import Cluster, abandon, is_alive, ray_cluster
+from tasks.cluster.stopping import park_if_stopping
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
 
@@ -57,6 +58,7 @@ class ClusterLease:
             if self._cluster.started:
                 abandon()
             self._close()
+        park_if_stopping()  # the stop itself may have killed it
         if self._cluster is None:
             self._cluster = self._stack.enter_context(
                 ray_cluster(

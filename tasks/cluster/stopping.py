@@ -7,6 +7,9 @@ what is left is killed by the guard (``guard.py``), one line says how to go on.
 
 The main thread may be in a C call that lets no Python signal handler run. Therefore the kernel
 writes the signal's number into the guard's pipe, and the guard wakes a thread of this process.
+
+Other threads run on until the end, and would take killed workers for lost ones. Where they would
+begin something or hand a result on they ask (`park_if_stopping`), and go no further.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ class _Stopper:
         os.set_blocking(self.pipe, False)
         self.calls: list[StopCall] = []
         self.steps: list[Callable[[], int | None]] = []  # of the trainings under way
-        self.stop_deferred = False
         self.stopping = False
+        self._callers: frozenset[threading.Thread] = frozenset()
         self._once = threading.Lock()
         threading.Thread(target=self._listen, daemon=True, name="stop").start()
         os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_let_go)
@@ -71,12 +74,16 @@ class _Stopper:
         """Stop, and keep the main thread from going on meanwhile."""
         self.stopping = True
         threading.Thread(target=self._stop, args=(number,), daemon=True).start()
-        if not self.stop_deferred:
+        if not _mine.stop_deferred:
             self.park()
 
     def park(self) -> None:
         """Wait for the end of the process."""
         threading.Event().wait()
+
+    def holds(self, thread: threading.Thread) -> bool:
+        """Tell whether a thread must go no further; those that make a stop's calls may."""
+        return self.stopping and thread not in self._callers
 
     def _stop(self, number: int) -> None:
         if not self._once.acquire(blocking=False):
@@ -109,6 +116,7 @@ class _Stopper:
 
     def _make_calls(self) -> None:
         threads = [threading.Thread(target=call, daemon=True) for call in self.calls]
+        self._callers = frozenset(threads)
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + _CALL_SECONDS
@@ -116,6 +124,13 @@ class _Stopper:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
+class _Mine(threading.local):
+    """State of a thread."""
+
+    stop_deferred = False
+
+
+_mine: Final = _Mine()
 _stopper: _Stopper | None = None
 
 
@@ -179,20 +194,46 @@ def resuming_at(step: Callable[[], int | None]) -> Iterator[None]:
         _stopper.steps.remove(step)
 
 
-@contextmanager
-def stop_deferred() -> Iterator[None]:
-    """Let the main thread end the block first: a stop's calls would wait for its lock."""
-    stopper = _stopper
-    if stopper is None or threading.current_thread() is not threading.main_thread():
-        yield
+def park_if_stopping() -> None:
+    """Go no further if the process is being stopped: wait for its end, which comes in seconds.
+
+    Calls of the stop itself pass, and so does a block of `stop_deferred`.
+    """
+    if _stopper is None or _mine.stop_deferred:
         return
-    before, stopper.stop_deferred = stopper.stop_deferred, True
+    if _stopper.holds(threading.current_thread()):
+        _stopper.park()
+
+
+@contextmanager
+def parked_by_a_stop() -> Iterator[None]:
+    """Do not begin the block during a stop, and hand nothing on from it: no result, no error.
+
+    Errors of a block that a stop has cut off tell of the stop alone: its workers are killed first.
+    """
+    park_if_stopping()
     try:
         yield
     finally:
-        stopper.stop_deferred = before
-        if stopper.stopping and not before:
-            stopper.park()
+        park_if_stopping()
+
+
+@contextmanager
+def stop_deferred() -> Iterator[None]:
+    """Let a thread end the block first: a stop's calls would wait for its lock.
+
+    During a stop the block is not begun.
+    """
+    if _stopper is None or _mine.stop_deferred:
+        yield
+        return
+    park_if_stopping()
+    _mine.stop_deferred = True
+    try:
+        yield
+    finally:
+        _mine.stop_deferred = False
+        park_if_stopping()
 
 
 def _temporary_server() -> list[int]:

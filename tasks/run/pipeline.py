@@ -23,7 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import State
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.stopping import on_stop
+from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
 from tasks.run.checks import check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
@@ -96,10 +96,11 @@ class PipelineRun(Generic[R]):
         Returns:
             The stage's artifact, built or found.
         """
+        park_if_stopping()
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
-            function,
+            parked_by_a_stop()(function),  # a stage that a stop cuts off is not tried again
             name=name,
             task_run_name=shown,
             cache_policy=NO_CACHE,
@@ -108,7 +109,8 @@ class PipelineRun(Generic[R]):
             retry_condition_fn=_worth_a_retry,
         )
         of = " ".join(part for part in (label, setting) if part)
-        with listening(LiveMetrics(self.tracker, self.key, shown), of):
+        live = LiveMetrics(self.tracker, self.key, shown)
+        with listening(live, of, before_note=park_if_stopping):
             try:
                 artifact: Artifact = started(self.root, *args)
             finally:

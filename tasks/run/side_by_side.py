@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from tasks.cluster.stopping import parked_by_a_stop
+
 T = TypeVar("T")
 Part = Callable[[], object]
 """A part that leaves its results where they belong."""
@@ -41,7 +43,7 @@ def side_by_side(parts: Sequence[Callable[[], T]], most: int) -> list[T]:
     def run(part: Callable[[], T]) -> T:
         if failed.is_set():
             raise CancelledError
-        with ExitStack() as unless_returned:
+        with ExitStack() as unless_returned, parked_by_a_stop():
             unless_returned.callback(failed.set)
             result = part()
             unless_returned.pop_all()

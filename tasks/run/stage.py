@@ -2,7 +2,8 @@
 
 A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
 ``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
-``<key>``; a directory without a valid manifest does not exist. Asking for a finished stage
+``<key>``; a directory without a valid manifest does not exist. What a stop of the run cuts off is
+not published. Asking for a finished stage
 executes nothing. Times, host facts and versions live in the manifest, outside the digest. A found
 stage is read whole and held against its manifest, within ``verifying_once`` at its first use only.
 """
@@ -22,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.cluster.stopping import on_stop
+from tasks.cluster.stopping import on_stop, parked_by_a_stop
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.progress import current_label
@@ -184,7 +185,7 @@ def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Ar
     logger.info("%s: %s", spec.name, _beginning(partial, spec.key[:12]))
     began = time.monotonic()
     try:
-        with _thrown_away(partial, spec), spec.machine():
+        with _thrown_away(partial, spec), spec.machine(), parked_by_a_stop():
             metrics = build(partial)
         if not spec.resumable:
             shutil.rmtree(partial / STATE, ignore_errors=True)

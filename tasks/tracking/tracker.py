@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
+from tasks.cluster.stopping import stop_deferred
 from tasks.tracking.compare_view import VIEW
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Spool
@@ -262,8 +263,9 @@ class Tracker:
     ) -> None:
         key = None if pipeline is None else require_key(pipeline)
         time_ms = time.time_ns() // 1_000_000
-        self._spool.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
-        self._writer.write(last=last)
+        with stop_deferred():
+            self._spool.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
+            self._writer.write(last=last)
 
 
 def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:

@@ -28,6 +28,7 @@ def ready():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     folder = tempfile.mkdtemp(prefix=f"umim-ray-{os.getpid()}-", dir="/tmp")
     print(child.pid, folder, flush=True)
+    return child
 """
 BUSY = {
     "in Python": "while True: time.sleep(0.01)",
@@ -132,19 +133,23 @@ def test_whoever_must_hear_of_a_stop_hears_and_one_that_hangs_is_not_waited_for(
     assert (tmp_path / "told").exists()
 
 
+@pytest.mark.parametrize("call", ["write()", "threading.Thread(target=write, daemon=True).start()"])
 def test_a_block_that_must_not_be_disturbed_is_finished_and_nothing_after_it(
-    tmp_path: Path,
+    tmp_path: Path, call: str
 ) -> None:
     code = program(
         "lock = threading.Lock()",
-        "def tell():",
-        "    with lock: (notes / 'told').touch()",
-        "with on_stop(tell):",
+        "def write():",
         "    with stop_deferred(), lock:",
         "        ready()",
-        "        time.sleep(1)",
+        "        time.sleep(0.5)",
         "        (notes / 'written').touch()",
         "    (notes / 'too far').touch()",
+        "def tell():",
+        "    with stop_deferred(), lock: (notes / 'told').touch()",
+        "    time.sleep(0.2)",
+        "with on_stop(tell):",
+        f"    {call}",
         "    time.sleep(600)",
     )
     with running(code, tmp_path) as (run, _, _):
@@ -165,6 +170,60 @@ def test_what_nobody_could_go_on_with_is_removed(tmp_path: Path, resumable: bool
     with running(code, tmp_path) as (run, _, _):
         assert stop(run, signal.SIGTERM)[0] == 143
     assert len(list(tmp_path.glob("tiny/*.partial/half"))) == resumable
+
+
+def test_stages_in_threads_hand_nothing_on_once_the_run_is_stopped(tmp_path: Path) -> None:
+    code = program(
+        "from tasks.run.side_by_side import side_by_side",
+        "from tasks.run.stage import StageSpec, run_stage",
+        "workers = []",
+        "both = threading.Barrier(2, lambda: workers.append(ready()))",
+        "def build(status):",
+        "    both.wait()",
+        "    workers[0].wait()  # a stop kills it first",
+        "    return {} if status == 'whole' else {'lost': 1 / 0}",
+        "def part(status):",
+        "    try:",
+        "        run_stage(notes, StageSpec(status, 1, {}, {}), lambda _: build(status))",
+        "    finally:",
+        "        (notes / f'{status} went on').touch()",
+        "with on_stop(lambda: time.sleep(0.5)):",
+        "    side_by_side([lambda: part('whole'), lambda: part('failed')], 2)",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM) == (
+            143,
+            "stopped; the same command continues at step 7\n",
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["failed", "whole"]
+    assert list(tmp_path.glob("*/*/manifest.json")) == []
+
+
+def test_threads_start_no_cluster_and_keep_no_record_once_the_run_is_stopped(
+    tmp_path: Path,
+) -> None:
+    code = program(
+        "from tasks.cluster.lease import ClusterLease",
+        "from tasks.tracking.tracker import Tracker",
+        "from umim_core.config.recipe import ClusterConfig",
+        "tracker = Tracker(f'sqlite:///{notes}/mlflow.db', notes)",
+        "workers = []",
+        "both = threading.Barrier(2, lambda: workers.append(ready()))",
+        "def goes_on(call):",
+        "    both.wait()",
+        "    workers[0].wait()  # a stop kills it first",
+        "    call()",
+        "def look():",
+        "    time.sleep(0.5)",
+        "    (notes / f'Ray {\"ray\" in sys.modules}').touch()",
+        "calls = [ClusterLease(ClusterConfig(cpus=1)).ensure, lambda: tracker.points('0' * 64, [])]",
+        "for call in calls:",
+        "    threading.Thread(target=goes_on, args=[call], daemon=True).start()",
+        "with on_stop(look): time.sleep(600)",
+    )
+    with running(code, tmp_path) as (run, _, _):
+        assert stop(run, signal.SIGTERM)[0] == 143
+    assert [path.name for path in tmp_path.iterdir()] == ["Ray False"]
 
 
 def test_a_library_that_takes_the_signals_over_delays_nothing(tmp_path: Path) -> None:
