@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from filelock import FileLock, Timeout
-
 from tasks.tracking.patience import limit_requests
+from tasks.tracking.store_lock import StoreAwayError, connecting, writing
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
 from umim_core.errors import TrackingError
 from umim_core.store.artifacts import canonical_json
@@ -28,13 +27,8 @@ REGISTERED_MODEL: Final = "umim"
 KEY_TAG: Final = "umim.key"
 KIND_TAG: Final = "umim.kind"
 _SHARED_VIEW: Final = "mlflow.sharedViewState."
-_SQLITE: Final = "sqlite:///"
 # What a store says when it will never take a call as it is; everything else may pass.
 _REFUSALS: Final = ("BAD_REQUEST", "INVALID_PARAMETER_VALUE", "MALFORMED_REQUEST")
-
-
-class StoreAwayError(TrackingError):
-    """The store does not answer or cannot be used now; later it may."""
 
 
 class Store:
@@ -69,10 +63,14 @@ class Store:
         return self._connected
 
     @contextlib.contextmanager
-    def session(self, connect_seconds: int, call_seconds: int) -> Iterator[Store]:
+    def session(
+        self, creation_seconds: int, connect_seconds: int, call_seconds: int
+    ) -> Iterator[Store]:
         """Hold the store for a few writes; without a server, one process at a time.
 
         Args:
+            creation_seconds: How long another process may take to connect to a store without a
+                server, which makes it where it is new.
             connect_seconds: How long the first call after a failure may take, and how long another
                 process may hold a store without a server.
             call_seconds: How long every other call may take.
@@ -90,7 +88,12 @@ class Store:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with self._lock(connect_seconds):
+            with contextlib.ExitStack() as held:
+                if not self.served:
+                    self.root.mkdir(parents=True, exist_ok=True)
+                    if self._connected is None:
+                        held.enter_context(connecting(self.uri, self.root, creation_seconds))
+                    held.enter_context(writing(self.uri, self.root, connect_seconds))
                 if self._connected is None:
                     limit_requests(connect_seconds)
                     self._connected = self._connect()
@@ -233,28 +236,6 @@ class Store:
             )
             version = str(made.version)
         client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
-
-    @contextlib.contextmanager
-    def _lock(self, seconds: int) -> Iterator[None]:
-        if self.served:
-            yield
-            return
-        self.root.mkdir(parents=True, exist_ok=True)
-        file = self.uri.removeprefix(_SQLITE).partition("?")[0]
-        place = Path(file) if self.uri.startswith(_SQLITE) and file else self.root / "mlflow"
-        lock = FileLock(place.with_name(f"{place.name}.lock"))
-        try:
-            lock.acquire(timeout=seconds)
-        except Timeout as error:
-            raise StoreAwayError(
-                f"the tracking store must be free within {seconds} s",
-                str(place),
-                "End the process that holds it, or use a server (MLFLOW_TRACKING_URI).",
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _connect(self) -> tuple[MlflowClient, str]:
         from mlflow import MlflowClient

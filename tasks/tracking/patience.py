@@ -8,6 +8,7 @@ from typing import Final
 
 TOTAL_SECONDS: Final = 10.0
 CALL_SECONDS: Final = 5
+CREATION_SECONDS: Final = 60  # a new store's schema takes seconds, on a busy machine many
 PROBE_SECONDS: Final = 2
 _FIRST_REST_SECONDS: Final = 5.0
 _LONGEST_REST_SECONDS: Final = 60.0
@@ -42,10 +43,11 @@ class Patience:
         """Return whether it is too early for another try."""
         return time.monotonic() < self._rests_until
 
-    def limits(self) -> tuple[int, int]:
-        """Return how many seconds the first call of a session may take, and every other one."""
+    def limits(self) -> tuple[int, int, int]:
+        """Return seconds: for another process that makes the store, a first call, every other."""
         call = max(1, int(min(CALL_SECONDS, self.left)))
-        return (min(call, PROBE_SECONDS) if self.failing else call), call
+        first = min(call, PROBE_SECONDS) if self.failing else call
+        return (CREATION_SECONDS if first == CALL_SECONDS else first), first, call
 
     def failed(self, seconds: float) -> None:
         """Count a failed try of that many seconds."""

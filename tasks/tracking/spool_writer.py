@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasks.cluster.stopping import stop_deferred
-from tasks.tracking.mlflow_store import Store, StoreAwayError
+from tasks.tracking.mlflow_store import Store
 from tasks.tracking.patience import Patience
 from tasks.tracking.replay import replay
 from tasks.tracking.spool import Spool
+from tasks.tracking.store_lock import StoreAwayError
 from umim_core.errors import LockError, TrackingError
 
 logger = logging.getLogger("umim.tracking")

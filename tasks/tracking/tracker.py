@@ -1,9 +1,9 @@
 """Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
-Everything is written to the spool first and to the store from there, at once if it answers. So a
-store that is away costs a run no more than ``Patience`` allows, and loses nothing: what waits is
-written by the next run, or by ``python -m flows replay``. A run is found by its key before one is
-made, so the same command again adds nothing. How it is stored is ``tracking.py``'s matter.
+Everything is written to the spool first and to the store from there, at once if it answers. A store
+that is away costs a run what ``Patience`` allows and loses nothing: what waits is written by the
+next run, or by ``python -m flows replay``. A run is found by its key before one is made, so the
+same command adds nothing.
 """
 
 from __future__ import annotations

@@ -111,14 +111,14 @@ def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -
 
 def test_patience_lasts_ten_seconds_and_rests_longer_each_time() -> None:
     patience = Patience()
-    assert patience.limits() == (5, 5)
+    assert patience.limits() == (60, 5, 5)
     patience.failed(5.0)
     assert patience.resting()
-    assert patience.limits() == (2, 5)
+    assert patience.limits() == (2, 2, 5)
     patience.failed(2.0)
     patience.failed(2.0)
     assert not patience.exhausted
-    assert patience.limits() == (1, 1)
+    assert patience.limits() == (1, 1, 1)
     patience.failed(1.0)
     assert patience.exhausted
 
