@@ -1,9 +1,8 @@
 """Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
-Everything is written to the spool first and to the store from there, at once if it answers. A store
-that is away costs a run what ``Patience`` allows and loses nothing: what waits is written by the
-next run, or by ``python -m flows replay``. A run is found by its key before one is made, so the
-same command adds nothing.
+Everything is written to the spool first, and to the store at once if it answers. A store that is
+away costs a run what ``Patience`` allows, and loses nothing: the next run writes what waits, or
+``python -m flows replay`` does. Runs are found by their key: the same command adds none.
 """
 
 from __future__ import annotations

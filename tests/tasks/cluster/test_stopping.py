@@ -216,8 +216,8 @@ def test_threads_start_no_cluster_and_keep_no_record_once_the_run_is_stopped(
         "def look():",
         "    time.sleep(0.5)",
         "    (notes / f'Ray {\"ray\" in sys.modules}').touch()",
-        "calls = [ClusterLease(ClusterConfig(cpus=1)).ensure, lambda: tracker.points('0' * 64, [])]",
-        "for call in calls:",
+        "lease = ClusterLease(ClusterConfig(cpus=1))",
+        "for call in lease.ensure, lambda: tracker.points('0' * 64, []):",
         "    threading.Thread(target=goes_on, args=[call], daemon=True).start()",
         "with on_stop(look): time.sleep(600)",
     )
