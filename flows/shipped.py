@@ -9,7 +9,7 @@ from functools import partial
 from flows.scoring import score
 from tasks.plan.planner import Planner
 from tasks.report.compare import Scores, ShippedResult
-from tasks.run.checks import why_absent
+from tasks.run.checks import check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.side_by_side import Part
 from tasks.run.stage import Artifact
@@ -58,6 +58,7 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
     if headline is not None:
         reason = why_absent(headline.checkpoint, local_files_only=isinstance(run, Planner))
         if reason is None:
+            check_headline_positions(recipe, headline)  # it may have been fetched just now
             first = (headline.checkpoint, headline.evaluate, headline.benchmark, True)
             wanted.insert(0, first)
         else:

@@ -12,7 +12,9 @@ from umim_core.backbone.devices import gpu_count, has_device
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import GeneratedCorpus
+from umim_core.config.evaluate import HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 
@@ -76,20 +78,34 @@ def check_positions(recipe: Recipe) -> None:
 
     Raises:
         ConfigError: If a segment, a task sequence, a timed prompt or a generated trajectory is too
-            long for a backbone.
+            long for a backbone, that of a shipped checkpoint or of the headline included.
         BackboneError: If a configuration cannot be read.
     """
     wanted = {"segment_length": recipe.segment_length}
     if recipe.adapt is not None and any(cell.adapt for cell in recipe.cells):
         wanted["adapt.max_tokens"] = recipe.adapt.max_tokens
-    if recipe.benchmark is not None:
-        longest = max(recipe.benchmark.prompt_lengths) + recipe.benchmark.new_tokens
-        wanted["benchmark.prompt_lengths with new_tokens"] = longest
+    wanted |= _timed("benchmark", recipe.benchmark)
     for cell in dict.fromkeys((cell.backbone, cell.revision) for cell in recipe.cells):
         _check_model(*cell, wanted)
     if isinstance(recipe.corpus, GeneratedCorpus):
         trajectory = {"corpus.max_tokens": recipe.corpus.max_tokens}
         _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
+    for name in recipe.shipped:
+        if why_absent(name, local_files_only=True) is None:
+            _check_checkpoint(name, recipe, _timed("benchmark", recipe.benchmark))
+    headline = recipe.headline
+    if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
+        check_headline_positions(recipe, headline)
+
+
+def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
+    """Refuse rows longer than the positions of the headline's backbone, which is on this machine.
+
+    Raises:
+        ConfigError: If a segment or a timed prompt is too long for it.
+    """
+    timed = _timed("headline.benchmark", headline.benchmark)
+    _check_checkpoint(headline.checkpoint, recipe, timed)
 
 
 def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None:
@@ -111,6 +127,20 @@ def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None
     except (ArtifactError, BackboneError, CheckpointError) as error:
         return f"{error.value}. {error.remedy}"
     return None
+
+
+def _timed(field: str, benchmark: BenchmarkConfig | None) -> dict[str, int]:
+    """Return the longest row that a benchmark times, in tokens."""
+    if benchmark is None:
+        return {}
+    longest = max(benchmark.prompt_lengths) + benchmark.new_tokens
+    return {f"{field}.prompt_lengths with new_tokens": longest}
+
+
+def _check_checkpoint(name: str, recipe: Recipe, timed: Mapping[str, int]) -> None:
+    config = read_config(resolve_checkpoint(name))
+    wanted = {"segment_length": recipe.segment_length, **timed}
+    _check_model(config.backbone, config.backbone_revision, wanted)
 
 
 def _check_model(name: str, revision: str | None, wanted: Mapping[str, int]) -> None:

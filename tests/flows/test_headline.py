@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,12 @@ from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Recipe
-from umim_core.errors import ArtifactError
+from umim_core.errors import ArtifactError, ConfigError
 from umim_core.packages import model_cache
 from umim_core.packages.packaged_model import PACKAGED, PackagedModel
 
 
-def recipe(checkpoint: str) -> Recipe:
+def recipe(checkpoint: str, prompt: int = 512, segment: int = 512) -> Recipe:
     return Recipe.model_validate(
         {
             "name": "small",
@@ -29,10 +30,11 @@ def recipe(checkpoint: str) -> Recipe:
             "distill": {"max_steps": 1},
             "benchmark": {},
             "shipped": ["umim-docs-llama"],
+            "segment_length": segment,
             "headline": {
                 "checkpoint": checkpoint,
                 "evaluate": {"alignment_rows": 3, "task_questions": 5},
-                "benchmark": {"prompt_lengths": [1024], "pairs": 2},
+                "benchmark": {"prompt_lengths": [prompt], "pairs": 2},
             },
         }
     )
@@ -50,6 +52,23 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     given = [args for _, args, _ in run.given if "umim-docs-gpt2" in args[1:2]]
     assert [asked.headline.evaluate in args for args in given] == [True, True, True, False]
     assert given[-1][2] is asked.headline.benchmark
+
+
+@pytest.mark.parametrize("check", [checks.check_positions, parts.plan])
+@pytest.mark.parametrize(
+    ("prompt", "segment", "field"),
+    [(1000, 512, "headline.benchmark.prompt_lengths with new_tokens"), (8, 1025, "segment_length")],
+)
+def test_rows_longer_than_its_positions_are_refused_before_anything_runs(
+    check: Callable[[Recipe], object], prompt: int, segment: int, field: str
+) -> None:
+    rule = f"{field} must be at most 1024, the positions of umim-docs-gpt2"
+    with pytest.raises(ConfigError, match=rule):
+        check(recipe("umim-docs-gpt2", prompt, segment))
+
+
+def test_positions_of_a_backbone_that_is_not_here_are_not_asked_for(needs_a_package: str) -> None:
+    checks.check_positions(recipe(needs_a_package, prompt=1 << 20))
 
 
 def test_without_its_backbone_the_run_goes_on_and_says_so_in_one_line(
