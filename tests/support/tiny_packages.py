@@ -9,9 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-import numpy as np
-from gguf import GGUFWriter, TokenType
-
+from support.gguf_files import tiny_bpe, write_gguf
+from support.tiny_models import random_model, tiny_config
 from umim_core.packages.gguf_conversion import convert_gguf
 from umim_core.packages.model_cache import model_directory
 from umim_core.packages.packaged_model import PackagedModel
@@ -19,10 +18,6 @@ from umim_core.store.artifacts import directory_digest, sha256_file
 
 NAME = "tiny-model"
 MEMBER = "tiny_package/tiny.gguf"
-_BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # those that stand for themselves
-_REST = [byte for byte in range(256) if byte not in _BYTES]
-_LETTERS = [chr(byte) for byte in _BYTES] + [chr(256 + i) for i in range(len(_REST))]
-_WIDTH, _INNER, _LAYERS = 32, 64, 2
 _FILE = '''"""A packaged model of a test."""
 
 from umim_core.packages.packaged_model import PackagedModel, add_packaged
@@ -58,52 +53,17 @@ class TinyPackage(NamedTuple):
     models: Path
 
 
-def write_gguf(path: Path) -> None:
-    """Write a Llama of two layers with random weights and a byte-level tokenizer."""
-    rng = np.random.default_rng(0)
-    tokens = [*_LETTERS, "th", "the", "<|im_start|>", "<|im_end|>"]
-    writer = GGUFWriter(path, "llama")
-    writer.add_embedding_length(_WIDTH)
-    writer.add_feed_forward_length(_INNER)
-    writer.add_block_count(_LAYERS)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_context_length(128)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([TokenType.NORMAL] * (len(tokens) - 2) + [TokenType.CONTROL] * 2)
-    writer.add_token_merges(["t h", "th e"])
-    writer.add_bos_token_id(len(tokens) - 2)
-    writer.add_eos_token_id(len(tokens) - 1)
-    shapes = {"token_embd": (len(tokens), _WIDTH), "output_norm": (_WIDTH,)}
-    for layer in range(_LAYERS):
-        shapes |= {
-            f"blk.{layer}.attn_norm": (_WIDTH,),
-            f"blk.{layer}.ffn_norm": (_WIDTH,),
-            f"blk.{layer}.attn_q": (_WIDTH, _WIDTH),
-            f"blk.{layer}.attn_k": (_WIDTH // 2, _WIDTH),
-            f"blk.{layer}.attn_v": (_WIDTH // 2, _WIDTH),
-            f"blk.{layer}.attn_output": (_WIDTH, _WIDTH),
-            f"blk.{layer}.ffn_gate": (_INNER, _WIDTH),
-            f"blk.{layer}.ffn_up": (_INNER, _WIDTH),
-            f"blk.{layer}.ffn_down": (_WIDTH, _INNER),
-        }
-    for name, shape in shapes.items():
-        values = rng.normal(0.0, 0.1, shape).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", values + 1 if len(shape) == 1 else values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def tiny_package(folder: Path) -> TinyPackage:
     """Write a GGUF file, a wheel that holds it, and the one file that names the model."""
-    gguf = folder / "tiny.gguf"
-    write_gguf(gguf)
+    pipeline = tiny_bpe()
+    config = tiny_config(
+        "llama",
+        vocab_size=len(pipeline["model"]["vocab"]),
+        hidden_size=32,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+    )
+    gguf = write_gguf(folder / "tiny.gguf", random_model(config), pipeline, pre="smollm")
     package = TinyPackage(folder / "wheels", folder / "models")
     package.wheels.mkdir()
     package.models.mkdir()

@@ -7,11 +7,11 @@ import torch
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.errors import ConfigError, RuleSetError
+from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 
 
@@ -48,12 +48,9 @@ def untrained_checkpoint(
         raise ConfigError(
             "an untrained module must have a residual", form.residual, "Choose last or exponential."
         )
-    rules.check_tokenizer(backbone.tokenizer_fingerprint)
-    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
-    if not len(rules):
-        raise RuleSetError(
-            "a checkpoint must hold rules", "none", "Mine them again with a smaller --tau."
-        )
+    check_for_module(
+        rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
+    )
     module = fresh_module(backbone, form, seed)
     compressed = Compressed(backbone, module, Matcher(rules), form.unit_positions)
     return Checkpoint.of(compressed, {"steps": 0, "seed": seed})

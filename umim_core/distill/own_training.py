@@ -33,10 +33,10 @@ from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_run import place_rows, read_curve, run_job
 from umim_core.distill.train_state import newest_state, step_of
-from umim_core.errors import ArtifactError, CorpusError, RuleSetError
+from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining.preparation import tokenized_corpus, whole_segments
 from umim_core.progress import followed
-from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
@@ -115,12 +115,8 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
             shutil.rmtree(kept, ignore_errors=True)
             return found
         tokenizer = load_tokenizer(training.model)
-        rules.check_tokenizer(tokenizer_fingerprint(tokenizer))
-        check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
-        if not len(rules):
-            raise RuleSetError(
-                f"{training.rules} must hold rules", "none", "Mine them again with a smaller --tau."
-            )
+        special, fingerprint = special_ids(tokenizer), tokenizer_fingerprint(tokenizer)
+        check_for_module(rules, fingerprint, len(tokenizer), special)
         partial = out.with_name(f"{out.name}.partial")
         _begin(partial, key)
         if not (partial / "tokens").exists():

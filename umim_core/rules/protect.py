@@ -72,6 +72,29 @@ def _compile(pattern: str) -> re.Pattern[str]:
         ) from error
 
 
+def check_for_module(
+    rules: RuleSet, fingerprint: str, vocabulary: int, special: Collection[int]
+) -> None:
+    """Refuse rules that no merge module can be made for: another tokenizer's, or none at all.
+
+    Args:
+        rules: The rules.
+        fingerprint: SHA-256 of the backbone's tokenizer.
+        vocabulary: Entries of its vocabulary.
+        special: Ids of its special tokens.
+
+    Raises:
+        TokenizerMismatchError: If the rules belong to another tokenizer.
+        RuleSetError: If there are none, or one holds a special token.
+    """
+    rules.check_tokenizer(fingerprint)
+    check_vocabulary(rules, vocabulary, special)
+    if not len(rules):
+        raise RuleSetError(
+            "a checkpoint must hold rules", "none", "Mine them again with a smaller --tau."
+        )
+
+
 def check_vocabulary(rules: RuleSet, size: int, special: Collection[int]) -> None:
     """Refuse rules with ids that the vocabulary does not have, or with special ones.
 
