@@ -7,8 +7,9 @@ lock of its own, for which the others wait longer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,9 @@ from filelock import FileLock, Timeout
 
 from umim_core.errors import TrackingError
 
+logger = logging.getLogger("umim.tracking")
 _SQLITE: Final = "sqlite:///"
+_SILENT_SECONDS: Final = 2
 
 
 class StoreAwayError(TrackingError):
@@ -64,7 +67,11 @@ def _place(uri: str, root: Path) -> Path:
 def _held(place: Path, ending: str, seconds: int) -> Iterator[None]:
     lock = FileLock(place.with_name(f"{place.name}.{ending}"))
     try:
-        lock.acquire(timeout=seconds)
+        with suppress(Timeout):
+            lock.acquire(timeout=min(seconds, _SILENT_SECONDS))
+        if not lock.is_locked:
+            logger.info("waiting for another run that uses %s", place)
+            lock.acquire(timeout=max(0, seconds - _SILENT_SECONDS))
     except Timeout as error:
         raise StoreAwayError(
             f"the tracking store must be free within {seconds} s",

@@ -111,7 +111,7 @@ def test_a_run_that_is_being_stopped_waits_two_seconds_at_most(tmp_path: Path) -
 
 def test_patience_lasts_ten_seconds_and_rests_longer_each_time() -> None:
     patience = Patience()
-    assert patience.limits() == (60, 5, 5)
+    assert patience.limits() == (300, 5, 5)
     patience.failed(5.0)
     assert patience.resting()
     assert patience.limits() == (2, 2, 5)
