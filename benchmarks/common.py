@@ -36,6 +36,7 @@ _HELP: Final = {
     "isa": "instruction sets that oneDNN is held to",
     "length": "tokens of a row",
     "limit": "first questions of each task; all if absent",
+    "min_probability": "bounds on the tokens of a span that is merged while decoding",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",
     "pairs": "alternating runs of each side",
@@ -174,6 +175,26 @@ def save(report: Report, out: Path | None) -> None:
     """Write the results."""
     if out is not None:
         out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def go_on(
+    report: Report, out: Path | None, settings: Sequence[str], results: Sequence[str]
+) -> None:
+    """Take the results of an earlier call over if machine, commit and settings are the same.
+
+    Without a commit nothing says that the code is the same, and everything is measured.
+
+    Args:
+        report: Of this call, its settings filled in.
+        out: Where the earlier call wrote.
+        settings: Entries that must be the same, besides benchmark and facts.
+        results: Entries to take over.
+    """
+    if out is None or not out.is_file() or report["facts"]["commit"] is None:
+        return
+    earlier = json.loads(out.read_text(encoding="utf-8"))
+    if all(earlier.get(name) == report[name] for name in ("benchmark", "facts", *settings)):
+        report |= {name: earlier[name] for name in results}
 
 
 def close(report: Report, out: Path | None) -> int:

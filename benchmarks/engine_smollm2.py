@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, save
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, go_on, save
 from benchmarks.engine import DECODE_RATIO, LOGITS_ERROR, MERGING_SHARE, PREFILL_OF_BOUND
 from benchmarks.engine_sides import (
     DYNAMIC,
@@ -187,24 +186,11 @@ def settings_of(options: argparse.Namespace, folder: Path = GENERAL) -> Report:
     }
 
 
-def go_on(report: Report, out: Path | None) -> None:
-    """Take the cases of an earlier call over if machine, commit and settings are the same.
-
-    Without a commit nothing says that the code is the same, and every case is measured.
-    """
-    if out is None or not out.is_file() or report["facts"]["commit"] is None:
-        return
-    earlier = json.loads(out.read_text(encoding="utf-8"))
-    same = all(earlier.get(name) == report[name] for name in ("benchmark", "facts", "settings"))
-    if same:
-        report |= {name: earlier[name] for name in ("subject", "cases")}
-
-
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure the cases that are missing."""
     report["settings"] = settings_of(options)
     report["cases"] = {}
-    go_on(report, options.out)
+    go_on(report, options.out, ["settings"], ["subject", "cases"])
     left = options.cases
     for dtype in options.dtypes:
         shapes = itertools.product(options.batch_sizes, options.lengths)

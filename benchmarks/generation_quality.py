@@ -5,9 +5,11 @@
 
 Prompts are the first 100 tokens of held-out documents: docstrings for the embedded checkpoints, the
 lines of a text file for a named one. Up to 100 tokens follow; an end-of-sequence token ends a text.
-Every decoding runs without merging (the base model), with merged prompts, and with merged prompts
-and generated tokens. Sampling is repeated with several seeds. Greedy decoding draws nothing, so it
-is one run. The perplexity is that of the generated tokens under the base model, given the prompt.
+Every decoding runs without merging (the base model), with merged prompts, with merged prompts and
+generated tokens, and with the latter where tokens were likely (``decode_min_probability``).
+Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
+perplexity is that of the generated tokens under the base model, given the prompt. With ``--commit``
+the same call goes on behind the rows that were finished.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
-from benchmarks.common import Benchmark, Report, save
+from benchmarks.common import Benchmark, Report, go_on, save
 from benchmarks.corpus import CACHE, held_out_texts
 from umim_core import UMIM
 from umim_core.config.form import Merge
@@ -44,6 +46,7 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
     "plain sampling": {"do_sample": True, "top_p": 1.0, "temperature": 1.0},
 }
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")  # rows of the report
+BOUNDS: Final = (0.3, 0.6, 0.9)  # further rows
 Ids = NDArray[np.int64]
 
 
@@ -88,19 +91,29 @@ def generate(
     merge: Merge,
     batch_size: int,
     seed: int = 0,
+    min_probability: float = 0.0,
     **settings: Any,
 ) -> list[RowOutput]:
     """Generate from every prompt, in batches; the seed differs from batch to batch."""
     config = GenerationConfig(**settings)
     rows: list[RowOutput] = []
     for first in range(0, len(prompts), batch_size):
-        request = Request(merge=merge, seed=seed * len(prompts) + first)
+        request = Request(
+            merge=merge,
+            seed=seed * len(prompts) + first,
+            decode_min_probability=min_probability,
+        )
         rows += umim.engine.generate(prompts[first : first + batch_size], config, request).rows
     return rows
 
 
 def run(
-    subject: Subject, decoding: str, merge: Merge, seed: int, batch_size: int
+    subject: Subject,
+    decoding: str,
+    merge: Merge,
+    seed: int,
+    batch_size: int,
+    min_probability: float = 0.0,
 ) -> list[RowOutput]:
     """Generate in one of the decodings; an end-of-sequence token ends a text."""
     settings = {
@@ -108,7 +121,9 @@ def run(
         "eos_token_id": end_ids(subject.umim.backbone) or None,
         **DECODINGS[decoding],
     }
-    return generate(subject.umim, subject.prompts, merge, batch_size, seed, **settings)
+    return generate(
+        subject.umim, subject.prompts, merge, batch_size, seed, min_probability, **settings
+    )
 
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
@@ -125,35 +140,51 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
     return summary
 
 
-def measure(subject: Subject, seeds: int, batch_size: int) -> Report:
-    """Measure every decoding with every way of merging."""
-    rows = []
-    for decoding, sampling in DECODINGS.items():
-        for merge in MERGES:
-            repeats = range(seeds if sampling["do_sample"] else 1)
-            runs = [
-                generation_quality(
-                    run(subject, decoding, merge, seed, batch_size), subject.umim.backbone
-                )
-                for seed in repeats
-            ]
-            row = {"decoding": decoding, "merge": merge, "runs": len(runs)}
-            rows.append({**row, "metrics": over_seeds(runs)})
-    return {"prompts": len(subject.prompts), "rows": rows}
+def new_rows(done: Sequence[Report], bounds: Sequence[float]) -> Iterator[Report]:
+    """Yield decoding, merging and bound of every row that is not done."""
+    merges = [*((merge, 0.0) for merge in MERGES), *(("all", bound) for bound in bounds)]
+    for decoding in DECODINGS:
+        for merge, bound in merges:
+            row = {"decoding": decoding, "merge": merge, "decode_min_probability": bound}
+            if not any(old | row == old for old in done):
+                yield row
+
+
+def measure(subject: Subject, row: Report, seeds: int, batch_size: int) -> Report:
+    """Measure one decoding with one way of merging."""
+    bound = row["decode_min_probability"]
+    runs = [
+        generation_quality(
+            run(subject, row["decoding"], row["merge"], seed, batch_size, bound),
+            subject.umim.backbone,
+        )
+        for seed in range(seeds if DECODINGS[row["decoding"]]["do_sample"] else 1)
+    ]
+    return row | {"runs": len(runs), "metrics": over_seeds(runs)}
 
 
 def run_all(options: argparse.Namespace, report: Report) -> None:
-    """Measure the embedded checkpoints, then the named one; what is done is written at once."""
+    """Measure the embedded checkpoints, then the named one; every row is written at once."""
     if (options.checkpoint is None) != (options.text is None):
         raise SystemExit("--checkpoint and --text go together")
-    report |= {"prompt_tokens": options.prompt_tokens, "new_tokens": options.new_tokens}
-    report |= {"seeds": options.seeds, "subjects": {}}
+    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size", "min_probability")
+    report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
+    go_on(report, options.out, names, ["subjects"])
 
     def add(name: str, umim: UMIM, texts: Sequence[str]) -> None:
         prompts = choose_prompts(texts, umim, options.prompts, options.prompt_tokens)
         subject = Subject(umim, prompts, options.new_tokens)
-        report["subjects"][name] = measure(subject, options.seeds, options.batch_size)
-        save(report, options.out)
+        found = {
+            "prompts": len(prompts),
+            "module_digest": umim.module.digest(),
+            "rules_digest": umim.rules.digest,
+        }
+        earlier = report["subjects"].get(name, {})
+        rows = earlier["rows"] if earlier | found == earlier else []
+        report["subjects"][name] = found | {"rows": rows}
+        for row in new_rows(list(rows), options.min_probability):
+            rows.append(measure(subject, row, options.seeds, options.batch_size))
+            save(report, options.out)
 
     docstrings = held_out_texts(options.cache) if options.embedded else []
     for name in options.embedded:
@@ -177,6 +208,7 @@ main = Benchmark(
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
         "seeds": 5,
+        "min_probability": {"nargs": "*", "type": float, "default": list(BOUNDS)},
         "batch_size": 32,
         "cache": CACHE,
     },

@@ -12,7 +12,10 @@ MERGE_LABELS: Final = {"none": "base", "prompt": "UMIM, prompt", "all": "UMIM, p
 
 def _texts(found: Report) -> Iterator[Report]:
     """Yield the rows of one subject of ``generation_quality.py``, the merging in words."""
-    yield from (row | {"label": MERGE_LABELS[row["merge"]]} for row in found["rows"])
+    for row in found["rows"]:
+        bound = row.get("decode_min_probability", 0.0)
+        where = f" where p >= {bound:g}" if bound else ""
+        yield row | {"label": MERGE_LABELS[row["merge"]] + where}
 
 
 def _capacities(report: Report) -> Iterator[Report]:

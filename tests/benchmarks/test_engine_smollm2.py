@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import Report, facts
+from benchmarks.common import Report, facts, go_on
 from benchmarks.engine_sides import random_subject
 from benchmarks.engine_smollm2 import (
     equal,
     gates,
     general_text,
-    go_on,
     measure_case,
     pairs_of,
     settings_of,
@@ -97,8 +96,8 @@ def test_a_second_call_goes_on_with_the_same_settings_only(report: Report, tmp_p
     out.write_text(json.dumps(report), "utf-8")
     fresh = {name: report[name] for name in ("benchmark", "facts", "settings")}
     same, other = fresh | {"cases": {}}, fresh | {"cases": {}, "settings": {"new_tokens": 5}}
-    go_on(same, out)
-    go_on(other, out)
+    go_on(same, out, ["settings"], ["subject", "cases"])
+    go_on(other, out, ["settings"], ["subject", "cases"])
     assert same["cases"].keys() == report["cases"].keys() and other["cases"] == {}
 
 
@@ -136,7 +135,7 @@ def test_cases_of_another_input_are_measured_anew(
     options.checkpoint = str(tmp_path / tiny_checkpoint.name)  # the same name
     Checkpoint(config, module, rules).save(options.checkpoint)
     now = before | {"settings": settings_of(options, text.parent), "cases": {}}
-    go_on(now, out)
+    go_on(now, out, ["settings"], ["subject", "cases"])
     assert now["cases"] == ({} if changed else {"one": 1})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -92,17 +93,28 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
         "--out",
         out,
     ]
+    options += ["--min-probability", 1, "--commit", "abc"]
     assert main([str(option) for option in options]) == 0
     report = json.loads(out.read_text("utf-8"))
     rows = report["subjects"]["tiny"]["rows"]
-    assert [row["runs"] for row in rows] == [1] * 3 + [2] * 6
+    assert [row["runs"] for row in rows] == [1] * 4 + [2] * 8
+    assert [row["decode_min_probability"] for row in rows] == [0, 0, 0, 1] * 3
+    assert all(row["metrics"]["gen_kv_reduction"]["mean"] == 0 for row in rows[3::4])
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
     assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(report)
+    # A second call measures what is missing and nothing else.
+    base["ppl"]["mean"] = -1.0
+    interrupted = copy.deepcopy(report)
+    interrupted["subjects"]["tiny"]["rows"] = rows[:-1]
+    out.write_text(json.dumps(interrupted), "utf-8")
+    assert main([str(option) for option in options]) == 0
+    assert json.loads(out.read_text("utf-8")) == report
 
 
 def test_a_page_shows_means_deviations_and_shares() -> None:
     row = {"decoding": "plain sampling", "merge": "all", "runs": 2}
+    bounded = row | {"decode_min_probability": 0.6}
     metrics = over_seeds([QUALITY, replace(QUALITY, ppl=10.0, gen_kv_reduction=0.25)])
     report = {
         "benchmark": "generation_quality",
@@ -110,8 +122,19 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
         "prompt_tokens": 100,
         "new_tokens": 100,
         "seeds": 2,
-        "subjects": {"tiny": {"prompts": 3, "rows": [{**row, "metrics": metrics}]}},
+        "subjects": {
+            "tiny": {
+                "prompts": 3,
+                "rows": [row | {"metrics": metrics}, bounded | {"metrics": metrics}],
+            }
+        },
     }
     page = benchmark_page(report)
-    for text in ("9.00 ± 1.41", "37.5 ± 17.7 %", "Rep-2", "PPL", "UMIM, prompt and decode"):
+    for text in (
+        "9.00 ± 1.41",
+        "37.5 ± 17.7 %",
+        "Rep-2",
+        "PPL",
+        "UMIM, prompt and decode where p >= 0.6",
+    ):
         assert text in page

@@ -85,6 +85,11 @@ def test_compress_prints_units_and_figures(umim: Umim, checkpoint: Path) -> None
     assert (found["tokens"], found["token_reduction"]) == (11, pytest.approx(6 / 11))
 
 
+def test_compress_leaves_a_raw_tail(umim: Umim, checkpoint: Path) -> None:
+    found = document(umim("compress", TEXT, "-c", checkpoint, "--raw-tail", "3", "--json"))
+    assert found["unit_lengths"] == [2, 1, 3, 1, 1, 1, 1, 1]
+
+
 def test_compress_shows_the_text_and_a_summary(umim: Umim, checkpoint: Path) -> None:
     result = umim("compress", TEXT, "-c", checkpoint)
     assert result.code == 0

@@ -70,6 +70,11 @@ def test_a_system_message_takes_the_place_of_the_templates_own(chat: Chat) -> No
     assert chat("--chat", "--system", "w5").out.startswith("w5 w11[ w1 w2] w9 w12")
 
 
+def test_the_end_of_a_chat_may_stay_raw(chat: Chat) -> None:
+    lines = chat("--chat", "--greedy", "--raw-tail", 3).out.splitlines()  # w2 w9 w12
+    assert lines[1].startswith("6 prompt tokens -> 6 units, token reduction 0.0%")
+
+
 def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
     message = [{"role": "user", "content": "w1 w2 w9"}]
     reply = UMIM.from_pretrained(chatty).generate(message, max_new_tokens=9, do_sample=False)

@@ -128,6 +128,18 @@ def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMI
     assert set(found["timings"]) == {"first_token", "decode"} and "logprobs" not in found
 
 
+def test_a_raw_tail_and_a_bound_on_probabilities_are_those_of_the_library(
+    generate: Generate, tiny_umim: UMIM
+) -> None:
+    options = {"raw_tail": 4, "decode_min_probability": 0.5}
+    expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
+    flags = ["--raw-tail", 4, "--decode-min-probability", 0.5]
+    found = json.loads(generate(*flags, "--json").out)
+    assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
+    assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
+    assert found["cache_lengths"] == list(expected.cache_lengths[0])
+
+
 def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:
     found = " ".join(generate("--show").out.split())
     assert "11 prompt tokens -> 5 units, token reduction 54.5%" in found
@@ -157,6 +169,13 @@ def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) 
         (["--greedy", "--temperature", "0.5"], "got --temperature 0.5. Say --sample."),
         (["-n", "2"], "Greedy methods (do_sample != True)"),
         (["--top-k", "3"], "need do_sample; got ['top_k']"),
+        (["--merge", "none", "--raw-tail", "2"], "got raw_tail 2 with merge 'none'. Merge all"),
+        (["--raw-tail", "-2"], "raw_tail must be an integer of at least 0; got -2"),
+        (
+            ["--merge", "prompt", "--decode-min-probability", "0.5"],
+            "decode_min_probability needs merging in the prompt and while decoding",
+        ),
+        (["--decode-min-probability", "5"], "must lie between 0 and 1; got 5.0. Give 0"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(

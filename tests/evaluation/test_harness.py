@@ -250,17 +250,17 @@ def test_generation_without_rules_equals_hf(backbone_path: Path, tmp_path: Path)
 
 def test_only_merge_all_merges_generated_tokens(backbone_path: Path) -> None:
     backbone = load_backbone(str(backbone_path))
-    prompt = generation(["the cat sat on the"])
+    prompt = "the cat sat on the"
     config = GenerationConfig(max_new_tokens=2, do_sample=False)
-    ids = backbone.encode(prompt[0].args[0])
+    ids = backbone.encode(prompt)
     [row] = Engine(Compressed.without_merging(backbone)).generate([ids], config).rows
     checkpoint = checkpoint_of(backbone, [row.ids])
     units = {}
-    for merge in ("prompt", "all"):
+    for merge, bound in (("prompt", 0), ("all", 0), ("all", 1)):
         model = UmimLM(checkpoint, merge, backbone)
-        model.generate_until(prompt)
-        units[merge] = model.scorer.inputs.units
-    assert units["all"] < units["prompt"]
+        model.generate_until(generation([prompt], decode_min_probability=bound))
+        units[merge, bound] = model.scorer.inputs.units
+    assert units["all", 0] < units["prompt", 0] == units["all", 1]
 
 
 def test_generation_stops_at_a_stop_string_and_leaves_it_out(build: Build) -> None:

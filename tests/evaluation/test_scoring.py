@@ -20,12 +20,13 @@ from umim_core.rules.ruleset import RuleSet
 LIMIT = 12
 
 
-def scorer(scope: str) -> Scorer:
+def scorer(scope: str, raw_tail: int = 0) -> Scorer:
     backbone = random_backbone("gpt2", vocab_size=20, hidden_size=8, max_position_embeddings=LIMIT)
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7, 8, 9)]))
     module = MergeModule(8)
     module.initialise(0.2, torch.Generator().manual_seed(0))
-    return Scorer(Compressed(backbone, module, matcher, "compact"), scope, LIMIT)
+    compressed = Compressed(backbone, module, matcher, "compact").reading(scope, raw_tail)
+    return Scorer(compressed, scope, LIMIT)
 
 
 def request(context: list[int], continuation: list[int]) -> Request:
@@ -104,6 +105,28 @@ def test_tallies_count_raw_tokens_and_units() -> None:
     whole = scorer("all")
     whole.score([request([1, 2, 3, 4, 5, 10], [1, 2])], 1)
     assert (whole.inputs.raw, whole.inputs.units) == (8, 4)
+
+
+@pytest.mark.parametrize(("raw_tail", "units"), [(2, 4), (4, 5), (5, 6), (9, 6)])
+def test_a_raw_tail_counts_as_units(raw_tail: int, units: int) -> None:
+    model = scorer("prompt", raw_tail)
+    model.score([request([1, 2, 1, 2, 1, 2], [1, 2])], 1)
+    assert (model.contexts.raw, model.contexts.units) == (6, units)
+    assert (model.inputs.raw, model.inputs.units) == (8, units + 2)
+
+
+def test_a_context_that_is_cut_keeps_its_raw_tail() -> None:
+    long = [1, 2] * 10
+    kept, units = scorer("prompt", 6).fit(np.array(long), 8)
+    assert (kept.tolist(), units) == ([1, 2] * 5, 8)  # two spans and six raw tokens
+    [found] = scorer("prompt", 6).score([request(long, [3, *[4] * 4])], 1)
+    [cut] = scorer("prompt", 6).score([request(kept.tolist(), [3, *[4] * 4])], 1)
+    assert found == cut
+
+
+def test_a_text_that_is_matched_as_a_whole_has_no_raw_tail() -> None:
+    with pytest.raises(EvaluationError, match=r"matched alone; got merge 'all'. Use 'prompt'\."):
+        scorer("all", 2).score([request([1, 2], [3])], 1)
 
 
 def test_an_empty_tally_has_no_reduction() -> None:

@@ -9,13 +9,16 @@ from torch import Tensor
 
 from support.engine_matrix import (
     CONFIGS,
+    LIKELY,
     SAMPLED,
     build,
+    cut_apart,
     from_scratch,
     module_for,
     random_prompts,
     random_rules,
     settings,
+    tail_apart,
 )
 from support.pairwise import pairwise
 from umim_core.inference.engine import Engine
@@ -40,33 +43,43 @@ MATRIX = [
 ]
 
 
-@pairwise(case=MATRIX, rows=[1, 4], infix_free=[True, False])
+@pairwise(case=MATRIX, rows=[1, 4], infix_free=[True, False], bound=[0.0, LIKELY], raw_tail=[0, 3])
 @torch.no_grad()
 def test_every_step_equals_a_forward_from_scratch(
-    case: tuple[str, str, torch.dtype, float], rows: int, infix_free: bool
+    case: tuple[str, str, torch.dtype, float],
+    rows: int,
+    infix_free: bool,
+    bound: float,
+    raw_tail: int,
 ) -> None:
     name, attention, dtype, tolerance = case
     backbone = build(name, dtype, attention)
     module, matcher = module_for(backbone), random_rules(3, infix_free)
     prompts = random_prompts(5, rows)
-    compared = 0
+    compared = cuts = 0
+    seen: list[Tensor] = []
 
     def compare(forward: Forward) -> None:
-        nonlocal compared
+        nonlocal compared, cuts
         for b, prompt in enumerate(prompts):
             if forward.running[b]:
-                expected, units = from_scratch(
-                    backbone, module, matcher, [prompt.tolist(), forward.generated[b]]
-                )
+                made = cut_apart(forward.generated[b], [logits[b] for logits in seen], bound)
+                parts = [*tail_apart(prompt, raw_tail), *made]
+                expected, units = from_scratch(backbone, module, matcher, parts)
                 assert forward.lengths[b] == units
                 error = float((forward.logits[b] - expected).abs().max())
                 assert error <= tolerance, (b, forward.generated[b], error)
                 compared += 1
+                cuts += len(made) - 1
+        seen.append(forward.logits)
 
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
-        prompts, settings(**SAMPLED), Request(seed=0, observer=compare)
+        prompts,
+        settings(**SAMPLED),
+        Request(seed=0, raw_tail=raw_tail, decode_min_probability=bound, observer=compare),
     )
     assert compared == rows * 16
+    assert (cuts > 0) == (bound > 0)
     assert any(row.gen_kv_reduction > 0 for row in output.rows)  # something was rolled back
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
 
 from support.engine_matrix import (
     CONFIGS,
+    LIKELY,
     SAMPLED,
     VOCAB,
     build,
+    cut_apart,
     from_scratch,
     module_for,
     random_prompts,
@@ -18,7 +22,7 @@ from support.engine_matrix import (
     settings,
 )
 from support.pairwise import pairwise
-from umim_core.errors import GenerationError
+from umim_core.errors import ConfigError, GenerationError
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
 from umim_core.inference.request import Request
@@ -50,42 +54,100 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
     assert compact_differs
 
 
-@pytest.mark.parametrize("infix_free", [True, False], ids=["infix-free", "nested"])
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pairwise(name=list(CONFIGS), infix_free=[True, False], bound=[0.0, LIKELY])
 @torch.no_grad()
-def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_free: bool) -> None:
+def test_border_matching_reads_prompt_and_output_as_one_text(
+    name: str, infix_free: bool, bound: float
+) -> None:
     backbone = build(name)
     module, matcher = module_for(backbone), random_rules(6, infix_free)
     prompts = random_prompts(8, 12)
+    seen: list[torch.Tensor] = []
+
+    def texts(b: int, generated: Sequence[int]) -> list[list[int]]:
+        """What is matched apart: the prompt belongs to the first part of the output."""
+        made = cut_apart(generated, [logits[b] for logits in seen[: len(generated)]], bound)
+        return [[*prompts[b].tolist(), *made[0]], *made[1:]]
 
     def compare(forward: Forward) -> None:
-        for b, prompt in enumerate(prompts):
-            whole = [*prompt.tolist(), *forward.generated[b]]
-            expected, units = from_scratch(backbone, module, matcher, [whole])
+        for b in range(len(prompts)):
+            parts = texts(b, forward.generated[b])
+            expected, units = from_scratch(backbone, module, matcher, parts)
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
+        seen.append(forward.logits)
 
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
-        prompts, settings(**SAMPLED), Request(seed=0, match_border=True, observer=compare)
+        prompts,
+        settings(**SAMPLED),
+        Request(seed=0, match_border=True, decode_min_probability=bound, observer=compare),
     )
-    assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
-    for row in output.rows:
-        whole = np.array([*row.prompt_ids, *row.ids[:-1]])
-        starts, lengths = matcher.segment(whole)
-        found = [(int(s), int(n)) for s, n in zip(starts, lengths, strict=True) if n > 1]
+    across = any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
+    assert across or bound
+    for b, row in enumerate(output.rows):
+        found, start = [], 0
+        for part in texts(b, row.ids[:-1]):
+            units = zip(*matcher.segment(np.array(part, dtype=np.int64)), strict=True)
+            found += [(start + int(s), int(n)) for s, n in units if n > 1]
+            start += len(part)
         assert [
             *row.prompt_spans,
             *((s + row.prompt_length, n) for s, n in row.generated_spans),
         ] == found
 
 
-def test_border_matching_needs_both_kinds_of_merging() -> None:
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(merge="prompt", match_border=True), "match_border needs merging"),
+        (
+            Request(merge="prompt", decode_min_probability=0.5),
+            "decode_min_probability needs merging .* got merge 'prompt'. Merge all",
+        ),
+        (
+            Request(raw_tail=2, match_border=True),
+            "match_border needs a prompt whose end may be merged; got raw_tail 2",
+        ),
+        *(
+            (Request(decode_min_probability=bound), "must lie between 0 and 1; got .* Give 0")
+            for bound in (-0.1, 1.1, float("nan"), True, "0.5")
+        ),
+    ],
+)
+def test_options_of_merging_that_cannot_be_honoured_are_refused(
+    request_: Request, message: str
+) -> None:
     backbone = build("gpt2")
     engine = Engine(
         Compressed(backbone, module_for(backbone), random_rules(1, infix_free=True), "compact")
     )
-    with pytest.raises(GenerationError, match="match_border needs merging"):
-        engine.generate([[1, 2]], settings(2), Request(merge="prompt", match_border=True))
+    with pytest.raises(GenerationError, match=message):
+        engine.generate([[1, 2]], settings(2), request_)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        *((Request(raw_tail=tail), "raw_tail must be an integer") for tail in (-1, 0.5, True)),
+        (Request(merge="none", raw_tail=2), "raw_tail needs a prompt that is merged"),
+    ],
+)
+def test_a_raw_tail_is_a_number_of_tokens_of_a_merged_prompt(
+    request_: Request, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2), request_)
+
+
+def test_only_certain_tokens_are_merged_at_a_bound_of_one() -> None:
+    backbone = build("gpt2")
+    engine = Engine(
+        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
+    )
+    prompts = random_prompts(1, 4)
+    assert any(row.generated_spans for row in engine.generate(prompts, settings(8)).rows)
+    for row in engine.generate(prompts, settings(8), Request(decode_min_probability=1.0)).rows:
+        assert (row.generated_spans, row.gen_kv_reduction) == ((), 0.0)
 
 
 @pytest.mark.parametrize("top", [0, 3])

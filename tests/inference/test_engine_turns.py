@@ -8,14 +8,17 @@ import torch
 
 from support.engine_matrix import (
     CONFIGS,
+    LIKELY,
     SAMPLED,
     VOCAB,
     build,
+    cut_apart,
     from_scratch,
     module_for,
     random_prompts,
     random_rules,
     settings,
+    tail_apart,
 )
 from support.pairwise import pairwise
 from umim_core.backbone.backbone import Backbone
@@ -40,10 +43,22 @@ def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.Removabl
     return backbone.model.base_model.register_forward_pre_hook(note, with_kwargs=True)
 
 
-@pairwise(name=list(CONFIGS), rows=[1, 4], unit_positions=POLICIES, infix_free=[True, False])
+@pairwise(
+    name=list(CONFIGS),
+    rows=[1, 4],
+    unit_positions=POLICIES,
+    infix_free=[True, False],
+    bound=[0.0, LIKELY],
+    raw_tail=[0, 3],
+)
 @torch.no_grad()
 def test_every_step_of_three_turns_equals_a_forward_from_scratch(
-    name: str, rows: int, unit_positions: UnitPositions, infix_free: bool
+    name: str,
+    rows: int,
+    unit_positions: UnitPositions,
+    infix_free: bool,
+    bound: float,
+    raw_tail: int,
 ) -> None:
     backbone = build(name)
     module, matcher = module_for(backbone), random_rules(3, infix_free)
@@ -55,27 +70,35 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     def compare(forward: Forward) -> None:
         nonlocal compared
         for b in range(rows):
+            made = cut_apart(forward.generated[b], [logits[b] for logits in seen], bound)
             expected, units = from_scratch(
-                backbone, module, matcher, [*parts[b], forward.generated[b]], unit_positions
+                backbone, module, matcher, [*parts[b], *made], unit_positions
             )
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
             compared += 1
+        seen.append(forward.logits)
 
     output: EngineOutput | None = None
     for seed, prompts in enumerate(turns):
+        seen: list[torch.Tensor] = []
         for b, prompt in enumerate(prompts):
             if output is not None:  # it was not fed; no rule crosses into the new turn
                 parts[b].append([output.rows[b].ids[-1]])
-            parts[b].append(prompt.tolist())
+            parts[b] += tail_apart(prompt, raw_tail)
         output = engine.generate(
             prompts,
             settings(6, **SAMPLED),
-            Request(seed=seed, observer=compare),
+            Request(
+                seed=seed,
+                raw_tail=raw_tail,
+                decode_min_probability=bound,
+                observer=compare,
+            ),
             past=None if output is None else output.state,
         )
         for b, row in enumerate(output.rows):
-            parts[b].append(list(row.ids[:-1]))
+            parts[b] += cut_apart(row.ids[:-1], [logits[b] for logits in seen[:-1]], bound)
     assert compared == 3 * 6 * rows
     assert output is not None and any(row.cache_lengths[0] > 14 for row in output.rows)
 

@@ -41,7 +41,15 @@ def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], obj
             return pieces, end.value
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3}, {"merge": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_sample": True, "seed": 3},
+        {"merge": "none"},
+        {"raw_tail": 2, "decode_min_probability": 0.5},
+    ],
+)
 def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:
     pieces, output = drain(umim, PROMPT, max_new_tokens=24, **options)
     expected = umim.generate(PROMPT, max_new_tokens=24, **options)

@@ -27,6 +27,7 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    RawTailOption,
     SpecialTokensOption,
     given_text,
 )
@@ -73,6 +74,7 @@ def _options(version: VersionFlag = False) -> None:
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
     checkpoint: CheckpointOption = None,
+    raw_tail: RawTailOption = 0,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
@@ -82,7 +84,7 @@ def compress(
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.model.compression import compress_text
 
-    compression = compress_text(given, checkpoint or default_checkpoint(), special_tokens)
+    compression = compress_text(given, checkpoint or default_checkpoint(), special_tokens, raw_tail)
     if html is not None:
         from umim_core.model.showing import html_page
         from umim_core.store.disk import write_bytes

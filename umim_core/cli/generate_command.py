@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    RawTailOption,
     SpecialTokensOption,
     given_text,
 )
@@ -78,6 +79,11 @@ def generate(
         int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
     ] = None,
     merge: MergeOption = "all",
+    raw_tail: RawTailOption = 0,
+    decode_min_probability: Annotated[
+        float,
+        typer.Option(help="Merge a generated span only if its later tokens were this likely."),
+    ] = 0.0,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -120,25 +126,25 @@ def generate(
     from umim_core import UMIM
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
 
-    options: GenerateOptions = {
+    asked = {
         "max_new_tokens": max_new_tokens,
-        "stop_strings": stop or [],
+        "do_sample": do_sample,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+        "stop_strings": stop,
         "n": samples,
         "seed": seed,
         "merge": merge,
+        "raw_tail": raw_tail,
+        "decode_min_probability": decode_min_probability,
         "logprobs": logprobs,
         "add_special_tokens": special_tokens,
     }
-    if do_sample is not None:
-        options["do_sample"] = do_sample
-    if repetition_penalty is not None:
-        options["repetition_penalty"] = repetition_penalty
-    if temperature is not None:
-        options["temperature"] = temperature
-    if top_k is not None:
-        options["top_k"] = top_k
-    if top_p is not None:
-        options["top_p"] = top_p
+    options = cast(
+        "GenerateOptions", {name: value for name, value in asked.items() if value is not None}
+    )
     umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):

@@ -28,6 +28,9 @@ SpecialTokensOption = Annotated[
         help="Add special tokens, a BOS say; by default as the tokenizer does.",
     ),
 ]
+RawTailOption = Annotated[
+    int, typer.Option(help="Last tokens of the prompt that stay raw; 16, for example.")
+]
 DtypeOption = Annotated[str, typer.Option(help="Data type of the backbone.")]
 
 

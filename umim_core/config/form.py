@@ -29,6 +29,9 @@ What a caller wants merged is no part of the form; it has the same words everywh
     all       merged             merged
     prompt    merged             raw
     none      raw                raw                            the base model
+
+``raw_tail`` leaves the last tokens of a prompt raw where prompts are merged: ids 1 2 3 4 5 with
+``raw_tail`` 2 are matched as 1 2 3, and 4 and 5 are units of their own.
 """
 
 from __future__ import annotations
@@ -200,3 +203,23 @@ def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
     """
     if merge not in known:
         raise ConfigError(f"merge must be one of {tuple(known)}", merge, "Choose one of them.")
+
+
+def check_raw_tail(raw_tail: object, merge: Merge) -> None:
+    """Refuse a ``raw_tail`` that is no number of tokens, or that has no effect.
+
+    Raises:
+        ConfigError: If it is not an integer of at least 0, or is above 0 where nothing is merged.
+    """
+    if isinstance(raw_tail, bool) or not isinstance(raw_tail, int) or raw_tail < 0:
+        raise ConfigError(
+            "raw_tail must be an integer of at least 0",
+            raw_tail,
+            "Give the number of tokens at the end of a prompt that stay raw, 16 for example.",
+        )
+    if raw_tail and merge == "none":
+        raise ConfigError(
+            "raw_tail needs a prompt that is merged",
+            f"raw_tail {raw_tail} with merge 'none'",
+            "Merge all or prompt, or leave it out.",
+        )

@@ -11,11 +11,12 @@ from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.inference.request import HONOURED, IGNORED, with_defaults
+from umim_core.inference.request import HONOURED, IGNORED, Request, with_defaults
 from umim_core.inference.stopping import eos_ids
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
+_OWN: Final = frozenset({"decode_min_probability"})  # of ``Request``, by the same names
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,14 @@ class Wanted:
         until: Texts to cut the generated text at, the end of a text included.
         new_tokens: Tokens that a prompt leaves room for.
         max_length: Most tokens of prompt and text together; None bounds the text alone.
+        request: The engine's own options among the kwargs; the others have their defaults.
     """
 
     config: GenerationConfig
     until: list[str]
     new_tokens: int
     max_length: int | None
+    request: Request
 
     def room(self, max_units: int) -> int:
         """Return how many units a prompt may have, as many as hf leaves it tokens.
@@ -107,10 +110,11 @@ def read_gen_kwargs(
         settings.pop("temperature", None)
     for name in sorted(settings.keys() & IGNORED):
         warn(f"umim: generation kwarg {name}={settings.pop(name)!r} has no effect and is left out")
+    own: dict[str, Any] = {name: settings.pop(name) for name in _OWN & settings.keys()}
     unknown = sorted(settings.keys() - _ALLOWED)
     if unknown:
         raise GenerationError(
-            f"generation kwargs must be among {sorted(_ALLOWED)}",
+            f"generation kwargs must be among {sorted(_ALLOWED | _OWN)}",
             unknown,
             "Leave the others out of the task's generation_kwargs.",
         )
@@ -125,4 +129,4 @@ def read_gen_kwargs(
             "Correct it in the task's generation_kwargs or in --gen_kwargs.",
         ) from error
     config.eos_token_id = sorted({*eos_ids(config.eos_token_id), end[0]})
-    return Wanted(config, until, new_tokens, max_length)
+    return Wanted(config, until, new_tokens, max_length, Request(**own))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -72,10 +73,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             token reduction of the checkpoint's rules (``full-cache`` keeps everything).
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
             not with ``merge=none``, which takes any.
+        raw_tail: Last tokens of contexts and generation prompts that stay raw.
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
-            than ``prompt``, or ``allow_backbone_mismatch`` with ``none``.
+            than ``prompt``, or ``allow_backbone_mismatch`` or ``raw_tail`` with ``none``.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -97,14 +99,16 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         prefix_token_id: int | None = None,
         method: str | None = None,
         allow_backbone_mismatch: str | None = None,
+        raw_tail: int = 0,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         self.merge = merge = cast(Merge, named.get(merge, merge))
-        check_modes(self.merge, method, allow_backbone_mismatch)
+        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail)
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
         )
+        compressed = compressed.reading(self.merge, raw_tail)
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
@@ -148,6 +152,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             "rules_digest": self.compressed.require_matcher().rules.digest if self.scorer else None,
             "dtype": str(self.backbone.dtype),
             "merge": self.merge,
+            "raw_tail": self.compressed.raw_tail,
             "method": self.method or "umim",
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
@@ -225,7 +230,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 wanted = self._wanted(options)
                 if wanted.config.do_sample and seed is None:
                     seed = fresh_seed()
-                request = Request(merge=self.merge, seed=seed, streams=numbers)
+                tail = self.compressed.raw_tail
+                request = replace(
+                    wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
+                )
                 texts += self._generate(engine, prompts, wanted, request)
                 for prompt, text in zip(prompts, texts[-len(prompts) :], strict=True):
                     self.cache_hook.add_partial("generate_until", (prompt, options), text)

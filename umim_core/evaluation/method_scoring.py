@@ -124,7 +124,7 @@ class EvictedScorer:
         for key, members in groups.items():
             context = np.frombuffer(key, dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
-            budget = len(compressed.segment(context)[0])
+            budget = len(compressed.segment_prompt(context)[0])
             scores, columns = score_evicted(
                 context, endings, compressed.backbone, self.new_policy, budget
             )

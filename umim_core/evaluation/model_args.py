@@ -17,7 +17,7 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.checkpoint.default_checkpoint import default_checkpoint
-from umim_core.config.form import Merge, check_merge
+from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.model.hub import fetch_checkpoint
@@ -28,13 +28,17 @@ CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
-def check_modes(merge: Merge, method: str | None, allow_backbone_mismatch: str | None) -> None:
+def check_modes(
+    merge: Merge, method: str | None, allow_backbone_mismatch: str | None, raw_tail: int
+) -> None:
     """Refuse arguments of ``UmimLM`` that do not go together.
 
     Raises:
-        ConfigError: If ``merge`` is unknown or is none that the others go with.
+        ConfigError: If ``merge`` is unknown or is none that the others go with, or ``raw_tail`` is
+            no number of tokens.
     """
     check_merge(merge)
+    check_raw_tail(raw_tail, merge)
     if method is not None and merge != "prompt":
         raise ConfigError(
             "a baseline merges prompts only",

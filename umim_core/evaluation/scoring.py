@@ -6,8 +6,7 @@
 
 Inputs that are too long lose leading units of the context, never part of one: matching from a unit
 border on gives the same units as matching the whole. How many depends on the context and on the
-length of the continuation alone: were its tokens looked at, the probabilities of all continuations
-would not add up to 1.
+length of the continuation alone: were its tokens looked at, probabilities would not add up to 1.
 """
 
 from __future__ import annotations
@@ -134,11 +133,15 @@ class Scorer:
             One likelihood per request, in order. They do not depend on ``batch_size``.
 
         Raises:
-            EvaluationError: If the batch size is below 1, a context or a continuation is empty, or
-                a continuation leaves no room for its context.
+            EvaluationError: If the batch size is below 1, a context or a continuation is empty, a
+                continuation leaves no room for its context, or merge ``all`` has a raw tail.
             NumericalError: If a log-probability is NaN or infinite.
         """
         check_requests(requests, batch_size)
+        if self.merge == "all" and self.compressed.raw_tail:
+            raise EvaluationError(
+                "raw_tail needs contexts that are matched alone", "merge 'all'", "Use 'prompt'."
+            )
         results: dict[int, Likelihood] = {}
         alone = self.merge == "prompt"
         rows = self._context_rows if alone else self._whole_rows
@@ -166,7 +169,7 @@ class Scorer:
         Raises:
             EvaluationError: If there is no room for a single unit.
         """
-        starts, _ = self.compressed.segment(ids)
+        starts, _ = self.compressed.segment_prompt(ids)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
         if dropped and dropped == len(starts):

@@ -8,6 +8,9 @@ One forward per token, always, with one new unit per row::
             yes  roll back its earlier units,
                  feed the surrogate           cache length - rolled back + 1
 
+With ``decode_min_probability`` a y that was less likely than that begins a unit: rules see the
+generated tokens as texts that are cut before each such y.
+
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
 Rows that have ended are fed along with the others and gain nothing. Samples of one prompt share its
 prefill.
@@ -37,7 +40,7 @@ from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock,
 from umim_core.inference.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
-from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.sampling import TokenChooser, unlikely
 from umim_core.inference.stopping import Stopper
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, fill_units
@@ -104,6 +107,7 @@ class Engine:
             Raw ids, spans and cache lengths per row.
 
         Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
             GenerationError: If there is no prompt, a prompt is empty or holds an id outside the
                 vocabulary, an option is not supported, the state was continued before, or units and
                 new tokens exceed the backbone's positions or attention window.
@@ -117,7 +121,7 @@ class Engine:
         given = read_prompts(
             prompts,
             None if past is None else [ids[-1] for ids in past.raw_ids],
-            self.compressed.base() if request.merge == "none" else self.compressed,
+            self.compressed.reading(request.merge, request.raw_tail),
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
@@ -159,6 +163,8 @@ class Engine:
                 running = np.array([row.stop_reason is None for row in rows])
                 if not running.any():
                     break
+                if request.decode_min_probability:
+                    units.cut_before(unlikely(logits, tokens, request.decode_min_probability))
                 logits = self._feed(
                     units.push(tokens, running), cache, [len(row.raw) for row in rows]
                 )

@@ -47,7 +47,7 @@ def read_prompts(
     Args:
         prompts: Raw ids per row [T_b].
         unfed: What an earlier turn chose last and never fed, one id per row; it comes first.
-        compressed: Whose ids they are, and the rules.
+        compressed: Whose ids they are, the rules, and the raw tail of what is new.
         across_turns: Whether a rule may begin with the unfed token.
 
     Raises:
@@ -58,11 +58,13 @@ def read_prompts(
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
     new = [_checked(b, ids, compressed.backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
     if unfed is None:
-        rows, cuts = new, [compressed.segment(ids) for ids in new]
+        rows, cuts = new, [compressed.segment_prompt(ids) for ids in new]
     else:
         rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [
-            compressed.segment(ids) if across_turns else _behind_one(compressed.segment(rest))
+            compressed.segment_prompt(ids)
+            if across_turns
+            else _behind_one(compressed.segment_prompt(rest))
             for ids, rest in zip(rows, new, strict=True)
         ]
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=compressed.backbone.device))

@@ -155,6 +155,15 @@ class Request:
         match_border: Whether a rule may begin in the prompt and end in the generated tokens, or
             begin with the token that an earlier turn left unfed; in the paper's form none does. No
             rule reaches further into an earlier turn.
+        raw_tail: Last tokens of each prompt that stay raw; of a turn that continues another, of
+            what is new in it.
+        decode_min_probability: A generated token with a lower probability begins a unit, whatever
+            the rules: a span is merged only if each of its tokens behind the first was at least so
+            likely. What counts is the model's own softmax in the state that the token was chosen
+            in, before any processor, temperature or nucleus. The text is cut before each unlikely
+            token, and its parts are matched longest first, each on its own; so a longer span never
+            takes in one that was refused, and a span that begins with the unlikely token may be
+            merged. 0 cuts nothing.
         seed: For sampling; None draws one from torch's global generator.
         streams: Number of each row's random stream; by default the row's own number.
         overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
@@ -170,6 +179,8 @@ class Request:
 
     merge: Merge = "all"
     match_border: bool = False
+    raw_tail: int = 0
+    decode_min_probability: float = 0.0
     seed: int | None = None
     streams: Sequence[int] | None = None
     overlong: Overlong = "refuse"
@@ -187,8 +198,9 @@ class Request:
             rows: Rows to generate.
 
         Raises:
-            GenerationError: If more log-probabilities are asked for than there are ids, the border
-                is to be matched without both kinds of merging, or several rows are to be streamed.
+            GenerationError: If more log-probabilities are asked for than there are ids, several
+                rows are to be streamed, a probability lies outside 0 .. 1, or an option of merging
+                while decoding comes without it or without a merged end of the prompt.
         """
         check_merge(self.merge)
         for name, given in (
@@ -215,9 +227,24 @@ class Request:
             raise GenerationError(
                 f"logprobs must lie between 0 and {vocab_size}", self.logprobs, "Ask for fewer."
             )
-        if self.match_border and self.merge != "all":
+        bound: object = self.decode_min_probability
+        if isinstance(bound, bool) or not (isinstance(bound, int | float) and 0.0 <= bound <= 1.0):
             raise GenerationError(
-                "match_border needs merging in the prompt and while decoding",
-                f"merge {self.merge!r}",
-                "Merge all, or leave it out.",
+                "decode_min_probability must lie between 0 and 1",
+                bound,
+                "Give 0 to merge every completed span, 0.6 for example to merge likely ones.",
+            )
+        decoding = {"match_border": self.match_border, "decode_min_probability": bound}
+        for name, wanted in decoding.items():
+            if wanted and self.merge != "all":
+                raise GenerationError(
+                    f"{name} needs merging in the prompt and while decoding",
+                    f"merge {self.merge!r}",
+                    "Merge all, or leave it out.",
+                )
+        if self.match_border and self.raw_tail:
+            raise GenerationError(
+                "match_border needs a prompt whose end may be merged",
+                f"raw_tail {self.raw_tail}",
+                "Leave one of them out.",
             )

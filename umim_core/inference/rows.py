@@ -24,7 +24,7 @@ from torch import Tensor
 
 from umim_core.inference.outputs import Forward, GenerationState, Observer, RowOutput, TopTokens
 from umim_core.inference.prompts import Prompts
-from umim_core.inference.sampling import TokenChooser
+from umim_core.inference.sampling import TokenChooser, log_probs
 from umim_core.inference.stopping import Stopper, StopReason
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
@@ -57,15 +57,15 @@ class GeneratedUnits:
         self._lengths = np.zeros((rows, _FIRST_CAPACITY), dtype=np.int8)
 
     def open_border(self, prompts: Sequence[tuple[Ints, Segmentation]]) -> None:
-        """Let rules reach from the generated tokens back into the prompts; call it before ``push``.
-
-        Args:
-            prompts: Raw ids [T_b] and their units, per row.
-        """
+        """Let rules reach back into prompts, given as ids [T_b] and units; before ``push``."""
         for row, (ids, (starts, lengths)) in enumerate(prompts):
             self._suffixes.resume(row, ids, starts)
             last = lengths[-_REACH:]
             self._lengths[row, _REACH - len(last) : _REACH] = last
+
+    def cut_before(self, rows: NDArray[np.bool_]) -> None:
+        """Let the next token of some rows [B] begin a unit, whatever the rules."""
+        self._suffixes.cut(rows)
 
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add the tokens that will be fed to the model.
@@ -212,20 +212,19 @@ def choose_tokens(
     """
     running = [row.stop_reason is None for row in rows]
     tokens = chooser.choose(logits, [row.raw for row in rows], running)
+    ids = np.array(tokens, dtype=np.int64)
     if logprobs is not None:
-        _record(rows, tokens, logits, logprobs)
+        _record(rows, ids, logits, logprobs)
     for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         if row.stop_reason is None:
             row.raw.append(token)
             generated = len(row.raw) - row.past - row.prompt
             row.stop_reason = stopper.reason(row.raw, generated, number)
-    return np.array(tokens, dtype=np.int64)
+    return ids
 
 
-def _record(rows: Sequence[Row], tokens: Sequence[int], logits: Tensor, top: int) -> None:
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    scores = wide.log_softmax(dim=-1)
-    chosen = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+def _record(rows: Sequence[Row], tokens: Ints, logits: Tensor, top: int) -> None:
+    scores, chosen = log_probs(logits, tokens)
     best = scores.topk(top, dim=-1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     for row, value, (ids, values) in zip(rows, chosen, pairs, strict=True):

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import (
     EpsilonLogitsWarper,
@@ -208,6 +209,26 @@ class TokenChooser:
             cumulative, uniform[:, None] * cumulative[:, -1:], right=True
         ).clamp_max(scores.shape[-1] - 1)
         return drawn[:, 0]
+
+
+def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[float]]:
+    """Return the model's own log-probabilities of all ids [B, V], and of those chosen [B].
+
+    Args:
+        logits: Next-token logits, before any processor [B, V].
+        tokens: The id chosen for each row [B].
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    scores = wide.log_softmax(dim=-1)
+    ids = torch.from_numpy(tokens).to(scores.device)
+    return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
+
+
+def unlikely(
+    logits: Tensor, tokens: NDArray[np.int64], min_probability: float
+) -> NDArray[np.bool_]:
+    """Return whether the token of each row was less likely than a bound above 0 [B]."""
+    return ~(np.array(log_probs(logits, tokens)[1]) >= math.log(min_probability))
 
 
 def fresh_seed() -> int:

@@ -4,6 +4,7 @@
     module           makes the embedding of a merged span
     matcher          the rules, which cut raw ids into units
     unit_positions   which positions the units have in the backbone, as the module was trained
+    raw_tail         how many tokens at the end of a prompt stay raw, as a caller wants it
 
 Without rules it is the base model: ``compressed.base()``.
 
@@ -13,7 +14,7 @@ Shapes: B rows, S units of the longest row, M spans, N tokens of the longest spa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.form import UnitPositions
+from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
@@ -44,6 +45,8 @@ class Compressed:
         module: Makes surrogates; None only without rules.
         matcher: The rules; None keeps every token.
         unit_positions: Positions of units in the backbone, as the module was trained.
+        raw_tail: Last tokens of a prompt or context that stay raw. A text that is scored as a whole
+            has no prompt, hence no raw tail.
 
     Raises:
         ConfigError: If there are rules but no module, or the unit positions are unknown.
@@ -53,6 +56,7 @@ class Compressed:
     module: SpanMerger | None
     matcher: Segmenter | None
     unit_positions: UnitPositions
+    raw_tail: int = 0
 
     def __post_init__(self) -> None:
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
@@ -73,6 +77,20 @@ class Compressed:
     def base(self) -> Compressed:
         """Return the same backbone without merging."""
         return Compressed.without_merging(self.backbone)
+
+    def reading(self, merge: Merge, raw_tail: int = 0) -> Compressed:
+        """Return the model that reads prompts as a caller wants them.
+
+        Args:
+            merge: ``none`` reads them as the base model.
+            raw_tail: Last tokens of each prompt that stay raw.
+
+        Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
+        """
+        check_merge(merge)
+        check_raw_tail(raw_tail, merge)
+        return self.base() if merge == "none" else replace(self, raw_tail=raw_tail)
 
     def require_module(self) -> MergeModule:
         """Return the merge module.
@@ -102,9 +120,21 @@ class Compressed:
             return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
         return self.matcher.segment(ids)
 
+    def segment_prompt(self, ids: NDArray[np.integer]) -> Segmentation:
+        """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw."""
+        covered = max(0, len(ids) - self.raw_tail)
+        starts, lengths = self.segment(ids[:covered])
+        raw = np.arange(covered, len(ids), dtype=np.int64)
+        return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
+
     def pack(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
         """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""
         return pack_rows(rows, [self.segment(ids) for ids in rows], device=self.backbone.device)
+
+    def pack_prompts(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
+        """Cut prompts of raw ids [T_b] into units; see ``segment_prompt`` and ``pack``."""
+        cuts = [self.segment_prompt(ids) for ids in rows]
+        return pack_rows(rows, cuts, device=self.backbone.device)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:
         """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.

@@ -166,7 +166,7 @@ def score_continuations(
                 "Put the BOS token into an empty context and drop empty continuations.",
             )
     backbone, unit_positions = compressed.backbone, compressed.unit_positions
-    packed = compressed.pack([np.asarray(context, dtype=np.int64) for context in contexts])
+    packed = compressed.pack_prompts([np.asarray(context, dtype=np.int64) for context in contexts])
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)

@@ -12,6 +12,7 @@ from rich.console import Console
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config, resolve_checkpoint
+from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher
@@ -37,15 +38,23 @@ class Compression:
     unit_lengths: tuple[int, ...]
 
     @classmethod
-    def of(cls, ids: Sequence[int], matcher: Matcher, decode: Decode) -> Compression:
+    def of(
+        cls, ids: Sequence[int], matcher: Matcher, decode: Decode, raw_tail: int = 0
+    ) -> Compression:
         """Cut raw ids [T] into units.
 
         Args:
             ids: Raw ids; there may be none.
             matcher: The rules.
             decode: The tokenizer's, for the texts of the units.
+            raw_tail: Last tokens that stay raw.
+
+        Raises:
+            ConfigError: If ``raw_tail`` is negative.
         """
-        _, lengths = matcher.segment(np.array(ids, dtype=np.int64))
+        check_raw_tail(raw_tail, "prompt")
+        mergeable = max(0, len(ids) - raw_tail)
+        _, lengths = matcher.segment_prefix(np.array(ids, dtype=np.int64), mergeable)
         sizes = tuple(lengths.tolist())
         return cls(ids=tuple(ids), units=unit_texts(ids, sizes, decode), unit_lengths=sizes)
 
@@ -96,7 +105,7 @@ class Compression:
 
 
 def compress_text(
-    text: str, checkpoint: str, add_special_tokens: bool | None = None
+    text: str, checkpoint: str, add_special_tokens: bool | None = None, raw_tail: int = 0
 ) -> Compression:
     """Cut a text into units by a checkpoint's rules; neither weights nor torch are loaded.
 
@@ -104,9 +113,11 @@ def compress_text(
         text: Any text; it may be empty.
         checkpoint: Embedded name, one's own name, directory or hub repository.
         add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
+        raw_tail: Last tokens that stay raw.
 
     Raises:
         CheckpointError: If there is no such checkpoint.
+        ConfigError: If ``raw_tail`` is negative.
         ArtifactError: If it is torn or altered.
         BackboneError: If its backbone's tokenizer cannot be loaded.
         TokenizerMismatchError: If that is not the one the rules were mined with.
@@ -120,4 +131,4 @@ def compress_text(
     )
     check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
     ids = encode(tokenizer, text, add_special_tokens)
-    return Compression.of(ids, Matcher(rules), partial(decode, tokenizer))
+    return Compression.of(ids, Matcher(rules), partial(decode, tokenizer), raw_tail)

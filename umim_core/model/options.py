@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Final, TypedDict, cast
 
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -59,6 +60,10 @@ class GenerateOptions(TypedDict, total=False):
             generator, so that every call samples anew and ``torch.manual_seed`` repeats them all.
         merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
         match_border: Whether a rule may begin in the prompt and end in the output (False).
+        raw_tail: Last tokens of each prompt that stay raw (0); with ``past``, of what is added.
+        decode_min_probability: Merge a generated span only if the model gave each of its tokens
+            behind the first at least this probability, before temperature and the like (0: merge
+            every completed span; see ``Request``).
         overlong: What becomes of a prompt that does not fit the context with its new tokens:
             ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
             continued) or ``extend`` (rotary positions go on, with a warning).
@@ -93,6 +98,8 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     merge: Merge
     match_border: bool
+    raw_tail: int
+    decode_min_probability: float
     overlong: Overlong
     logprobs: int | None
     past: GenerationState | None
@@ -196,28 +203,21 @@ def _stop_strings(options: GenerateOptions) -> list[str]:
 
 
 def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> Request:
-    """Return what the options ask of the engine.
+    """Return what the options ask of the engine: those that are fields of ``Request``.
 
     Args:
         options: The options.
         streamer: What ``UMIM.stream`` reads; no other may be given with it.
 
     Raises:
-        ConfigError: If ``merge`` is none of its values.
         GenerationError: If a streamer comes with ``streamer``.
     """
     if streamer is not None and options.get("streamer") is not None:
         raise GenerationError(
             "stream yields the text itself", "streamer", "Pass a streamer to generate."
         )
-    return Request(
-        merge=options.get("merge", "all"),
-        match_border=options.get("match_border", False),
-        overlong=options.get("overlong", "refuse"),
-        seed=options.get("seed"),
-        logprobs=options.get("logprobs"),
-        logits_processor=options.get("logits_processor"),
-        stopping_criteria=options.get("stopping_criteria"),
-        streamer=options.get("streamer") if streamer is None else streamer,
-        observer=options.get("observer"),
-    )
+    given = dict(options) if streamer is None else {**options, "streamer": streamer}
+    named: dict[str, Any] = {
+        field.name: given[field.name] for field in fields(Request) if field.name in given
+    }
+    return Request(**named)

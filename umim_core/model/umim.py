@@ -190,6 +190,7 @@ class UMIM:
         continuations: Sequence[Sequence[str]],
         *,
         merge: Merge = "all",
+        raw_tail: int = 0,
         add_special_tokens: bool | None = None,
     ) -> list[list[float]]:
         """Score continuations after compressed contexts, those of a context in the same forward.
@@ -198,6 +199,7 @@ class UMIM:
             contexts: Texts with at least one token each.
             continuations: Texts per context, encoded on their own; they stay raw.
             merge: ``none`` gives the base model's scores.
+            raw_tail: Last tokens of each context that stay raw.
             add_special_tokens: Whether contexts get special tokens, a BOS say; None does as the
                 tokenizer does by default.
 
@@ -205,24 +207,30 @@ class UMIM:
             Per context, the log-probability of each continuation (summed over its tokens, nats).
 
         Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
             EvaluationError: If a context or a continuation has no token, the numbers of contexts
                 and lists differ, or the backbone's positions do not suffice.
             GenerationError: If a row exceeds the window of a sliding-window backbone.
             NumericalError: If a log-probability is NaN or infinite.
         """
-        check_merge(merge)
-        model = self.compressed.base() if merge == "none" else self.compressed
+        model = self.compressed.reading(merge, raw_tail)
         return score_texts(contexts, continuations, model, add_special_tokens)
 
-    def compress(self, text: str, *, add_special_tokens: bool | None = None) -> Compression:
+    def compress(
+        self, text: str, *, raw_tail: int = 0, add_special_tokens: bool | None = None
+    ) -> Compression:
         """Cut a text into units, as a prompt would be.
 
         Args:
             text: Any text; it may be empty.
+            raw_tail: Last tokens that stay raw.
             add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
+
+        Raises:
+            ConfigError: If ``raw_tail`` is negative.
         """
         ids = self.backbone.encode(text, add_special_tokens)
-        return Compression.of(ids, self.matcher, self.backbone.decode)
+        return Compression.of(ids, self.matcher, self.backbone.decode, raw_tail)
 
     def perplexity(
         self,

@@ -12,6 +12,9 @@ The leftmost unit boundary among the last three raw tokens from which a rule end
 token wins. Longest-first, left-to-right matching of the whole text would cut the same units:
 growing a text by one token changes its segmentation only from the first boundary on whose longest
 rule now ends there. A token costs at most six lookups, however long the text is.
+
+A row can be cut: what follows is a text of its own, which no rule enters from before the cut. With
+the rules (a, b) and (b, c), a cut before b leaves a raw, and c completes (b, c).
 """
 
 from __future__ import annotations
@@ -67,6 +70,10 @@ class SuffixMatcher:
         self._recent[row, LONGEST - len(last) :] = last
         places = len(ids) - 1 - starts[-LONGEST:]
         self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
+
+    def cut(self, rows: NDArray[np.bool_]) -> None:
+        """Let some rows [B] go on as texts of their own: no rule holds tokens from both sides."""
+        self._recent[rows] = -1
 
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add one token to every running row.
