@@ -143,7 +143,7 @@ def measure_step(
 
     def step(model: DistillModel) -> Result:
         loss = model(ids, cuts)
-        mean = loss.cross_entropy / loss.rows
+        mean = loss.total / loss.rows
         gradients = torch.autograd.grad(mean, list(module.parameters()))
         return float(mean.detach()), torch.cat([part.reshape(-1) for part in gradients])
 

@@ -186,7 +186,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
 
     def ours(model: DistillModel) -> Result:
         loss = model(batch.rows, batch.cuts)
-        return float(loss.kl) / loss.rows, gradient_of(loss.cross_entropy / loss.rows)
+        return float(loss.kl) / loss.rows, gradient_of(loss.total / loss.rows)
 
     def plain() -> Result:
         packed = pack_rows(batch.rows, batch.cuts)

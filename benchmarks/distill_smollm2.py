@@ -71,7 +71,7 @@ def batch_of(umim: UMIM, rows: int) -> Batch:
 def step(batch: Batch, model: DistillModel) -> Found:
     """Return the mean cross-entropy of a step and the gradient of the module's weights."""
     loss = model(batch.rows, batch.cuts)
-    mean = loss.cross_entropy / loss.rows
+    mean = loss.total / loss.rows
     gradients = torch.autograd.grad(mean, list(batch.module.parameters()))
     return float(mean.detach()), torch.cat([part.reshape(-1) for part in gradients])
 

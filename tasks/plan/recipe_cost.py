@@ -226,7 +226,8 @@ def _predict_cell(
     hardware: HardwareConfig,
     bf16: bool,
 ) -> Prediction:
-    config, read = recipe.distill, tokens.get(cell.backbone, recipe.corpus.train_tokens)
+    config = cell.distillation(recipe.distill)
+    read = tokens.get(cell.backbone, recipe.corpus.train_tokens)
     segments = None if read is None else read // recipe.segment_length
     return predict_distillation(
         shape,
@@ -234,6 +235,7 @@ def _predict_cell(
         rows=config.batch_size // hardware.gpus,
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
+        hidden_terms=config.hidden_terms,
         segment_length=recipe.segment_length,
         bf16=bf16,
         strategy=recipe.cluster.strategy,

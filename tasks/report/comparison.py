@@ -33,6 +33,8 @@ LATER_PARAMS: Final = {
     "revision": None,
     "unit_positions": "compact",
     "method": OWN_METHOD,
+    "residual": "none",
+    "hidden_terms": None,
 }
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
@@ -58,6 +60,7 @@ _CELL: Final = (
     *("backbone", "rule_budget", "confidence_tokens", "revision"),
     *("positions", "depth", "kind", "unit_positions"),
 )
+_LATER_CELL: Final = ("residual", "hidden_terms")  # in a file only where they deviate
 _FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
 
 
@@ -184,7 +187,7 @@ class ComparisonRow(BaseModel):
     def params(self) -> dict[str, object]:
         """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
         flat = self._described()
-        later = {name: flat[name] for name, at in LATER_PARAMS.items() if flat[name] != at}
+        later = {name: flat[name] for name, at in LATER_PARAMS.items() if flat.get(name, at) != at}
         return {name: flat[name] for name in COMPARISON_PARAMS} | later
 
     def measured(self) -> dict[str, float]:
@@ -207,6 +210,7 @@ class ComparisonRow(BaseModel):
         rules = empty if self.rules is None else self.rules.model_dump()
         return {
             **{name: getattr(self.cell, _FIELDS.get(name, name)) for name in _CELL},
+            **self.cell.model_dump(mode="json", include=set(_LATER_CELL)),
             **{name: rules.get(field) for name, field in _RULES.items()},
             **{name: getattr(self, name) for name in ("method", "setting", "seed", "source")},
         }
@@ -245,7 +249,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a row that a file holds flat."""
     row = dict(flat)
     rules = RowRules(**{new: row.pop(old) for old, new in _RULES.items() if old in row})
-    cell = {name: row.pop(name) for name in _CELL if name in row}
+    cell = {name: row.pop(name) for name in (*_CELL, *_LATER_CELL) if name in row}
     mined = rules.tau is not None and row.get("source") != "shipped"
     if mined and rules.source in get_args(CellSource):
         cell |= rules.model_dump(exclude_none=True, exclude_defaults=True)

@@ -43,6 +43,7 @@ _VARIANTS: Final = (
     Column("kind", lambda row: row.cell.kind, left=True),
     Column("residual", lambda row: row.cell.residual, left=True),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
+    Column("loss", lambda row: ", ".join(row.cell.term_words()) or DASH, left=True),
 )
 
 

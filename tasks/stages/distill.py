@@ -37,11 +37,12 @@ def distill_stage(
     The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
     from its last state and ends with the same bytes (CPU, float32 weights).
     """
+    optimisation = cell.distillation(recipe.distill)
     spec = StageSpec(
         "distill",
         4,
         {
-            **training_key(recipe, cell, recipe.distill),
+            **training_key(recipe, cell, optimisation),
             **cell.form(),
             "segment_length": recipe.segment_length,
         },
@@ -59,7 +60,7 @@ def distill_stage(
             for split in ("train", "valid")
         }
         rules, length = filtered.path / "rules", recipe.segment_length
-        job = cell_job(recipe, cell, recipe.distill, out, rules, length)
+        job = cell_job(recipe, cell, optimisation, out, rules, length)
         return train_on_rows(job, rows, lease)
 
     return run_stage(root, spec, build)

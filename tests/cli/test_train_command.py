@@ -15,6 +15,8 @@ from support.command_line import Result, Umim, console
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import load_any_recipe
+from umim_core.config.hidden_term import HiddenTerm
+from umim_core.distill.train_run import read_curve
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store import publication
 from umim_core.store.artifacts import directory_digest
@@ -90,6 +92,17 @@ def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) 
     other = train(umim, folder, *TINY, "--out", out, "--seed", 1)
     assert other.code == 1
     assert "must hold the training that was asked for" in other.err
+
+
+def test_hidden_states_are_part_of_the_loss_where_asked_for(
+    umim: Umim, folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "trained"
+    asked = ("--hidden-layers", "all", "--hidden-weight", "0.5")
+    assert train(umim, folder, *TINY, *asked, "--out", out).code == 0
+    recipe = load_any_recipe(out / "recipe.yaml")
+    assert recipe.distill.hidden_terms == (HiddenTerm(layers="all", weight=0.5),)
+    assert all("valid_hidden_all" in row for row in read_curve(out) if "valid_kl" in row)
 
 
 class Interrupt(logging.Handler):

@@ -93,8 +93,8 @@ def test_loss_and_gradient_equal_the_plain_computation(backbone: Backbone) -> No
     loss = model(rows, cuts)
     expected, count = plain_loss(model, rows, cuts)
     assert loss.rows == count == 11
-    torch.testing.assert_close(loss.cross_entropy, expected, atol=1e-9, rtol=1e-9)
-    found, wanted = gradients(model, loss.cross_entropy), gradients(model, expected)
+    torch.testing.assert_close(loss.total, expected, atol=1e-9, rtol=1e-9)
+    found, wanted = gradients(model, loss.total), gradients(model, expected)
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
 
@@ -103,7 +103,7 @@ def test_loss_and_gradient_equal_the_plain_computation(backbone: Backbone) -> No
 def test_every_form_gets_its_plain_gradient(form: str) -> None:
     model = model_for(build("gpt2"), form)
     rows, cuts = batch()
-    found = gradients(model, model(rows, cuts).cross_entropy)
+    found = gradients(model, model(rows, cuts).total)
     for name, value in gradients(model, plain_loss(model, rows, cuts)[0]).items():
         torch.testing.assert_close(found[name], value, atol=1e-9, rtol=1e-7, msg=name)
 
@@ -111,7 +111,7 @@ def test_every_form_gets_its_plain_gradient(form: str) -> None:
 def test_learned_positions_get_their_plain_gradient() -> None:
     model = model_for(build("llama"), form="learned")
     rows, cuts = batch()
-    found = gradients(model, model(rows, cuts).cross_entropy)
+    found = gradients(model, model(rows, cuts).total)
     wanted = gradients(model, plain_loss(model, rows, cuts)[0])
     torch.testing.assert_close(found["offset"], wanted["offset"], atol=1e-9, rtol=1e-7)
     assert bool((found["offset"].abs().sum(dim=1) > 0).all())
@@ -126,7 +126,7 @@ def test_learned_positions_get_their_plain_gradient() -> None:
 def test_gradient_equals_a_finite_difference(name: str, step: float, tolerance: float) -> None:
     model = model_for(build(name))
     rows, cuts = batch()
-    gradient = gradients(model, model(rows, cuts).cross_entropy)
+    gradient = gradients(model, model(rows, cuts).total)
     generator = torch.Generator().manual_seed(3)
     direction = {
         key: torch.randn(value.shape, generator=generator, dtype=value.dtype)
@@ -138,7 +138,7 @@ def test_gradient_equals_a_finite_difference(name: str, step: float, tolerance: 
         with torch.no_grad():
             for key, parameter in model.module.named_parameters():
                 parameter += sign * step * direction[key]
-            values.append(float(model(rows, cuts).cross_entropy))
+            values.append(float(model(rows, cuts).total))
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=tolerance)
 
 
@@ -162,9 +162,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(
     parts = wrapped(backbone, model.module, micro_batch=rows_at_once)
     found, (expected, count) = parts(rows, cuts), plain_loss(model, rows, cuts)
     assert found.rows == count
-    torch.testing.assert_close(found.cross_entropy, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(found.total, expected, atol=1e-9, rtol=1e-9)
     wanted = gradients(model, expected)
-    for name, value in gradients(model, found.cross_entropy).items():
+    for name, value in gradients(model, found.total).items():
         torch.testing.assert_close(value, wanted[name], atol=1e-9, rtol=1e-7, msg=name)
 
 
@@ -185,7 +185,7 @@ def test_a_long_neighbour_does_not_change_a_row_by_more_than_rounding() -> None:
     rows, cuts = batch([[1, 2, 1], [1] * 30])  # the neighbour has no merge and adds no row
     alone, padded = model(rows[:1], cuts[:1]), model(rows, cuts)
     assert padded.rows == alone.rows == 2
-    torch.testing.assert_close(padded.cross_entropy, alone.cross_entropy, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(padded.total, alone.total, atol=1e-5, rtol=1e-5)
 
 
 def test_the_backbone_gets_no_gradient_and_every_parameter_of_the_module_does(
@@ -193,7 +193,7 @@ def test_the_backbone_gets_no_gradient_and_every_parameter_of_the_module_does(
 ) -> None:
     model = model_for(backbone)
     before = [parameter.clone() for parameter in backbone.model.parameters()]
-    model(*batch()).cross_entropy.backward()
+    model(*batch()).total.backward()
     assert {name.partition(".")[0] for name in model.state_dict()} == {"module"}
     for parameter, old in zip(backbone.model.parameters(), before, strict=True):
         assert parameter.grad is None
@@ -208,8 +208,8 @@ def test_without_merges_the_loss_is_zero_and_still_touches_every_parameter(
 ) -> None:
     model = model_for(backbone)
     loss = model(*batch([[1, 1, 1], [1], [1] * 9]))
-    assert (float(loss.cross_entropy.detach()), float(loss.kl), loss.rows) == (0.0, 0.0, 0)
-    loss.cross_entropy.backward()
+    assert (float(loss.total.detach()), float(loss.kl), loss.rows) == (0.0, 0.0, 0)
+    loss.total.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert int(torch.count_nonzero(parameter.grad)) == 0, name  # NaN would count
@@ -218,7 +218,7 @@ def test_without_merges_the_loss_is_zero_and_still_touches_every_parameter(
 @pytest.mark.parametrize("form", FORMS)
 def test_without_merges_every_form_takes_part_in_the_exchange_of_gradients(form: str) -> None:
     model = model_for(build("gpt2"), form)
-    model(*batch([[1, 1, 1]])).cross_entropy.backward()
+    model(*batch([[1, 1, 1]])).total.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert int(torch.count_nonzero(parameter.grad)) == 0, name  # NaN would count
@@ -233,7 +233,7 @@ def test_steps_on_one_batch_reduce_its_divergence(backbone: Backbone) -> None:
         loss = model(rows, cuts)
         curve.append(float(loss.kl) / loss.rows)
         optimizer.zero_grad()
-        (loss.cross_entropy / loss.rows).backward()
+        (loss.total / loss.rows).backward()
         optimizer.step()
     assert curve[1] < curve[0]
     assert 0.0 <= curve[-1] < 0.5 * curve[0]
@@ -244,9 +244,7 @@ def test_gradients_of_a_frequent_span_add_up_in_single_precision() -> None:
     single = wrap_backbone(build("gpt2").model.float(), None)
     model = wrapped(single, model_for(single).module, autocast=True)
     row, cut = batch([[2, 1]])
-    once, often = (
-        gradients(model, model(row * times, cut * times).cross_entropy) for times in (1, 1000)
-    )
+    once, often = (gradients(model, model(row * times, cut * times).total) for times in (1, 1000))
     for name, value in once.items():
         ratio = float(often[name].norm() / value.norm())
         assert ratio == pytest.approx(1000, rel=2e-2), name
@@ -258,9 +256,9 @@ def test_bfloat16_products_leave_the_loss_in_single_precision(backbone: Backbone
     rows, cuts = batch()
     exact = model(rows, cuts)
     rounded = wrapped(single, model.module, autocast=True)(rows, cuts)
-    assert rounded.cross_entropy.dtype is torch.float32
-    assert float(rounded.cross_entropy.detach()) != float(exact.cross_entropy.detach())
-    torch.testing.assert_close(rounded.cross_entropy, exact.cross_entropy, atol=0.0, rtol=2e-2)
-    for name, value in gradients(model, rounded.cross_entropy).items():
+    assert rounded.total.dtype is torch.float32
+    assert float(rounded.total.detach()) != float(exact.total.detach())
+    torch.testing.assert_close(rounded.total, exact.total, atol=0.0, rtol=2e-2)
+    for name, value in gradients(model, rounded.total).items():
         assert value.dtype is torch.float32, name
         assert bool(torch.isfinite(value).all()), name

@@ -55,10 +55,10 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """Loss and KL, and the gradient of the loss by every parameter in one vector, on the CPU."""
     loss = DistillModel(Compressed(backbone, module, None, unit_positions))(*batch())
-    loss.cross_entropy.backward()
+    loss.total.backward()
     gradients = [parameter.grad for parameter in module.parameters()]
     assert {gradient.device for gradient in gradients} == {backbone.device}
-    values = torch.stack([loss.cross_entropy.detach(), loss.kl.detach()])
+    values = torch.stack([loss.total.detach(), loss.kl.detach()])
     return values.cpu(), torch.cat([gradient.flatten() for gradient in gradients]).cpu()
 
 
@@ -113,9 +113,7 @@ def test_a_batch_without_merges_has_a_gradient_of_zero() -> None:
         backbone, module = backbone_of("llama", torch.float32), module_of("paper", SIZE)
         moved(backbone.model)
         moved(module.requires_grad_())
-        DistillModel(Compressed(backbone, module, None, "compact"))(
-            [ids], [cut]
-        ).cross_entropy.backward()
+        DistillModel(Compressed(backbone, module, None, "compact"))([ids], [cut]).total.backward()
         assert not any(bool(parameter.grad.any()) for parameter in module.parameters())
 
 

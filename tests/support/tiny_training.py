@@ -19,6 +19,7 @@ from torch import Tensor
 
 from support.tiny_models import random_backbone
 from tasks.training.strategies import DdpStrategy, make_strategy
+from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss, DistillObjective
 from umim_core.distill.optimizer import Strategy
@@ -120,6 +121,7 @@ class Run:
         poisoned: Training rows with an infinite embedding in a merged span.
         kills: Who dies when.
         bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
+        hidden_terms: Hidden-state terms of the loss.
     """
 
     folder: Path
@@ -130,6 +132,7 @@ class Run:
     poisoned: tuple[int, ...] = ()
     kills: tuple[Kill, ...] = ()
     bad_gradients: tuple[int, ...] = ()
+    hidden_terms: tuple[HiddenTerm, ...] = ()
 
     def objective(self) -> Watched:
         """Return fresh weights over the rows of this run."""
@@ -147,6 +150,7 @@ class Run:
             rows(merges=(True,) * 4),
             bf16=False,
             batch_size=self.config.batch_size,
+            hidden_terms=self.hidden_terms,
         )
 
     def state(self, step: int, rank: int = 0) -> dict[str, Tensor]:

@@ -51,6 +51,16 @@ def train(
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
     residual: ResidualOption = "none",
+    hidden_layers: Annotated[
+        Literal["none", "last", "all"],
+        typer.Option(
+            help="Layers whose hidden states the loss compares with the base model's, besides the "
+            "distributions of next tokens; none: the paper."
+        ),
+    ] = "none",
+    hidden_weight: Annotated[
+        float, typer.Option(help="Weight of that comparison, next to cross-entropy.")
+    ] = 1.0,
     unit_positions: UnitPositionsOption = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[
@@ -94,6 +104,9 @@ def train(
             "validation_rows": _VALIDATION_ROWS,
             "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
+            "hidden_terms": ()
+            if hidden_layers == "none"
+            else ({"layers": hidden_layers, "weight": hidden_weight},),
         },
         "the options",
     )

@@ -15,6 +15,7 @@ from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
+from umim_core.config.hidden_term import HiddenTerms, OwnTerms
 from umim_core.config.model_base import (
     LATER,
     Fraction,
@@ -63,7 +64,7 @@ class MiningConfig(Model):
         return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
 
 
-class Cell(CellRules, ModuleForm):
+class Cell(CellRules, ModuleForm, OwnTerms):
     """One compared configuration: a backbone, its rules and the form of its merge module."""
 
     backbone: str = Field(description="Embedded name, directory or hub repository.")
@@ -115,6 +116,9 @@ class DistillConfig(TrainConfig, StableDump):
     )
     loss_kernel: Annotated[LossKernel, LATER] = Field(
         "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
+    )
+    hidden_terms: Annotated[HiddenTerms, LATER] = Field(
+        (), description="Hidden-state terms next to the cross-entropy."
     )
 
     def backbone_dtype(self, device: Device) -> BackboneDtype:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
-from umim_core.distill.step import DistillModel, anchor
+from umim_core.distill.step import DistillModel, StepLoss, anchor
 from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
@@ -33,11 +34,13 @@ class BatchLoss(NamedTuple):
         total: Loss sum; carries the gradient.
         weight: Number of units summed.
         kl: Sum of KL(teacher || student) where the objective has one, else the loss sum.
+        terms: Sums of the loss's further terms, in the order of ``term_names``; no gradient.
     """
 
     total: Tensor
     weight: float
     kl: Tensor
+    terms: tuple[Tensor, ...] = ()
 
 
 class Objective(Protocol):
@@ -53,6 +56,11 @@ class Objective(Protocol):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the sums of a validation."""
+        ...
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of a training batch's further terms, which its curve shows on their own."""
         ...
 
     @property
@@ -80,9 +88,8 @@ def spread_rows(rows: int, limit: int) -> list[int]:
 
 
 class DistillObjective(nn.Module):
-    """Predictive distillation over token rows."""
+    """Predictive distillation over token rows, with hidden-state terms where they are asked for."""
 
-    metric_names = ("cross_entropy", "kl")
     weight_name = "aligned_rows"
 
     def __init__(
@@ -95,11 +102,18 @@ class DistillObjective(nn.Module):
         batch_size: int,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
+        hidden_terms: Sequence[HiddenTerm] = (),
     ) -> None:
         super().__init__()
         self._model = DistillModel(
-            compressed, autocast=bf16, micro_batch=micro_batch, loss_kernel=loss_kernel
+            compressed,
+            autocast=bf16,
+            micro_batch=micro_batch,
+            loss_kernel=loss_kernel,
+            hidden_terms=hidden_terms,
         )
+        self.term_names = tuple(term.name for term in hidden_terms)
+        self.metric_names = ("cross_entropy", "kl", *self.term_names)
         self._matcher = compressed.require_matcher()
         self._train, self._valid = train, valid
         self._batch_size = batch_size
@@ -112,28 +126,30 @@ class DistillObjective(nn.Module):
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums over the aligned rows of these training rows."""
-        return self._loss(self._train, indices)
+        loss = self._loss(self._train, indices)
+        return BatchLoss(loss.total, float(loss.rows), loss.kl, tuple(loss.hidden.values()))
 
-    def _loss(self, rows: TokenRows, indices: Sequence[int]) -> BatchLoss:
-        loss = self._model(
+    def _loss(self, rows: TokenRows, indices: Sequence[int]) -> StepLoss:
+        loss: StepLoss = self._model(
             [rows.row(index) for index in indices],
             [rows.segment(index, self._matcher) for index in indices],
         )
-        return BatchLoss(loss.cross_entropy, float(loss.rows), loss.kl)
+        return loss
 
     @torch.no_grad()
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
-        """Return [rows, cross-entropy sum, KL sum] over this rank's validation rows."""
-        sums = [0.0, 0.0, 0.0]
+        """Return [rows, cross-entropy sum, KL sum, sums of terms] over this rank's rows."""
+        sums = [0.0] * (1 + len(self.metric_names))
         mine = spread_rows(len(self._valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             loss = self._loss(self._valid, mine[start : start + self._batch_size])
-            for slot, value in enumerate((loss.weight, float(loss.total), float(loss.kl))):
-                sums[slot] += value
+            sums[0] += loss.rows
+            for slot, value in enumerate((loss.cross_entropy, loss.kl, *loss.hidden.values()), 1):
+                sums[slot] += float(value)
         return sums
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Select by validation cross-entropy."""
+        """Select by validation cross-entropy, whatever other terms there are."""
         return metrics["cross_entropy"]
 
 
@@ -141,6 +157,7 @@ class PreferenceObjective(nn.Module):
     """Preference (DPO) over multiple-choice questions; the reference is the starting module."""
 
     metric_names = ("loss", "accuracy")
+    term_names = ()
     weight_name = "questions"
 
     def __init__(

@@ -29,6 +29,8 @@ from transformers.masking_utils import sdpa_mask
 
 from umim_core.backbone.attention_masks import attention_window
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.trunk_states import layer_states
+from umim_core.config.hidden_term import Layers
 
 _NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"
@@ -57,6 +59,7 @@ class PackedTrunk:
 
     def __init__(self, backbone: Backbone) -> None:
         self._backbone = backbone
+        self._blocks: int = backbone.model.config.num_hidden_layers
         AttentionInterface.register(_NAME, _attention_by_row)
         AttentionMaskInterface.register(_NAME, _mask_by_row)
         self._longest = self._longest_packed_row()
@@ -73,19 +76,43 @@ class PackedTrunk:
             lengths: Units per row [B], at least 1 each; they add up to N.
             positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
         """
-        if not len(units):
-            return units
-        if len(set(lengths)) > 1 and max(lengths) <= self._longest:
-            return self._packed(units, lengths, positions)
-        return self._padded(units, lengths, positions)
+        return self.states(units, lengths, positions, "last")[-1]
 
-    def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
+    def states(
+        self,
+        units: Tensor,
+        lengths: Sequence[int],
+        positions: Tensor | None = None,
+        layers: Layers = "all",
+    ) -> tuple[Tensor, ...]:
+        """Return hidden states [N, d] after every block, or after the last alone.
+
+        Those of the last block are after the final norm, as :meth:`hidden` returns them.
+
+        Args:
+            units: Embeddings of all rows, one after the other [N, d].
+            lengths: Units per row [B], at least 1 each; they add up to N.
+            positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
+            layers: ``all`` blocks, or the ``last``.
+        """
+        if not len(units):
+            return (units,) * (self._blocks if layers == "all" else 1)
+        if len(set(lengths)) > 1 and max(lengths) <= self._longest:
+            return self._packed(units, lengths, positions, layers)
+        return self._padded(units, lengths, positions, layers)
+
+    def _packed(
+        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None, layers: Layers
+    ) -> tuple[Tensor, ...]:
         if positions is None:
             positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
         with _rows_apart(self._backbone.model, lengths):
-            return self._backbone.hidden(units[None], position_ids=positions[None])[0]
+            found = self._run(units[None], positions[None], layers)
+        return tuple(hidden[0] for hidden in found)
 
-    def _padded(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
+    def _padded(
+        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None, layers: Layers
+    ) -> tuple[Tensor, ...]:
         """Pad rows on the right: attention is causal, so no unit sees padding."""
         real = _real_units(lengths)
         index = real.view(-1).nonzero().view(-1).to(units.device)
@@ -93,8 +120,13 @@ class PackedTrunk:
         if positions is not None:
             positions = positions.new_zeros(real.numel()).index_copy(0, index, positions)
             positions = positions.view(real.shape)
-        hidden = self._backbone.hidden(padded.view(*real.shape, -1), position_ids=positions)
-        return hidden.flatten(0, 1)[index]
+        found = self._run(padded.view(*real.shape, -1), positions, layers)
+        return tuple(hidden.flatten(0, 1)[index] for hidden in found)
+
+    def _run(self, units: Tensor, positions: Tensor | None, layers: Layers) -> tuple[Tensor, ...]:
+        if layers == "last":
+            return (self._backbone.hidden(units, position_ids=positions),)
+        return layer_states(self._backbone.trunk, units, position_ids=positions)
 
     @torch.no_grad()
     def _longest_packed_row(self) -> int:
@@ -107,8 +139,8 @@ class PackedTrunk:
         positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
         with _rows_apart(model, lengths) as rows:
             apart = self._backbone.hidden(units[None], position_ids=positions[None])[0].float()
-        alone = self._padded(units, lengths, None).float()
-        taken_apart = rows.layers == model.config.num_hidden_layers
+        alone = self._padded(units, lengths, None, "last")[-1].float()
+        taken_apart = rows.layers == self._blocks
         if not taken_apart or (apart - alone).norm() > _ALIKE * alone.norm():
             return 0
         return torch.iinfo(torch.int64).max if window is None else window

@@ -15,7 +15,8 @@ Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +26,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.hidden_term import HiddenTerm, Layers
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.held_weights import with_held_weights
-from umim_core.distill.loss import DistillLoss, distill_loss
+from umim_core.distill.hidden_loss import AlignedStates, hidden_term
+from umim_core.distill.loss import distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.merging.compressed import Compressed
@@ -44,6 +47,26 @@ from umim_core.merging.packing import (
 MICRO_BATCH: Final = {"cpu": 4, "gpu": 1 << 20}
 
 
+@dataclass(frozen=True)
+class StepLoss:
+    """Sums over the aligned rows of a batch; divide by the rows of the global batch.
+
+    Attributes:
+        total: What is minimised: cross-entropy and the weighted hidden-state terms; carries the
+            gradient.
+        cross_entropy: Soft-target cross-entropy, nats; no gradient.
+        kl: KL(teacher || student), nats; no gradient.
+        rows: Number of aligned rows.
+        hidden: Unweighted hidden-state terms by name; no gradient.
+    """
+
+    total: Tensor
+    cross_entropy: Tensor
+    kl: Tensor
+    rows: int
+    hidden: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 class DistillModel(nn.Module):
     """The merge module with its loss as one module, so that DDP and DeepSpeed can wrap it.
 
@@ -56,6 +79,7 @@ class DistillModel(nn.Module):
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
         loss_kernel: ``eager``, or ``compiled``: fused, after ten seconds in the first step.
+        hidden_terms: Hidden-state terms of the loss; ``hidden_loss`` says what they hold.
 
     Raises:
         ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
@@ -68,6 +92,7 @@ class DistillModel(nn.Module):
         autocast: bool = False,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
+        hidden_terms: Sequence[HiddenTerm] = (),
     ) -> None:
         super().__init__()
         self.module, backbone = compressed.require_module(), compressed.backbone
@@ -77,6 +102,9 @@ class DistillModel(nn.Module):
         with self._precision():
             self._trunk = PackedTrunk(with_held_weights(backbone) if autocast else backbone)
         self._loss_kernel: LossKernel = loss_kernel
+        self._terms = tuple(hidden_terms)
+        deep = any(term.layers == "all" for term in self._terms)
+        self._layers: Layers = "all" if deep else "last"
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
         default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
@@ -89,7 +117,7 @@ class DistillModel(nn.Module):
 
     def forward(
         self, rows: Sequence[NDArray[np.integer]], segmentations: Sequence[Segmentation]
-    ) -> DistillLoss:
+    ) -> StepLoss:
         """Return the loss sums of a batch.
 
         Args:
@@ -116,21 +144,39 @@ class DistillModel(nn.Module):
         wide = torch.promote_types(pooled.dtype, torch.float32)
         leaf = pooled.detach().to(wide).requires_grad_(pooled.requires_grad)
         gradient = torch.zeros_like(leaf)
-        sums: list[DistillLoss] = []
+        sums: list[StepLoss] = []
         for index in self._micro_batches(packed):
             part = packed.take(index)
-            teacher, student = self.hidden_pairs([rows[i] for i in index.tolist()], part, leaf)
-            loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
+            loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf)
             if leaf.requires_grad:
-                gradient += torch.autograd.grad(loss.cross_entropy, leaf)[0]
-            sums.append(loss)
+                gradient += torch.autograd.grad(loss.total, leaf)[0]
+            sums.append(replace(loss, total=loss.total.detach()))
         nothing = anchor(self.module)
-        total = nothing.detach() + sum(loss.cross_entropy.detach() for loss in sums)
-        return DistillLoss(
-            _given_gradient(pooled, total, gradient) + nothing,
-            nothing.detach() + sum(loss.kl for loss in sums),
+        none = nothing.detach()
+        return StepLoss(
+            _given_gradient(pooled, none + sum(loss.total for loss in sums), gradient) + nothing,
+            none + sum(loss.cross_entropy for loss in sums),
+            none + sum(loss.kl for loss in sums),
             sum(loss.rows for loss in sums),
+            {
+                term.name: none + sum(loss.hidden[term.name] for loss in sums)
+                for term in self._terms
+            },
         )
+
+    def _part_loss(
+        self, rows: Sequence[NDArray[np.integer]], packed: PackedUnits, pooled: Tensor
+    ) -> StepLoss:
+        """Return the loss sums of a micro-batch; the total carries the gradient by ``pooled``."""
+        states = self.aligned_states(rows, packed, pooled)
+        student, teacher = states.student[-1], states.teacher[-1]
+        loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
+        total, hidden = loss.cross_entropy, {}
+        for term in self._terms:
+            found = hidden_term(states, term)
+            total = total + term.weight * found
+            hidden[term.name] = found.detach()
+        return StepLoss(total, loss.cross_entropy.detach(), loss.kl, loss.rows, hidden)
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
         """Return the surrogates of a batch's different spans [M, d]."""
@@ -140,10 +186,10 @@ class DistillModel(nn.Module):
             pooled: Tensor = self.module(self.backbone.embed(spans), lengths)
         return pooled
 
-    def hidden_pairs(
+    def aligned_states(
         self, rows: Sequence[NDArray[np.integer]], packed: PackedUnits, pooled: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return teacher and student hidden states [R, d] at the aligned rows.
+    ) -> AlignedStates:
+        """Return hidden states of teacher and student at the aligned rows.
 
         Args:
             rows: Raw ids per row [T_b].
@@ -156,15 +202,21 @@ class DistillModel(nn.Module):
         if positions is not None:
             positions = positions[packed.attention_mask].to(device)
         tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
-        with self._precision():
-            with torch.no_grad():
-                raw = self.backbone.embed(tokens)
-                teacher = self._trunk.hidden(raw, [len(row) for row in rows])
-            units = packed_embeddings(packed, self.backbone, pooled)
-            student = self._trunk.hidden(units, packed.unit_counts.tolist(), positions)
         in_teacher = _starts(packed.raw_counts)[aligned.batch] + aligned.teacher
         in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
-        return teacher[in_teacher.to(device)], student[in_student.to(device)]
+        layers, at_teacher, at_student = self._layers, in_teacher.to(device), in_student.to(device)
+        with self._precision():
+            with torch.no_grad():
+                raw, lengths = self.backbone.embed(tokens), [len(row) for row in rows]
+                teacher = [x[at_teacher] for x in self._trunk.states(raw, lengths, layers=layers)]
+            units = packed_embeddings(packed, self.backbone, pooled)
+            student = self._trunk.states(units, packed.unit_counts.tolist(), positions, layers)
+        return AlignedStates(
+            tuple(teacher),
+            tuple(x[at_student] for x in student),
+            aligned.batch.to(device),
+            (packed.lengths[aligned.batch, aligned.student] == 1).to(device),
+        )
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(

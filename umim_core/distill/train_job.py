@@ -125,5 +125,6 @@ def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | 
         bf16=config.bf16,
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
+        hidden_terms=config.hidden_terms,
         batch_size=per_rank,
     )

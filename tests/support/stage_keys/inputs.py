@@ -12,6 +12,7 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.hardware import HardwareConfig
+from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import AdaptConfig, Recipe
 from umim_core.rules.ruleset import RuleSet
 
@@ -77,6 +78,7 @@ class Inputs:
             "packages": ("numpy",),
             "protect": (),
             "rules": str(other_rules),
+            "hidden_terms": (HiddenTerm(layers="last"),),
         }
         self.recipe = self._recipe()
         self.cell, self.lease = self.recipe.cells[0], ClusterLease(self.recipe.cluster)

@@ -32,7 +32,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     lease = {"lease": "the recipe's cluster is in the key"}
     form = ("module_positions", "depth", "kind", "residual", "unit_positions")
     tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
-    tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of)}
+    tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of, "hidden_terms")}
     tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)
     chosen = {"adapt.settings": "decides which stages are run"}
     shared = {"lease": inputs.lease, "recipe": recipe, "adapt": inputs.adapt(), "cell": cell,
@@ -75,6 +75,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**lease, **not_ours, **chosen, "adapt.dpo": "of another stage",
              "adapt.rules": BY_RULES, **{f"cell.{name}": BY_RULES for name in rules_of},
              "recipe.distill": "of another stage", "recipe.segment_length": "of another stage",
+             "cell.hidden_terms": "of another stage",
              **dict.fromkeys(TOKENIZER_EDITS, BY_RULES)},
             edits,
         ),

@@ -27,7 +27,7 @@ from tasks.report.compare import (
     cell_row,
     comparison_rows,
 )
-from tasks.report.comparison import COMPARISON_PARAMS
+from tasks.report.comparison import COMPARISON_PARAMS, ComparisonRow
 from tasks.report.comparison_table import comparison
 from tasks.report.label_placement import place_labels
 from tasks.report.report_drawing import mark
@@ -102,16 +102,29 @@ def test_cells_that_differ_only_in_a_limit_are_told_apart(
     assert table.rows[index][first : first + 3] == shown
 
 
-def test_cells_that_differ_only_in_their_unit_positions_are_told_apart() -> None:
-    cells = [Cell(backbone="b", unit_positions=policy) for policy in ("compact", "preserved")]
+POLICIES = {
+    "unit positions": ({"unit_positions": "preserved"}, "preserved unit positions", "compact"),
+    "residual": ({"residual": "last"}, "last residual", "none"),
+    "loss": ({"hidden_terms": [{"layers": "all"}]}, "hidden states of all layers", "–"),
+}
+
+
+@pytest.mark.parametrize("heading", POLICIES)
+def test_cells_that_differ_only_in_a_later_policy_are_told_apart(heading: str) -> None:
+    fields, words, default = POLICIES[heading]
+    (name,) = fields
+    cells = [Cell.model_validate({"backbone": "b"} | extra) for extra in ({}, fields)]
     rows = [cell_row(cell) for cell in cells]
-    assert [row.label for row in rows] == ["b, τ 5", "b, τ 5 (preserved unit positions)"]
-    assert cell_label(cells[1]) == cell_label(cells[0]) + ", preserved unit positions"
+    assert [row.label for row in rows] == ["b, τ 5", f"b, τ 5 ({words})"]
+    assert cell_label(cells[1]) == cell_label(cells[0]) + f", {words}"
     assert set(rows[0].params()) == set(COMPARISON_PARAMS)
-    assert rows[1].params() == rows[0].params() | {"unit_positions": "preserved"}
+    assert set(rows[1].params()) == {*COMPARISON_PARAMS, name}
+    assert [ComparisonRow.model_validate_json(row.model_dump_json()) for row in rows] == rows
     shown = comparison(rows)
-    column = shown.headings.index("unit positions")
-    assert [row[column] for row in shown.rows] == ["compact", "preserved"]
+    column = shown.headings.index(heading)
+    first, second = (row[column] for row in shown.rows)
+    assert first == default
+    assert second in words
 
 
 def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
