@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,6 +39,8 @@ class ClusterLease:
         self._cluster: Cluster | None = None
         self._busy = threading.Lock()  # stages may ask side by side
         self._starter = ThreadPoolExecutor(1, "lease")
+        self._room = threading.Condition()
+        self._held = 0  # cores or GPUs that workers of stages have now
 
     def ensure(self) -> Cluster:
         """Return the running cluster, starting or joining it at the first call.
@@ -49,6 +53,46 @@ class ClusterLease:
             # The kernel ends Ray's processes with the thread that started them, and a part of a
             # flow has one that ends with it.
             return self._starter.submit(self._ensure).result()
+
+    @contextmanager
+    def workers(self) -> Iterator[Cluster]:
+        """Have room for the workers of one stage; stages side by side wait for each other's.
+
+        Ray itself would let the second group of workers fail after waiting for a minute.
+
+        Yields:
+            The running cluster.
+
+        Raises:
+            ClusterError: If a cluster of this machine can never hold the workers.
+        """
+        cluster, needed = self.ensure(), self.config.workers
+        room = self._room_of(cluster)
+        with self._room:
+            if self._held + needed > room:
+                logger.info("waiting until workers of other stages leave room for %d more", needed)
+            self._room.wait_for(lambda: self._held + needed <= room)
+            self._held += needed
+        park_if_stopping()  # a stop may have ended the others
+        try:
+            yield cluster
+        finally:
+            with self._room:
+                self._held -= needed
+                self._room.notify_all()
+
+    def _room_of(self, cluster: Cluster) -> float:
+        """Return how many workers a cluster can hold: without limit if it may still grow."""
+        if not cluster.address.startswith("127.0.0.1:"):
+            return math.inf
+        kind, room = ("GPUs", cluster.gpus) if self.config.use_gpu else ("cores", cluster.cpus)
+        if self.config.workers > room:
+            raise ClusterError(
+                f"{self.config.workers} workers need as many {kind}",
+                room,
+                "Lower cluster.workers, or name a larger cluster with cluster.address.",
+            )
+        return room
 
     def _ensure(self) -> Cluster:
         if self._cluster is not None and not is_alive(self._cluster):

@@ -19,7 +19,6 @@ from tasks.cluster.lease import ClusterLease
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.run.checks import check_device
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.training.train_worker import check_room
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
@@ -186,7 +185,8 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
     if not shards:
         return
     if lease.config.workers:
-        yield from _run_on_ray(job, shards, lease)
+        with lease.workers():
+            yield from _run_on_ray(job, shards, lease)
         return
     sampler = Sampler(job)
     for number in shards:
@@ -196,8 +196,6 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
 
 def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
     import pyarrow as pa
-
-    check_room(lease.config, lease.ensure())
     import ray
     from ray.exceptions import RayError, UserCodeException
 

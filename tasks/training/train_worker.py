@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.ray_cluster import Cluster
 from tasks.cluster.stopping import resuming_at
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.training.strategies import make_strategy
@@ -76,22 +75,10 @@ def launch_worker(
         if lease.config.workers == 0:
             worker(fields)
         else:
-            check_room(lease.config, lease.ensure())
-            _launch_ray(worker, fields, lease.config, state / "ray")
+            with lease.workers():
+                _launch_ray(worker, fields, lease.config, state / "ray")
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return {name: float(value) for name, value in summary.items()}
-
-
-def check_room(config: ClusterConfig, cluster: Cluster) -> None:
-    """Refuse workers that a cluster of this machine can never hold; Ray would wait for room."""
-    kind, room = ("GPUs", cluster.gpus) if config.use_gpu else ("cores", cluster.cpus)
-    local = cluster.address.startswith("127.0.0.1:")  # other clusters may still grow
-    if local and config.workers > room:
-        raise ClusterError(
-            f"{config.workers} workers need as many {kind}",
-            room,
-            "Lower cluster.workers, or name a larger cluster with cluster.address.",
-        )
 
 
 def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch: Path) -> None:
