@@ -2,7 +2,7 @@
 
 In double precision two sums in another order differ by 1e-16, which AdamW enlarges: 1e-9 of a
 value is what DDP may differ by. ZeRO-2 keeps its master weights in single precision whatever the
-module: 1e-6 of a loss is what it may differ by.
+module: 5e-6 of a loss or a term is what it may differ by.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_one_rank_has_no_merge_in_some_batch_and_the_other_has() -> None:
     assert any(ONE_SIDED[index] for index in batch[0::2])
 
 
-@pytest.mark.parametrize(("strategy", "bound"), [("ddp", 1e-9), ("deepspeed", 1e-6)])
+@pytest.mark.parametrize(("strategy", "bound"), [("ddp", 1e-9), ("deepspeed", 5e-6)])
 def test_the_whole_curve_of_two_ranks_is_that_of_the_joint_batch(
     joint: dict[torch.dtype, Run], pairs: dict[str, Run], strategy: str, bound: float
 ) -> None:
