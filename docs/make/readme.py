@@ -1,4 +1,4 @@
-"""Generated parts of README.md: the results table, the coloured example and the tree."""
+"""Generated parts of README.md: its tables of results, the coloured example and the tree."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.files import rooms
+from docs.make.first_screen import first_screen
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData
 from tasks.report.tables import table_markdown
@@ -46,7 +47,12 @@ def documents() -> list[Document]:
 def _readme() -> str:
     """Return README.md with the blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` anew."""
     text = _README.read_text(encoding="utf-8")
-    for name, block in (("results:embedded", _results()), ("tree", rooms())):
+    blocks = {
+        "results:smollm2": f"{first_screen()}\n",
+        "results:embedded": _results(),
+        "tree": rooms(),
+    }
+    for name, block in blocks.items():
         between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
     return text

@@ -1,0 +1,52 @@
+"""Results on README.md's first screen: quality, tasks and speed of the default checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from docs.make.document import RESULTS
+from tasks.report.page_template import Report, page, walk
+
+_QUALITY: Final = "smollm2"
+_TASKS: Final = "stock_tasks"
+_SPEED: Final = "engine-smollm2"
+_CASE: Final = "float32, 1 x 1024"
+_CHOSEN: Final = ("general English", "WikiText-2", "docstrings")
+
+_TABLE: Final = page(
+    """\
+@ texts
+< held-out text | {text}
+TR              | {token_reduction:.1%}
+Top-1           | {top1:.3f}
+PPL base        | {ppl_base:.2f}
+PPL UMIM        | {ppl_umim:.2f}
+
+Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy {tasks.none.acc!p:.1f}
+% of the base model and {tasks.prompt.acc!p:.1f} % with merged contexts, of whose tokens
+{tasks.prompt.context_token_reduction:.1%} are saved; the paired difference is
+{tasks.prompt.acc_difference!p:.1f} points. Prefill of 1,024 tokens on two cores in float32:
+{prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
+""",
+    texts=lambda report: (
+        row | {"text": row["name"]} for row in walk(report, "texts.*name") if row["name"] in _CHOSEN
+    ),
+)
+
+
+def first_screen() -> str:
+    """Return the table and the sentences, made of the three result files."""
+    tasks, speed = _read(_TASKS), _read(_SPEED)
+    return _TABLE(
+        {
+            "texts": _read(_QUALITY)["texts"],
+            "tasks": tasks["mean"],
+            "prefill": speed["cases"][_CASE]["phases"]["prefill"],
+        }
+    )
+
+
+def _read(name: str) -> Report:
+    found: Report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
