@@ -35,7 +35,7 @@ from umim_core.evaluation.generation_quality import GenerationQuality, generatio
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids
-from umim_core.store.artifacts import finite_or_none
+from umim_core.store.artifacts import digest_of, finite_or_none
 from umim_core.text.tokens import tokenize_documents
 
 PROMPT_TOKENS: Final = 100
@@ -176,6 +176,8 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
         subject = Subject(umim, prompts, options.new_tokens)
         found = {
             "prompts": len(prompts),
+            "prompts_digest": digest_of([prompt.tolist() for prompt in prompts]),
+            "backbone_fingerprint": umim.backbone.fingerprint,
             "module_digest": umim.module.digest(),
             "rules_digest": umim.rules.digest,
         }

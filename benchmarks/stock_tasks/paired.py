@@ -107,9 +107,13 @@ def averages(tasks: Mapping[str, Report]) -> Report:
         rows = [task["sides"][side] for task in tasks.values() if side in task["sides"]]
         if not rows:
             continue
-        tallies = {x: sum(row["inputs"][x] for row in rows) for x in ("raw", "units")}
+        tallies = {
+            of: {x: sum(row[of][x] for row in rows) for x in ("raw", "units")}
+            for of in ("inputs", "contexts")
+        }
         found[side] = {
-            "token_reduction": reduction(tallies) or 0.0,
+            "token_reduction": reduction(tallies["inputs"]) or 0.0,
+            "context_token_reduction": reduction(tallies["contexts"]),
             "seconds": sum(row["seconds"] for row in rows),
         }
         for name in ("", "_difference"):

@@ -23,10 +23,10 @@ Top-1           | {top1:.3f}
 PPL base        | {ppl_base:.2f}
 PPL UMIM        | {ppl_umim:.2f}
 
-Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy {tasks.none.acc!p:.1f}
-% of the base model and {tasks.prompt.acc!p:.1f} % with merged contexts, of whose tokens
-{tasks.prompt.context_token_reduction:.1%} are saved; the paired difference is
-{tasks.prompt.acc_difference!p:.1f} points. Prefill of 1,024 tokens on two cores in float32:
+Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
+{tasks.none.acc!p:.1f} % for the base model and {tasks.prompt.acc!p:.1f} % with merged contexts
+(TR of contexts {tasks.prompt.context_token_reduction:.1%}), a paired difference of
+{tasks.prompt.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
 {prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
 """,
     texts=lambda report: (

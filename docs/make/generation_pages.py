@@ -119,8 +119,9 @@ quartiles.
 ## Prefill and decode
 
 Both sides generate the text that follows each prompt. *First token*: median time from the ids to
-it, matching and merging included. *Bound*: the largest speed-up that the token reduction can give.
-*KV*: keys and values after the last token.
+it, matching and merging included. *Bound*: the largest speed-up that fewer products can give;
+shorter rows may also fit the caches better, which counts on top. *KV*: keys and values after the
+last token.
 
 @ cases
 data type, rows x tokens  | {name}

@@ -170,7 +170,7 @@ _PARTS: dict[str, Any] = {
 }
 _BASE: Final = (
     "The figures of the base model are those of its published 4-bit weights (GGUF Q4_1), "
-    "dequantised to float32; the unquantised model is somewhat better."
+    "dequantised to float32; the unquantised model was not measured."
 )
 SHIPPED_MODEL: Final[Part] = page(
     f"""\
@@ -216,8 +216,8 @@ A UMIM merge checkpoint (`checkpoint/`: merge module and rules) for the frozen b
 {_TABLES}
 ## Texts
 
-Rules and module were made from these; none of the text is in the checkpoint but as short spans of
-token ids with their counts.
+Rules and module were made from the training files of these, the tables from the test files. None of
+the text is in the checkpoint but as short spans of token ids with their counts.
 
 @ corpus
 < part              | {{part}}

@@ -98,6 +98,7 @@ Mean over the tasks; one without acc_norm counts its acc there.
 @ means
 model            | {label}
 TR               | {token_reduction:.1%}
+of contexts      | {context_token_reduction?-:.1%}
 acc              | {acc!p:.1f}
 acc_norm         | {acc_norm!p:.1f}
 acc - base       | {acc_difference?-!p:.1f}

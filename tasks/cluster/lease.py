@@ -75,7 +75,7 @@ class ClusterLease:
             self._held += needed
         park_if_stopping()  # a stop may have ended the others
         try:
-            yield cluster
+            yield self.ensure()  # it may have died while this stage waited
         finally:
             with self._room:
                 self._held -= needed

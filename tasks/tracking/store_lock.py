@@ -70,8 +70,10 @@ def _held(place: Path, ending: str, seconds: int) -> Iterator[None]:
         with suppress(Timeout):
             lock.acquire(timeout=min(seconds, _SILENT_SECONDS))
         if not lock.is_locked:
-            logger.info("waiting for another run that uses %s", place)
-            lock.acquire(timeout=max(0, seconds - _SILENT_SECONDS))
+            left = max(0, seconds - _SILENT_SECONDS)
+            if left:
+                logger.info("waiting for another run that uses %s", place)
+            lock.acquire(timeout=left)
     except Timeout as error:
         raise StoreAwayError(
             f"the tracking store must be free within {seconds} s",

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.prefix_matching import segment_prefix
 from umim_core.task_sets.spec import QuestionForm
 
 Ints = NDArray[np.int64]
@@ -76,7 +77,7 @@ class TaskSequence:
 
     def segment(self, matcher: Matcher) -> tuple[Ints, Ints]:
         """Return unit starts [S] and lengths [S]; what is not mergeable stays raw."""
-        return matcher.segment_prefix(self.ids, self.mergeable)
+        return segment_prefix(matcher.segment, self.ids, self.mergeable)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.prefix_matching import segment_prefix
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.text.shards import TokenShards
@@ -62,7 +63,7 @@ class TokenRows:
 
     def segment(self, index: int, matcher: Matcher) -> Segmentation:
         """Cut one row into units; tokens from ``merge_until`` on stay raw."""
-        return matcher.segment_prefix(self.row(index), int(self.merge_until[index]))
+        return segment_prefix(matcher.segment, self.row(index), int(self.merge_until[index]))
 
     def save(self, directory: Path) -> None:
         """Write the rows into a new directory; token shards are named, not copied."""

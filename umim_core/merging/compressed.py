@@ -34,6 +34,7 @@ from umim_core.merging.packing import (
     pack_rows,
 )
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.prefix_matching import segment_prefix
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,7 @@ class Compressed:
 
     def segment_prompt(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw."""
-        covered = max(0, len(ids) - self.raw_tail)
-        starts, lengths = self.segment(ids[:covered])
-        raw = np.arange(covered, len(ids), dtype=np.int64)
-        return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
+        return segment_prefix(self.segment, ids, max(0, len(ids) - self.raw_tail))
 
     def pack(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
         """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""

@@ -16,6 +16,7 @@ from umim_core.config.form import check_raw_tail
 from umim_core.model.hub import fetch_checkpoint
 from umim_core.model.showing import Decode, Piece, View, unit_texts
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.prefix_matching import segment_prefix
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest
@@ -54,7 +55,7 @@ class Compression:
         """
         check_raw_tail(raw_tail, "prompt")
         mergeable = max(0, len(ids) - raw_tail)
-        _, lengths = matcher.segment_prefix(np.array(ids, dtype=np.int64), mergeable)
+        _, lengths = segment_prefix(matcher.segment, np.array(ids, dtype=np.int64), mergeable)
         sizes = tuple(lengths.tolist())
         return cls(ids=tuple(ids), units=unit_texts(ids, sizes, decode), unit_lengths=sizes)
 

@@ -55,20 +55,6 @@ class Matcher:
         starts, lengths, _ = self.segment_many(ids, np.array([0, len(ids)], dtype=np.int64))
         return starts, lengths
 
-    def segment_prefix(self, ids: NDArray[np.integer], mergeable: int) -> tuple[Ints, Ints]:
-        """Cut one sequence into units where rules apply to its first ``mergeable`` tokens only.
-
-        Args:
-            ids: Token ids [T].
-            mergeable: Leading tokens open to merging, 0 .. T; the others stay raw.
-
-        Returns:
-            Starts [S] and lengths [S] (int64), as :meth:`segment`.
-        """
-        starts, lengths = self.segment(ids[:mergeable])
-        raw = np.arange(mergeable, len(ids), dtype=np.int64)
-        return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
-
     def segment_many(
         self, ids: NDArray[np.integer], offsets: Ints, *, threads: int = 1
     ) -> tuple[Ints, Ints, Ints]:
