@@ -11,6 +11,7 @@ from typing import Any, Final
 from tasks.run.stage import STAGE_SCHEMA, Artifact
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import canonical_json, directory_digest, read_manifest
@@ -47,7 +48,7 @@ def trail(checkpoint: Path, recipe: Recipe) -> Trail:
     """
     root, digest = checkpoint.parents[2], directory_digest(checkpoint)
     distilled = _artifact(checkpoint.parent, "distill")
-    _check_training(distilled, recipe)
+    check_training(distilled, recipe)
     device, dtype = recipe.placement
     placed = {"device": device, **dtype_key(dtype)}
     asked = {
@@ -72,15 +73,26 @@ def trail(checkpoint: Path, recipe: Recipe) -> Trail:
     return Trail(distilled, evaluated, tokenized, corpus, scores)
 
 
-def _check_training(distilled: Artifact, recipe: Recipe) -> None:
-    """Refuse a recipe that says another training than the one that made the checkpoint."""
+def check_training(distilled: Artifact, recipe: Recipe) -> None:
+    """Refuse a recipe without a cell that is trained as the checkpoint was.
+
+    Later fields are left out of a stage's key where they have their default, so both sides are
+    compared with those of the other.
+
+    Raises:
+        ConfigError: If every cell differs; it names what the nearest one does.
+    """
     config = distilled.manifest()["config"]
     own = {name: config[name] for name in ("seed", "segment_length")}
-    asked: dict[str, Any] = recipe.distill.model_dump(mode="json") | {
-        name: getattr(recipe, name) for name in own
-    }
-    trained = config["train"] | own
-    if other := {name: value for name, value in trained.items() if asked.get(name) != value}:
+    trained: dict[str, Any] = config["train"] | own | ModuleForm.model_validate(config).form()
+    shared = {name: getattr(recipe, name) for name in own}
+    differences = []
+    for cell in recipe.cells:
+        optimisation = cell.distillation(recipe.distill).model_dump(mode="json")
+        asked: dict[str, Any] = optimisation | shared | cell.form()
+        names = [n for n in (trained | asked) if trained.get(n) != asked.get(n)]
+        differences.append({name: trained.get(name) for name in names})
+    if other := min(differences, key=len):
         raise ConfigError(
             f"the checkpoint must have been trained as the recipe {recipe.name} says",
             other,

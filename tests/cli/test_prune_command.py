@@ -46,7 +46,11 @@ def made(
     tiny_model: Callable[[str, int], PreTrainedModel],
     word_tokenizer: Callable[[list[str]], PreTrainedTokenizerFast],
 ) -> Path:
-    """A checkpoint, another one of the same rules, and text full of their spans; left alone."""
+    """Checkpoints of the same rules, and text full of their spans; left alone.
+
+    Next to ``start``: ``other`` has other weights; ``residual`` and ``preserved`` have the same
+    weights in another form.
+    """
     folder = tmp_path_factory.mktemp("prune")
     tiny_model("llama", 0).save_pretrained(folder / "model")
     word_tokenizer(WORDS).save_pretrained(folder / "model")
@@ -55,10 +59,20 @@ def made(
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     origin = rules.origin.model_copy(update={"segment_length": LENGTH})
     matcher = Matcher(replace(rules, origin=origin))
-    for seed, name in enumerate(("start", "other")):
-        module = MergeModule(backbone.hidden_size)
+    start, other, residual = (
+        MergeModule(backbone.hidden_size, residual=how) for how in ("none", "none", "last")
+    )
+    for seed, module in enumerate((start, other)):
         module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
-        Checkpoint.of(Compressed(backbone, module, matcher, "compact")).save(folder / name)
+    residual.load_state_dict(start.state_dict())
+    forms = {
+        "start": Compressed(backbone, start, matcher, "compact"),
+        "other": Compressed(backbone, other, matcher, "compact"),
+        "residual": Compressed(backbone, residual, matcher, "compact"),
+        "preserved": Compressed(backbone, start, matcher, "preserved"),
+    }
+    for name, compressed in forms.items():
+        Checkpoint.of(compressed).save(folder / name)
     rng = np.random.default_rng(0)
     choices = [*SPANS, *ascii_lowercase]
     words = " ".join(choices[i] for i in rng.integers(0, len(choices), LENGTH * ROWS))
@@ -165,6 +179,7 @@ ERRORS = {
     "short": (("--target-tr", 0.1, "--limit", LENGTH), "one held out; got [16] tokens"),
     "exists": (("--target-tr", 0.1, "--out", "."), "the output directory must not exist"),
     "no table": (("--target-tr", 0.1, "--damage", "."), "manifest.json must exist"),
+    "vocabulary": (("--target-tr", 0.1, "--heldout", "ids.npy"), "the tokenizer's vocabulary"),
     "pattern": (("--target-tr", 0.1, "--protect", "["), "must be a regular expression"),
 }
 
@@ -174,6 +189,7 @@ def test_what_cannot_be_done_is_refused(
     umim: Umim, given: Given, options: tuple[object, ...], message: str
 ) -> None:
     Path("checkpoint").mkdir()
+    np.save("ids.npy", np.full(2 * LENGTH, 5000, dtype=np.uint16))
     done = umim("prune", *given, "--out", "less", *options)
     assert (done.code, done.out) == (1, "")
     assert message in done.err
@@ -182,14 +198,36 @@ def test_what_cannot_be_done_is_refused(
 
 def test_a_table_is_kept_when_the_target_is_not_reached(umim: Umim, given: Given) -> None:
     options = ("prune", *given, "--out", "less", "--target-tr")
-    assert "must reach a token reduction of 0.7 " in umim(*options, 0.7).err
+    refused = umim(*options, 0.7).err
+    assert "must reach a token reduction of 0.7 " in refused
+    assert f"damage table: {Path('less/damage').resolve()}" in refused
     assert "Add --damage" in umim(*options, 0.1).err
     assert umim(*options, 0.1, "--damage", "less/damage").code == 0
 
 
-def test_the_table_of_another_module_is_refused(umim: Umim, made: Path, given: Given) -> None:
+def test_the_text_that_is_held_out_was_not_measured(umim: Umim, given: Given) -> None:
+    options = ("prune", *given, "--target-tr", 0.1, "--limit")
+    assert umim(*options, 10 * LENGTH, "--out", "one").code == 0
+    again = (*options, 20 * LENGTH, "--out", "two", "--damage", "one/damage")
+    done = umim(*again)
+    assert done.code == 1
+    assert "Give --heldout, or the text and limit that were measured" in done.err
+    assert umim(*again, "--heldout", given[1]).code == 0
+
+
+OTHERS = {
+    "other": "another module",
+    "residual": "another module",
+    "preserved": "other unit positions",
+}
+
+
+@pytest.mark.parametrize(("name", "part"), OTHERS.items(), ids=OTHERS)
+def test_the_table_of_another_model_is_refused(
+    umim: Umim, made: Path, given: Given, name: str, part: str
+) -> None:
     options = (given[1], "--target-tr", 0.1, "--out")
     assert umim("prune", given[0], *options, "less").code == 0
-    done = umim("prune", made / "other", *options, "more", "--damage", "less/damage")
+    done = umim("prune", made / name, *options, "more", "--damage", "less/damage")
     assert done.code == 1
-    assert "must be the damage table of this checkpoint; got one of another module" in done.err
+    assert f"must be the damage table of this checkpoint; got one of {part}" in done.err

@@ -147,7 +147,7 @@ def test_an_array_of_ids_needs_no_tokenizer_and_is_known_exactly(tmp_path: Path)
 
 
 def read_at_most(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mining_forecast._first_ids, "__defaults__", (tokens,))
+    monkeypatch.setattr(mining_forecast, "SAMPLE_TOKENS", tokens)
 
 
 def packed(folder: Path, kind: str) -> Source:

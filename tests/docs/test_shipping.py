@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from docs.make import shipped_model, shipping
 from docs.make.results import documents_of
 from docs.make.shipping import results_of, store, write_sums
-from docs.make.shipping_trail import scores_of
+from docs.make.shipping_trail import check_training, scores_of
 from support.tiny_mixture import mixture_recipe
 from support.tiny_pipeline import walk
 from tasks.run.recipes import find_recipe
@@ -108,6 +108,45 @@ def test_task_scores_are_those_of_the_recipe(tmp_path: Path) -> None:
         "umim": keys[first],
         "base": keys[first + 1],
     }
+
+
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "terms of the recipe": ({"hidden_terms": [{"layers": "all"}]}, {}),
+    "terms of the cell": ({}, {"hidden_terms": [{"layers": "all"}]}),
+    "rate": ({"learning_rate": 0.004}, {}),
+    "form": ({}, {"residual": "last"}),
+}
+
+
+@pytest.mark.parametrize(("distill", "cell"), OTHERS.values(), ids=OTHERS)
+def test_a_checkpoint_was_trained_as_a_cell_of_the_recipe_says(
+    distill: dict[str, Any], cell: dict[str, Any], tmp_path: Path
+) -> None:
+    def changed(*cells: dict[str, Any], **distill: object) -> Recipe:
+        first = recipe.cells[0].model_dump(mode="json")
+        raw = recipe.model_dump(mode="json")
+        raw["cells"] = [first | more for more in cells]
+        return Recipe.model_validate(raw | {"distill": raw["distill"] | distill})
+
+    recipe = find_recipe("smollm2")
+    assert isinstance(recipe, Recipe)
+    for asked, refused in (
+        (changed({}), changed(cell, **distill)),
+        (changed(cell, **distill), changed({})),
+    ):
+        (own,) = asked.cells
+        config = {
+            "train": own.distillation(asked.distill).model_dump(mode="json"),
+            "seed": asked.seed,
+            "segment_length": asked.segment_length,
+            **own.form(),
+        }
+        distilled = run_stage(tmp_path, StageSpec("distill", 4, config, {}), _nothing)
+        both = asked.model_copy(update={"cells": (*refused.cells, *asked.cells)})
+        for fitting in (asked, both):
+            check_training(distilled, fitting)
+        with pytest.raises(ConfigError, match="must have been trained as the recipe smollm2 says"):
+            check_training(distilled, refused)
 
 
 def _nothing(_: Path) -> dict[str, float]:

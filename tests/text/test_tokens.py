@@ -15,9 +15,9 @@ from umim_core.embedded.docs_tokenizer import train_tokenizer
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.pieces import cut_pieces
 from umim_core.text.readers import iter_documents
-from umim_core.text.sources import TextFiles
+from umim_core.text.sources import TextFiles, TokenIds
 from umim_core.text.token_ids import segments
-from umim_core.text.tokens import tokenize_documents
+from umim_core.text.tokens import first_ids, tokenize_documents
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -142,6 +142,25 @@ def test_long_prose_is_cut_and_text_without_borders_is_not(
 def test_a_batch_size_below_one_is_refused(byte_level: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ConfigError, match="batch_size must be at least 1; got 0"):
         list(tokenize_documents(["x"], byte_level, 0))
+
+
+@pytest.mark.parametrize(
+    ("most", "read", "all_read"), [(1, 1, False), (4, 4, False), (5, 5, False), (6, 5, True)]
+)
+def test_the_first_ids_of_a_corpus_are_read(
+    tmp_path: Path, byte_level: PreTrainedTokenizerBase, most: int, read: int, all_read: bool
+) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(5, dtype=np.uint16))
+    ids, ended = first_ids(TokenIds(path=str(tmp_path / "ids.npy")), byte_level, most)
+    assert (ids.tolist(), ended) == (list(range(read)), all_read)
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_a_limit_below_one_is_refused(
+    tmp_path: Path, byte_level: PreTrainedTokenizerBase, most: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"limit of tokens must be at least 1; got {most}"):
+        first_ids(TextFiles(paths=(str(tmp_path),)), byte_level, most)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared data folder is not there")

@@ -16,6 +16,7 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
+from umim_core.config.form import PAPER
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
 
@@ -116,6 +117,9 @@ def after_pruning(
 ) -> list[str]:
     """Return how to use a pruned checkpoint, and how to train a module for the rules that stay.
 
+    ``umim train`` makes modules of one layer of attention, for models of no named revision; for
+    others a recipe of the pipeline is named.
+
     Args:
         out: Directory that holds ``checkpoint``.
         config: The checkpoint's; the training makes a module of its form.
@@ -123,6 +127,15 @@ def after_pruning(
         field: Its text field, where it has fields.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
+    use = f"  {shlex.join(generate)}"
+    if (config.kind, config.depth, config.backbone_revision) != (PAPER, 1, None):
+        form = f"kind {config.kind}, depth {config.depth}"
+        revision = f", revision {config.backbone_revision}" if config.backbone_revision else ""
+        return [
+            use,
+            f"(A module of {form}{revision} is trained by a recipe of the pipeline; the rules are "
+            f"in {out / 'checkpoint' / 'rules'}.)",
+        ]
     train = ["umim", "train", config.backbone, *_short(texts)]
     train += ["--rules", str(out / "checkpoint" / "rules")]
     train += [] if field == FIELD else ["--field", field]
@@ -133,7 +146,7 @@ def after_pruning(
     }
     train += [word for option, value in form.items() for word in (f"--{option}", value)]
     train += ["--out", str(out.with_name(f"{out.name}-trained"))]
-    return [f"  {shlex.join(generate)}", f"  {shlex.join(train)}"]
+    return [use, f"  {shlex.join(train)}"]
 
 
 def to_compare(recipe: Path) -> list[str]:

@@ -130,7 +130,8 @@ def ppl(
 
     umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
     source = TextFiles(paths=tuple(files))
-    ids = first_ids(source, umim.backbone.require_tokenizer(), max_segments * segment_length)
+    most = max_segments * segment_length
+    ids, _ = first_ids(source, umim.backbone.require_tokenizer(), most)
     if len(ids) < 2:
         raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
     # Every window is a text of its own.

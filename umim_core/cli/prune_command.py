@@ -39,7 +39,8 @@ class _Pruning:
         heldout_tokens: Tokens that the token reduction is measured on.
         token_reduction_before: With all rules.
         token_reduction: With those that stay.
-        max_damage: Nats per saved token of the dearest rule that stays.
+        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
+            tokens that one saves.
         damage_dropped: Share of the measured divergence that the other rules held.
         savings_dropped: Share of the saved tokens that they held.
         protect: Patterns of tokens that no rule holds.
@@ -77,7 +78,8 @@ def prune(
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="Text that the token reduction is measured on; by default the last tenth.",
+            help="Text that the token reduction is measured on; by default the last tenth of what "
+            "is read: files in their order, up to --limit.",
         ),
     ] = None,
     damage: Annotated[
@@ -103,7 +105,7 @@ def prune(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Keep the rules that diverge least from the base model per saved token.
+    """Keep the rules of the least estimated divergence per occurrence, over the tokens it saves.
 
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets.
@@ -125,6 +127,7 @@ def prune(
         )
     from umim_core import UMIM
     from umim_core.backbone.devices import default_device
+    from umim_core.progress import logger
     from umim_core.rules.damage_table import DamageTable
     from umim_core.rules.inspection import token_reduction
     from umim_core.rules.protect import protected_ids
@@ -144,6 +147,9 @@ def prune(
         with computing():
             table = _measure(umim, rows)
         table.save(place / "damage")
+        logger.info("damage table: %s", place / "damage")
+    elif not heldout:
+        _check_text(table, rows)
     text = held.reshape(-1), UniformOffsets(held.shape[1], len(held))[:]
     cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
     umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules).save(place / "checkpoint")
@@ -178,33 +184,47 @@ def prune(
 
 def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
     """Refuse a table of other rules, of another module or of another model."""
-    from umim_core.evaluation.rule_damage import module_digest
-
     origin = table.origin
     pairs = {
-        "rules": (table.rules.digest, umim.rules.digest),
-        "module": (origin.module_digest, module_digest(umim.module)),
-        "backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
+        "other rules": (table.rules.digest, umim.rules.digest),
+        "another module": (origin.module_digest, umim.module.digest()),
+        "other unit positions": (origin.unit_positions, umim.compressed.unit_positions),
+        "another backbone": (origin.backbone_fingerprint, umim.backbone.fingerprint),
     }
     if odd := [part for part, (measured, own) in pairs.items() if measured != own]:
         raise ConfigError(
             f"{directory} must be the damage table of this checkpoint",
-            f"one of another {odd[0]}",
+            f"one of {odd[0]}",
             "Leave --damage out to measure it.",
         )
     return table
+
+
+def _check_text(table: DamageTable, rows: NDArray[np.int32]) -> None:
+    """Refuse a table of other text where a part of what is read is held out."""
+    from umim_core.evaluation.rule_damage import text_digest
+
+    if table.origin.text_digest != text_digest(list(rows)):
+        raise ConfigError(
+            "without --heldout, the damage table must be of the text that is not held out",
+            f"one of {table.origin.tokens:,} tokens of other text",
+            "Give --heldout, or the text and limit that were measured.",
+        )
 
 
 def _rows(
     umim: UMIM, sources: list[Source], limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return segments to measure on and held-out ones [rows, segment length]."""
+    from umim_core.mining.preparation import check_vocabulary
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import first_ids
 
     length = umim.rules.origin.segment_length or _SEGMENT_LENGTH
     tokenizer = umim.backbone.require_tokenizer()
-    read = [first_ids(source, tokenizer, limit) for source in sources]
+    read = [first_ids(source, tokenizer, limit)[0] for source in sources]
+    for ids in read:
+        check_vocabulary(int(ids.max(initial=0)), tokenizer)
     parts = [cut_segments(ids, length)[0].reshape(-1, length) for ids in read]
     if len(parts) == 1:
         held = max(1, len(parts[0]) // _HELD_OUT)
@@ -242,7 +262,8 @@ def _lines(found: _Pruning) -> list[str]:
         f"{found.token_reduction:.2%} on {found.heldout_tokens:,} held-out tokens",
         f"the others held {found.damage_dropped:.1%} of the measured divergence and "
         f"{found.savings_dropped:.1%} of the saved tokens",
-        f"the dearest rule that stays costs {found.max_damage:.3g} nats per saved token",
+        f"the dearest rule that stays costs an estimated {found.max_damage:.3g} nats per "
+        "occurrence, over the tokens that one saves",
         *([f"no rule holds: {', '.join(found.protect)}"] if found.protect else []),
         f"checkpoint:   {found.checkpoint}",
         f"damage table: {found.damage}   (--damage: other targets without a new pass)",

@@ -201,6 +201,7 @@ def _lines(inspection: _Inspection) -> list[str]:
 def _head(rules: RuleSet) -> list[str]:
     origin, length = rules.origin, rules.origin.segment_length
     least, damage = origin.min_probability, origin.max_damage
+    price = "estimated nats per occurrence, over the tokens that one saves"
     facts = {
         "source": origin.source,
         "tau": "none" if origin.tau is None else f"{origin.tau:,}",
@@ -213,7 +214,7 @@ def _head(rules: RuleSet) -> list[str]:
         "protected": ", ".join(origin.protect),
         "sample": f"{origin.sample_tokens:,} tokens" if origin.sample_tokens else "",
         "probability": "" if least is None else f"over {least:g} for every token of a span",
-        "damage": "" if damage is None else f"at most {damage:.3g} nats per saved token",
+        "damage": "" if damage is None else f"at most {damage:.3g} {price}",
     }
     return [f"{name:<12}{value}" for name, value in facts.items() if value]
 

@@ -59,8 +59,9 @@ def train(
         ),
     ] = "none",
     hidden_weight: Annotated[
-        float, typer.Option(help="Weight of that comparison, next to cross-entropy.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Weight of that comparison, next to cross-entropy; 1 by default."),
+    ] = None,
     unit_positions: UnitPositionsOption = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[
@@ -74,6 +75,7 @@ def train(
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
     """
     given_rules(rules)
+    terms = _hidden_terms(hidden_layers, hidden_weight)
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
@@ -104,9 +106,7 @@ def train(
             "validation_rows": _VALIDATION_ROWS,
             "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
-            "hidden_terms": ()
-            if hidden_layers == "none"
-            else ({"layers": hidden_layers, "weight": hidden_weight},),
+            "hidden_terms": terms,
         },
         "the options",
     )
@@ -139,6 +139,23 @@ def train(
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)
     emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
+
+
+def _hidden_terms(layers: str, weight: float | None) -> tuple[dict[str, object], ...]:
+    """Return the hidden-state terms of the loss.
+
+    Raises:
+        ConfigError: If there is a weight and nothing to weigh.
+    """
+    if layers != "none":
+        return ({"layers": layers} | ({} if weight is None else {"weight": weight}),)
+    if weight is not None:
+        raise ConfigError(
+            "--hidden-weight needs --hidden-layers last or all",
+            weight,
+            "Add it, or leave both out.",
+        )
+    return ()
 
 
 def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:

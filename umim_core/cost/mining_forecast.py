@@ -25,7 +25,7 @@ from umim_core.mining.preparation import excluded_ids
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.sources import JsonLines, Source, TextFiles, TokenIds
 from umim_core.text.token_ids import Offsets, Tokens, UniformOffsets
-from umim_core.text.tokens import iter_token_pieces, open_token_ids
+from umim_core.text.tokens import first_ids, open_token_ids
 
 _SAMPLE_BYTES: Final = 10 << 20
 _SMALL: Final = 1 << 11  # tokens; mined before a sample is counted
@@ -173,7 +173,7 @@ def _sample(
         if all(file.suffix not in _PACKED for file in files):
             return _sample_of_bytes(source, files, tokenizer, tokens)
     began = time.perf_counter()
-    ids, whole = _first_ids(source, tokenizer)
+    ids, whole = first_ids(source, tokenizer, SAMPLE_TOKENS)
     known = tokens or at_most
     if known is None and not whole:
         raise UnknownSizeError(
@@ -209,7 +209,7 @@ def _sample_of_bytes(
         began = time.perf_counter()
         try:
             copies = source.model_copy(update={"paths": tuple(heads)})
-            ids, _ = _first_ids(copies, tokenizer, at_most=sys.maxsize)
+            ids, _ = first_ids(copies, tokenizer, sys.maxsize)
         except CorpusError as error:
             raise _about_files(error, heads) from error
         seconds = time.perf_counter() - began
@@ -235,16 +235,3 @@ def _head(file: CorpusFile, size: int, room: int, source: TextFiles | JsonLines)
             return head + stream.readline()
     cut = max(head.rfind(b"\n"), -1 if isinstance(source, JsonLines) else head.rfind(b" "))
     return head[: cut + 1] if cut >= 0 else head.decode(errors="ignore").encode()
-
-
-def _first_ids(
-    source: Source, tokenizer: PreTrainedTokenizerBase | None, at_most: int = SAMPLE_TOKENS
-) -> tuple[Tokens, bool]:
-    """Return the first ids of a source, and whether they are all."""
-    found, size = [np.zeros(0, np.int32)], 0
-    for ids, _ in iter_token_pieces(source, tokenizer):
-        found.append(np.asarray(ids))
-        size += len(ids)
-        if size >= at_most:
-            return np.concatenate(found), False
-    return np.concatenate(found), True

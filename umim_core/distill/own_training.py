@@ -226,10 +226,15 @@ def _job(training: OwnTraining, out: Path) -> TrainJob:
 
 
 def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
-    """Write a recipe that trains the same module in the pipeline, and one of the paper's form."""
-    own = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
-    paper = ModuleForm.model_validate({})
-    forms = [training.form] if training.form == paper else [training.form, paper]
+    """Write a recipe that trains the same module in the pipeline, and one as the paper does.
+
+    Hidden-state terms go to the cell of the module: the paper's has none.
+    """
+    given = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
+    settings = training.config.model_dump(mode="json")
+    terms = {name: settings.pop(name) for name in ("hidden_terms",) if name in settings}
+    own, paper = training.form.form() | terms, ModuleForm.model_validate({}).form()
+    cells = [own] if own == paper else [own, paper]
     recipe = {
         "name": own_name(out.name)[:64],
         "description": f"The training of {out.name}, evaluated and compared by the pipeline.",
@@ -242,8 +247,8 @@ def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
             },
         },
         "segment_length": training.segment_length,
-        "cells": [own | form.form() for form in forms],
-        "distill": training.config.model_dump(mode="json"),
+        "cells": [given | cell for cell in cells],
+        "distill": settings,
         "task": None,
         "cluster": {"workers": 0, "use_gpu": training.use_gpu},
     }

@@ -25,7 +25,6 @@ from typing import Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor
 
 from umim_core.distill.alignment_metrics import row_divergence
@@ -33,7 +32,6 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.alignment import HEAD_ROWS, hidden_pair, wide_logits
 from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
@@ -74,7 +72,7 @@ def measure_damage(
             "Give text of at least one segment.",
         )
     backbone, rules = compressed.backbone, compressed.require_matcher().rules
-    digest = module_digest(compressed.require_module())
+    digest = compressed.require_module().digest()
     occurrences, merges = (np.zeros(len(rules), dtype=np.int64) for _ in range(2))
     kl = np.zeros(len(rules))
     tokens = 0
@@ -106,6 +104,8 @@ def measure_damage(
         backbone=backbone.name,
         backbone_fingerprint=backbone.fingerprint,
         module_digest=digest,
+        unit_positions=compressed.unit_positions,
+        text_digest=text_digest(rows),
         tokens=tokens,
         rows=len(rows),
         window=window,
@@ -113,13 +113,9 @@ def measure_damage(
     return DamageTable(rules, occurrences, merges, kl, origin)
 
 
-def module_digest(module: MergeModule) -> str:
-    """Return the SHA-256 of a module's weights, in single precision."""
-    weights = {
-        name: value.detach().to("cpu", torch.float32).contiguous()
-        for name, value in module.state_dict().items()
-    }
-    return sha256_bytes(save(weights))
+def text_digest(rows: Sequence[NDArray[np.integer]]) -> str:
+    """Return the SHA-256 of the ids of all rows, one after the other, as int32."""
+    return sha256_bytes(np.concatenate(rows).astype(np.int32).tobytes())
 
 
 def payers(layout: BranchLayout, window: int) -> Tensor:

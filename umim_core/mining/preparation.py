@@ -71,13 +71,23 @@ def whole_segments(
             "less",
             "Give more text or lower --segment-length.",
         )
-    if tokenizer is not None and shards.max_id >= len(tokenizer):
+    if tokenizer is not None:
+        check_vocabulary(shards.max_id, tokenizer)
+    return offsets
+
+
+def check_vocabulary(max_id: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse ids that the tokenizer does not have.
+
+    Raises:
+        CorpusError: If the largest id is beyond its vocabulary.
+    """
+    if max_id >= len(tokenizer):
         raise CorpusError(
             f"ids must lie in 0..{len(tokenizer) - 1}, the tokenizer's vocabulary",
-            shards.max_id,
+            max_id,
             "Name the tokenizer that made them.",
         )
-    return offsets
 
 
 def check_documents(shards: TokenShards, min_documents: int) -> None:

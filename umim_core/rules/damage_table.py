@@ -46,7 +46,9 @@ class DamageOrigin(BaseModel):
     Attributes:
         backbone: Name of the backbone.
         backbone_fingerprint: SHA-256 of its architecture and weights.
-        module_digest: SHA-256 of the merge module's weights.
+        module_digest: SHA-256 of the merge module's form and weights.
+        unit_positions: Positions of units in the backbone.
+        text_digest: SHA-256 of the text's ids, as int32.
         tokens: Raw tokens of the text.
         rows: Rows that the text was cut into.
         window: States after a merge whose divergence goes to it, its own included.
@@ -57,6 +59,8 @@ class DamageOrigin(BaseModel):
     backbone: str
     backbone_fingerprint: str
     module_digest: str
+    unit_positions: str
+    text_digest: str
     tokens: int
     rows: int
     window: int

@@ -34,7 +34,8 @@ class RuleOrigin(BaseModel):
         protect: Patterns of tokens that no rule contains.
         sample_tokens: Tokens of the sample that chose the candidates, or None (all were counted).
         min_probability: What a model gave every token of a confident span, or None.
-        max_damage: Most KL of a rule in nats per saved token, or None (not pruned by damage).
+        max_damage: Most price of a rule: estimated nats of KL per occurrence, over the tokens that
+            one saves; None (not pruned by damage).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)

@@ -1,9 +1,9 @@
-"""Pruning: the rules of the least price, until a token reduction is met exactly.
+"""Pruning: the rules of the least price, until a token reduction is met within one rule.
 
-The price of a rule is its divergence per token that it saves. Removing a rule frees its tokens for
-others, so neither its savings nor the reduction of what stays follow from counts: the rules inside
-it take its place (``prices``), and the reduction is that of the matcher with the rules that stay
-(``cut_to_budget``).
+The price of a rule is the divergence of one occurrence, estimated (``DamageTable.mean_kl``), over
+the tokens that one saves. Removing a rule frees its tokens for others, so neither its savings nor
+the reduction of what stays follow from counts: the rules inside it take its place (``prices``), and
+the reduction is that of the matcher with the rules that stay (``cut_to_budget``).
 
 Example: (a, b, c) costs 1.4 nats, 0.7 per saved token; (a, b) inside it costs 0.2. Without
 (a, b, c) its text becomes (a, b) c, so (a, b, c) saves one token more and costs 1.2 more: its price
@@ -53,7 +53,7 @@ class Cut:
 
 
 def prices(table: DamageTable) -> Floats:
-    """Return the price of each rule [R]: nats per token that it saves.
+    """Return the price of each rule [R]: estimated nats per occurrence, over the tokens it saves.
 
     With d the mean divergence of one occurrence (``DamageTable.mean_kl``) and s = n - 1 the tokens
     that it saves, D and S the same of the units that shorter rules make of its span::

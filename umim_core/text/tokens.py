@@ -104,18 +104,23 @@ def iter_token_pieces(
 
 def first_ids(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, most: int
-) -> npt.NDArray[np.int32]:
+) -> tuple[npt.NDArray[np.int32], bool]:
     """Return the first ids of a corpus, at most ``most``; text behind them is not read.
 
     Args:
         source: Text, or ready ids.
         tokenizer: The backbone's tokenizer.
-        most: Limit.
+        most: Limit, at least 1.
+
+    Returns:
+        The ids [up to ``most`` tokens], and whether the corpus ended before the limit.
 
     Raises:
-        ConfigError: Text is given without a tokenizer.
+        ConfigError: Text is given without a tokenizer, or the limit is below 1.
         CorpusError: The source is unusable or holds no text.
     """
+    if most < 1:
+        raise ConfigError("a limit of tokens must be at least 1", most, "Raise it.")
     pieces: list[npt.NDArray[np.int32]] = []
     total = 0
     for ids, _ in iter_token_pieces(source, tokenizer):
@@ -123,7 +128,7 @@ def first_ids(
         total += len(ids)
         if total >= most:
             break
-    return np.concatenate(pieces)[:most]
+    return np.concatenate(pieces)[:most], total < most
 
 
 def iter_file_token_pieces(
