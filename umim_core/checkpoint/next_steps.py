@@ -129,11 +129,11 @@ def after_pruning(
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
     use = f"  {shlex.join(generate)}"
     if (config.kind, config.depth, config.backbone_revision) != (PAPER, 1, None):
-        form = f"kind {config.kind}, depth {config.depth}"
+        made = f"kind {config.kind}, depth {config.depth}"
         revision = f", revision {config.backbone_revision}" if config.backbone_revision else ""
         return [
             use,
-            f"(A module of {form}{revision} is trained by a recipe of the pipeline; the rules are "
+            f"(A module of {made}{revision} is trained by a recipe of the pipeline; the rules are "
             f"in {out / 'checkpoint' / 'rules'}.)",
         ]
     train = ["umim", "train", config.backbone, *_short(texts)]
