@@ -176,7 +176,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
         subject = Subject(umim, prompts, options.new_tokens)
         found = {
             "prompts": len(prompts),
-            "prompts_digest": digest_of([prompt.tolist() for prompt in prompts]),
+            "prompts_digest": digest_of({"ids": [prompt.tolist() for prompt in prompts]}),
             "backbone_fingerprint": umim.backbone.fingerprint,
             "module_digest": umim.module.digest(),
             "rules_digest": umim.rules.digest,
