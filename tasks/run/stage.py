@@ -3,9 +3,9 @@
 A stage's key is the SHA-256 of its name, version, configuration and input digests. It is built in
 ``<root>/<stage>/<key>.partial`` under an exclusive lock, flushed, given a manifest and renamed to
 ``<key>``; a directory without a valid manifest does not exist. What a stop of the run cuts off is
-not published. Asking for a finished stage
-executes nothing. Times, host facts and versions live in the manifest, outside the digest. A found
-stage is read whole and held against its manifest, within ``verifying_once`` at its first use only.
+not published. Asking for a finished stage executes nothing. Times, host facts and versions live in
+the manifest, outside the digest. A found stage is read whole and held against its manifest, within
+``verifying_once`` at its first use only.
 """
 
 from __future__ import annotations

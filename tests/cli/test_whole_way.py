@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerFast
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from support.command_line import Result, Umim, console
-from support.gguf_files import tiny_bpe, write_gguf
-from support.tiny_models import random_model, tiny_config
+from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 
 WORDS = tuple("the cat sat on a mat and dog ran over log while it was not sure".split())  # noqa: SIM905
 COMMANDS = Path(sys.executable).parent
@@ -36,15 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = " ".join(chance.choices(WORDS, range(len(WORDS), 0, -1), k=1500))
         (tmp_path / "my texts" / f"{name}.txt").write_text(text, encoding="utf-8")
     pipeline = tiny_bpe()
-    config = tiny_config(
-        "llama",
-        vocab_size=len(pipeline["model"]["vocab"]),
-        hidden_size=32,
-        intermediate_size=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    model = random_model(config)
+    model = tiny_llama(pipeline, max_position_embeddings=1024)
     write_gguf(tmp_path / "own.gguf", model, pipeline, kind="Q8_0")
     model.save_pretrained(tmp_path / "own")
     (tmp_path / "pipeline.json").write_text(json.dumps(pipeline), encoding="utf-8")

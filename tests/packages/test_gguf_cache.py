@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.gguf_files import tiny_bpe, write_gguf
-from support.tiny_models import random_model, tiny_config
+from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer, quantisation_note
@@ -37,14 +36,7 @@ def file(tmp_path: Path, cache: Path) -> Path:
 
 
 def make(path: Path, seed: int = 0) -> Path:
-    config = tiny_config(
-        "llama",
-        vocab_size=len(PIPELINE["model"]["vocab"]),
-        hidden_size=32,
-        intermediate_size=64,
-        tie_word_embeddings=True,
-    )
-    return write_gguf(path, random_model(config, seed), PIPELINE, kind="Q8_0")
+    return write_gguf(path, tiny_llama(PIPELINE, seed), PIPELINE, kind="Q8_0")
 
 
 def conversions(caplog: pytest.LogCaptureFixture) -> int:

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedModel
 
+from support.tiny_models import random_model, tiny_config
+
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -37,6 +39,19 @@ def tiny_bpe(size: int = 320) -> dict[str, Any]:
     )
     bpe.train_from_iterator(_TEXT, trainer)
     return dict(json.loads(bpe.to_str()))
+
+
+def tiny_llama(pipeline: dict[str, Any], seed: int = 0, **settings: object) -> PreTrainedModel:
+    """Return a random Llama with the vocabulary of a ``tokenizer.json``."""
+    config = tiny_config(
+        "llama",
+        vocab_size=len(pipeline["model"]["vocab"]),
+        hidden_size=32,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+        **settings,
+    )
+    return random_model(config, seed)
 
 
 def token_table(pipeline: dict[str, Any]) -> tuple[list[str], list[int]]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from support.gguf_files import tiny_bpe, write_gguf
-from support.tiny_models import random_model, tiny_config
+from support.gguf_files import tiny_bpe, tiny_llama, write_gguf
 from umim_core.packages.gguf_conversion import convert_gguf
 from umim_core.packages.model_cache import model_directory
 from umim_core.packages.packaged_model import PackagedModel
@@ -56,14 +55,7 @@ class TinyPackage(NamedTuple):
 def tiny_package(folder: Path) -> TinyPackage:
     """Write a GGUF file, a wheel that holds it, and the one file that names the model."""
     pipeline = tiny_bpe()
-    config = tiny_config(
-        "llama",
-        vocab_size=len(pipeline["model"]["vocab"]),
-        hidden_size=32,
-        intermediate_size=64,
-        tie_word_embeddings=True,
-    )
-    gguf = write_gguf(folder / "tiny.gguf", random_model(config), pipeline, pre="smollm")
+    gguf = write_gguf(folder / "tiny.gguf", tiny_llama(pipeline), pipeline, pre="smollm")
     package = TinyPackage(folder / "wheels", folder / "models")
     package.wheels.mkdir()
     package.models.mkdir()

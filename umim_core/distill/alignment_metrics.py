@@ -57,14 +57,20 @@ def row_metrics(teacher: Tensor, student: Tensor) -> dict[str, Tensor]:
         "top10": top_k_overlap(first_t, first_s, 10),
         "topp": top_p_overlap(log_t, log_s, TOP_P),
         "mrr": 1.0 / _rank(log_s, first_t[:, :1]).double(),
-        "kl": row_divergence(log_t, log_s),
+        "kl": row_divergence(p_t, log_t, log_s),
         "cross_entropy": -(p_t * log_s).sum(-1),
     }
 
 
-def row_divergence(log_t: Tensor, log_s: Tensor) -> Tensor:
-    """Return KL(teacher || student) of each row [R] in nats, from log-probabilities [R, V]."""
-    return (log_t.exp() * (log_t - log_s)).sum(-1)
+def row_divergence(p_t: Tensor, log_t: Tensor, log_s: Tensor) -> Tensor:
+    """Return KL(teacher || student) of each row [R] in nats.
+
+    Args:
+        p_t: Probabilities of the teacher [R, V].
+        log_t: Their logarithms [R, V].
+        log_s: Log-probabilities of the student [R, V].
+    """
+    return (p_t * (log_t - log_s)).sum(-1)
 
 
 def _leading(log_p: Tensor, most: int) -> Tensor:

@@ -232,8 +232,9 @@ def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
     """
     given = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
     settings = training.config.model_dump(mode="json")
-    terms = {name: settings.pop(name) for name in ("hidden_terms",) if name in settings}
-    own, paper = training.form.form() | terms, ModuleForm.model_validate({}).form()
+    own, paper = training.form.form(), ModuleForm.model_validate({}).form()
+    if "hidden_terms" in settings:
+        own = own | {"hidden_terms": settings.pop("hidden_terms")}
     cells = [own] if own == paper else [own, paper]
     recipe = {
         "name": own_name(out.name)[:64],

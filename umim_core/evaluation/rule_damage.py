@@ -152,7 +152,7 @@ def _divergence(
             wide_logits(hidden, compressed.backbone).double().log_softmax(-1)
             for hidden in (teacher, student)
         )
-        sums.index_add_(0, span, row_divergence(log_t, log_s))
+        sums.index_add_(0, span, row_divergence(log_t.exp(), log_t, log_s))
     return sums.cpu().numpy()
 
 
