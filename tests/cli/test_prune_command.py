@@ -22,6 +22,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.pruning import priced
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import segments
 
@@ -91,6 +92,11 @@ def document(result: Result) -> dict[str, object]:
     found = json.loads(result.out)
     assert isinstance(found, dict)
     return found
+
+
+def spans_of(rules: RuleSet) -> list[tuple[int, ...]]:
+    """Its rules in order."""
+    return [tuple(row) for n in (2, 3, 4) for row in rules.ids_by_order[n].tolist()]
 
 
 def held_out_reduction(text: Path, rules: RuleSet) -> float:
@@ -174,7 +180,24 @@ def test_an_untrained_checkpoint_is_measured(umim: Umim, made: Path, given: Give
     assert "--residual last" in done.out
 
 
+def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> None:
+    assert umim("prune", *given, "--keep-all", "--out", "all").code == 0
+    table, whole = DamageTable.load("all/damage"), Checkpoint.load("all").rules
+    assert (whole.digest, len(whole)) == (table.rules.digest, len(SPANS))
+    price = priced(table).require_prices()
+    assert whole.require_prices().tolist() == price.tolist()
+    again = ("--damage", "all/damage", "--target-tr", 0.1, "--out", "less")
+    assert umim("prune", "all", given[1], *again).code == 0  # its rules have prices already
+    fewer = Checkpoint.load("less").rules
+    kept = [s in spans_of(fewer) for s in spans_of(whole)]
+    assert not all(kept)
+    assert fewer.require_prices().tolist() == price[kept].tolist()
+
+
 ERRORS = {
+    "no goal": ((), "needs a target or --keep-all, and not both; got neither"),
+    "two goals": (("--target-tr", 0.1, "--keep-all"), "not both; got --target-tr 0.1 and"),
+    "all, digits": (("--keep-all", "--keep-digits"), "keeps every rule"),
     "target": (("--target-tr", 0), "must lie above 0"),
     "short": (("--target-tr", 0.1, "--limit", LENGTH), "one held out; got [16] tokens"),
     "exists": (("--target-tr", 0.1, "--out", "."), "the output directory must not exist"),

@@ -95,7 +95,9 @@ def test_rules_with_protected_tokens_go_first(numbered: PreTrainedTokenizerFast)
     cut = prune_by_damage(table, text, 0.1, numbered, ("digits",))
     assert spans_of(cut.rules) == [(3, 4)]
     assert cut.rules.origin.protect == ("digits",)
-    assert cut.rules.origin.max_damage == cut.most == prices(table)[1]
+    price = prices(table).astype(np.float32)
+    assert cut.rules.origin.max_damage == cut.most == price[1]
+    assert cut.rules.require_prices().tolist() == price[cut.kept].tolist()
 
 
 def test_protected_tokens_need_a_tokenizer() -> None:

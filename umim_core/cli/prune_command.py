@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,6 +10,7 @@ import typer
 
 from umim_core.checkpoint.next_steps import FIELD
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.pruning_figures import Pruning
 from umim_core.errors import ArtifactError, ConfigError, CorpusError
 
 if TYPE_CHECKING:
@@ -24,52 +25,21 @@ _SEGMENT_LENGTH: Final = 512  # where the rule set does not say
 _HELD_OUT: Final = 10  # one segment in so many
 
 
-@dataclass(frozen=True)
-class _Pruning:
-    """Figures of a pruning.
-
-    Attributes:
-        checkpoint: Directory of the pruned checkpoint.
-        damage: Directory of the damage table.
-        name: Of the checkpoint, as umim path lists it.
-        rules_before: Rules that were measured.
-        rules: Rules that stay.
-        rules_met: Rules that occur in the text.
-        measured_tokens: Tokens of the text.
-        heldout_tokens: Tokens that the token reduction is measured on.
-        token_reduction_before: With all rules.
-        token_reduction: With those that stay.
-        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
-            tokens that one saves.
-        damage_dropped: Share of the measured divergence that the other rules held.
-        savings_dropped: Share of the saved tokens that they held.
-        protect: Patterns of tokens that no rule holds.
-    """
-
-    checkpoint: str
-    damage: str
-    name: str
-    rules_before: int
-    rules: int
-    rules_met: int
-    measured_tokens: int
-    heldout_tokens: int
-    token_reduction_before: float
-    token_reduction: float
-    max_damage: float
-    damage_dropped: float
-    savings_dropped: float
-    protect: tuple[str, ...]
-
-
 def prune(
     checkpoint: Annotated[
         str, typer.Argument(help="A name that umim path lists, a directory or a hub repository.")
     ],
     files: Annotated[list[str], typer.Argument(help="Training text, as umim mine takes it.")],
     target_tr: Annotated[
-        float, typer.Option("--target-tr", help="Token reduction to meet, such as 0.2.")
-    ],
+        float | None,
+        typer.Option(
+            "--target-tr", help="Token reduction that the rules that stay must meet: 0.2."
+        ),
+    ] = None,
+    every_rule: Annotated[
+        bool,
+        typer.Option("--keep-all", help="Measure only: all rules stay and carry their prices."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory to write; by default one under UMIM_ROOT, see umim path."),
@@ -108,15 +78,18 @@ def prune(
     """Keep the rules of the least estimated divergence per occurrence, over the tokens it saves.
 
     One pass over the text measures every rule. The damage table that it writes serves further calls
-    with other targets.
+    with other targets. The checkpoint carries the price of every rule that stays.
     """
     from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
     from umim_core.mining.preparation import check_absent
-    from umim_core.rules.pruning import check_target, prune_by_damage
+    from umim_core.rules.pruning import check_target, keep_all, prune_by_damage
 
-    check_target(target_tr)
+    _check_goal(target_tr, every_rule, keep_digits, protect)
+    if target_tr is not None:
+        check_target(target_tr)
     root = artifact_root()
-    name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{target_tr}")
+    goal = "all" if target_tr is None else target_tr
+    name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{goal}")
     place = (out or root / name).resolve()
     check_absent(place / "checkpoint")
     if damage is None and (place / "damage").exists():
@@ -151,11 +124,14 @@ def prune(
     elif not heldout:
         _check_text(table, rows)
     text = held.reshape(-1), UniformOffsets(held.shape[1], len(held))[:]
-    cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
+    if target_tr is None:
+        cut = keep_all(table, text)
+    else:
+        cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
     umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules).save(place / "checkpoint")
     record_checkpoint(root, name, place / "checkpoint")
     left = ~cut.kept
-    figures = _Pruning(
+    figures = Pruning(
         checkpoint=str(place / "checkpoint"),
         damage=str(damage or place / "damage"),
         name=name,
@@ -174,12 +150,30 @@ def prune(
     from umim_core.checkpoint.next_steps import after_pruning
 
     lines = [
-        *_lines(figures),
+        *figures.lines(),
         "",
         "Next, generate, or train a module for the rules that stay:",
         *after_pruning(place, umim.checkpoint.config, files, field),
     ]
     emit(asdict(figures), lines, as_json)
+
+
+def _check_goal(
+    target_tr: float | None, every_rule: bool, keep_digits: bool, protect: list[str] | None
+) -> None:
+    """Refuse a call that does not say which rules stay, or says it twice."""
+    if (target_tr is None) != every_rule:
+        raise ConfigError(
+            "pruning needs a target or --keep-all, and not both",
+            "neither" if target_tr is None else f"--target-tr {target_tr} and --keep-all",
+            "Give --target-tr 0.2, or --keep-all to measure the rules and drop none.",
+        )
+    if every_rule and (keep_digits or protect):
+        raise ConfigError(
+            "--keep-all keeps every rule, those with protected tokens, too",
+            "--keep-digits" if keep_digits else f"--protect {protect}",
+            "Leave one of them out.",
+        )
 
 
 def _known(table: DamageTable, directory: Path, umim: UMIM) -> DamageTable:
@@ -251,21 +245,3 @@ def _measure(umim: UMIM, rows: NDArray[np.int32]) -> DamageTable:
             logger.info("%s", line)
 
     return measure_damage(list(rows), umim.compressed, progress=progress)
-
-
-def _lines(found: _Pruning) -> list[str]:
-    """Return the figures for people."""
-    return [
-        f"{found.rules_before:,} rules, {found.rules_met:,} of them met in "
-        f"{found.measured_tokens:,} tokens",
-        f"{found.rules:,} rules stay: token reduction {found.token_reduction_before:.2%} -> "
-        f"{found.token_reduction:.2%} on {found.heldout_tokens:,} held-out tokens",
-        f"the others held {found.damage_dropped:.1%} of the measured divergence and "
-        f"{found.savings_dropped:.1%} of the saved tokens",
-        f"the dearest rule that stays costs an estimated {found.max_damage:.3g} nats per "
-        "occurrence, over the tokens that one saves",
-        *([f"no rule holds: {', '.join(found.protect)}"] if found.protect else []),
-        f"checkpoint:   {found.checkpoint}",
-        f"damage table: {found.damage}   (--damage: other targets without a new pass)",
-        f"name:         {found.name}   (umim path lists all)",
-    ]

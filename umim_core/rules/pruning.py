@@ -81,6 +81,11 @@ def prices(table: DamageTable) -> Floats:
     return np.maximum(means / saved, (means - within) / (saved - within_saved))
 
 
+def priced(table: DamageTable) -> RuleSet:
+    """Return the rules of a damage table, each with its price."""
+    return replace(table.rules, prices=prices(table).astype(np.float32))
+
+
 def cut_to_budget(
     rules: RuleSet,
     price: NDArray[np.floating],
@@ -151,7 +156,8 @@ def prune_by_damage(
         protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
 
     Returns:
-        The rules; their origin records the price of the dearest and the protected patterns.
+        The rules with their prices; their origin records the price of the dearest and the
+        protected patterns.
 
     Raises:
         ConfigError: If the target or a pattern is out of bounds, or tokens are to be protected and
@@ -164,12 +170,29 @@ def prune_by_damage(
     free = None
     if protect and tokenizer is not None:
         free = free_of(table.rules, protected_ids(tokenizer, protect))
-    cut = cut_to_budget(table.rules, prices(table), text, target, free)
+    rules = priced(table)
+    cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
     known = table.rules.origin
     origin = known.model_copy(
         update={"max_damage": cut.most, "protect": tuple(dict.fromkeys((*known.protect, *protect)))}
     )
     return replace(cut, rules=replace(cut.rules, origin=origin))
+
+
+def keep_all(table: DamageTable, text: Text) -> Cut:
+    """Keep every rule of a damage table, with its price.
+
+    Args:
+        table: Measured damage.
+        text: Held-out ids and borders, as in ``cut_to_budget``.
+
+    Raises:
+        CorpusError: As ``cut_to_budget``.
+    """
+    rules = priced(table)
+    kept = np.ones(len(rules), dtype=np.bool_)
+    most = float(rules.require_prices().max())
+    return Cut(rules, kept, token_reduction(*text, Matcher(rules)), most)
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """The rule set: spans of 2 to 4 token ids with their counts, and its directory on disk.
 
 A rule directory holds ``rules.parquet`` (columns ``n`` int8, ``ids`` list<int32>, ``count`` int64,
-sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory) and
-``manifest.json``.
+sorted by (n, ids)), ``matcher/tables.npy`` (derived; where it is absent it is built in memory),
+``manifest.json`` and, where they were measured, ``prices.npy`` (``rule_prices``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from umim_core.rules.filters import filter_rules
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.rules.matcher_tables import MatcherTables
 from umim_core.rules.origin import DescribedRules, RuleOrigin
+from umim_core.rules.rule_prices import Prices, check_prices, read_prices, write_prices
 from umim_core.rules.rules_table import Counts, Ids, check_order, read_table, write_table
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes, write_manifest
 from umim_core.store.publication import publish_directory
@@ -38,11 +39,13 @@ class RuleSet:
         ids_by_order: Rules [R_n, n] (int32), rows ascending, for n = 2, 3, 4.
         support_by_order: Corpus counts [R_n] (int64), aligned with the rules.
         origin: Threshold, filters, tokenizer, corpus.
+        prices: Price of each rule [R] (float32), rules sorted by n, then ids; None: not measured.
     """
 
     ids_by_order: dict[int, Ids]
     support_by_order: dict[int, Counts]
     origin: RuleOrigin = field(default_factory=RuleOrigin)
+    prices: Prices | None = None
     _tables: list[MatcherTables] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -50,6 +53,8 @@ class RuleSet:
     def __post_init__(self) -> None:
         for n in ORDERS:
             check_order(n, self.ids_by_order.get(n), self.support_by_order.get(n), self.origin.tau)
+        if self.prices is not None:
+            check_prices(self.prices, len(self))
 
     def __repr__(self) -> str:
         """Return how many rules there are of each order, and how they were made."""
@@ -160,7 +165,7 @@ class RuleSet:
         return self.origin.described() | {"rules": rules}
 
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
-        """Return some of the rules, of the same origin.
+        """Return some of the rules with their prices, of the same origin.
 
         Args:
             kept: Whether each rule stays [R]; rules are sorted by n, then ids.
@@ -171,7 +176,22 @@ class RuleSet:
             self,
             ids_by_order={n: self.ids_by_order[n][parts[n]] for n in ORDERS},
             support_by_order={n: self.support_by_order[n][parts[n]] for n in ORDERS},
+            prices=None if self.prices is None else self.prices[kept],
         )
+
+    def require_prices(self) -> Prices:
+        """Return the price of each rule [R].
+
+        Raises:
+            RuleSetError: If they were not measured.
+        """
+        if self.prices is None:
+            raise RuleSetError(
+                "a bound on damage needs the price of every rule",
+                f"{len(self):,} rules without prices",
+                "Measure them: umim prune CHECKPOINT TEXTS --keep-all.",
+            )
+        return self.prices
 
     def places(self, spans: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return the places [M] of rules of one order, spans [M, n], in the set.
@@ -209,6 +229,8 @@ class RuleSet:
         write_table(directory / "rules.parquet", self.ids_by_order, self.support_by_order)
         (directory / _TABLES).parent.mkdir()
         self.tables.write(directory / _TABLES, self.digest)
+        if self.prices is not None:
+            write_prices(directory, self.prices)
         body = self._description() | self.origin.recorded()
         write_manifest(directory, kind="rules", schema=RULES_SCHEMA, body=body)
 
@@ -248,7 +270,8 @@ class RuleSet:
                 str(error.errors(include_url=False)[0]),
                 "Mine them again.",
             ) from error
-        rules = cls(ids, support, RuleOrigin(**origin.model_dump(exclude={"rules"})))
+        made = RuleOrigin(**origin.model_dump(exclude={"rules"}))
+        rules = cls(ids, support, made, read_prices(path))
         described = rules._description()["rules"]
         if origin.rules not in (None, described):
             raise RuleSetError(

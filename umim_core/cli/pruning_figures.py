@@ -1,0 +1,63 @@
+"""Figures of a pruning, as ``umim prune`` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Figures of a pruning.
+
+    Attributes:
+        checkpoint: Directory of the pruned checkpoint.
+        damage: Directory of the damage table.
+        name: Of the checkpoint, as umim path lists it.
+        rules_before: Rules that were measured.
+        rules: Rules that stay.
+        rules_met: Rules that occur in the text.
+        measured_tokens: Tokens of the text.
+        heldout_tokens: Tokens that the token reduction is measured on.
+        token_reduction_before: With all rules.
+        token_reduction: With those that stay.
+        max_damage: Price of the dearest rule that stays: estimated nats per occurrence, over the
+            tokens that one saves.
+        damage_dropped: Share of the measured divergence that the other rules held.
+        savings_dropped: Share of the saved tokens that they held.
+        protect: Patterns of tokens that no rule holds.
+    """
+
+    checkpoint: str
+    damage: str
+    name: str
+    rules_before: int
+    rules: int
+    rules_met: int
+    measured_tokens: int
+    heldout_tokens: int
+    token_reduction_before: float
+    token_reduction: float
+    max_damage: float
+    damage_dropped: float
+    savings_dropped: float
+    protect: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return them for people."""
+        dropped = (
+            f"the others held {self.damage_dropped:.1%} of the measured divergence and "
+            f"{self.savings_dropped:.1%} of the saved tokens"
+        )
+        return [
+            f"{self.rules_before:,} rules, {self.rules_met:,} of them met in "
+            f"{self.measured_tokens:,} tokens",
+            f"{self.rules:,} rules stay: token reduction {self.token_reduction_before:.2%} -> "
+            f"{self.token_reduction:.2%} on {self.heldout_tokens:,} held-out tokens",
+            *([dropped] if self.rules < self.rules_before else []),
+            f"the dearest rule that stays costs an estimated {self.max_damage:.3g} nats per "
+            "occurrence, over the tokens that one saves",
+            *([f"no rule holds: {', '.join(self.protect)}"] if self.protect else []),
+            f"checkpoint:   {self.checkpoint}",
+            f"damage table: {self.damage}   (--damage: other targets without a new pass)",
+            f"name:         {self.name}   (umim path lists all)",
+        ]
