@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
+from umim_core.distill import alignment_metrics
+from umim_core.distill.alignment_metrics import (
+    METRICS,
+    AlignmentSums,
+    row_divergence,
+    row_metrics,
+)
 
 P = 0.9
 
@@ -22,7 +28,8 @@ def ranking(logits: list[float]) -> list[int]:
 def softmax(logits: list[float]) -> list[float]:
     top = max(logits)
     weights = [math.exp(value - top) for value in logits]
-    return [weight / math.fsum(weights) for weight in weights]
+    mass = math.fsum(weights)
+    return [weight / mass for weight in weights]
 
 
 def nucleus(logits: list[float]) -> set[int]:
@@ -72,6 +79,38 @@ def test_every_metric_equals_a_naive_loop(noise: float, vocab: int) -> None:
     student = teacher + noise * logits(2, vocab=vocab)
     expected = naive(teacher.tolist(), student.tolist())
     assert measure((teacher, student)) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_vocabulary_beyond_what_is_sorted_equals_a_naive_loop(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steep rows end their nucleus among the sorted logits, flat ones do not; many logits tie."""
+    vocab = 3000
+    monkeypatch.setattr(alignment_metrics, "_BLOCK_BYTES", 3 * 8 * vocab)  # blocks of 3 and 2 rows
+    slope = torch.tensor([0.05, 3.0, 0.3, 1.0, 0.1], dtype=torch.float64)[:, None]
+    teacher, noise = (slope * logits(seed, rows=5, vocab=vocab) for seed in (6, 7))
+    steps = [(part * 32).round().div(32).to(dtype) for part in (teacher, teacher + 0.5 * noise)]
+    sizes = [len(nucleus(row)) for row in steps[0].tolist()]
+    assert min(sizes) < 200 < alignment_metrics._LARGEST < max(sizes)
+    found = row_metrics(*steps)
+    expected = [naive([t], [s]) for t, s in zip(*(part.tolist() for part in steps), strict=True)]
+    for name in ("top1", "top3", "top10", "topp", "mrr"):
+        assert found[name].tolist() == [row[name] for row in expected], name
+    for name in ("kl", "cross_entropy"):
+        assert found[name].tolist() == pytest.approx([row[name] for row in expected], rel=1e-12)
+    assert torch.equal(row_divergence(*steps), found["kl"])
+
+
+def test_a_divergence_far_below_the_entropy_keeps_its_digits() -> None:
+    """A constant step d of half the logits: KL = ln(1 + q (e^d - 1)) - q d, q the mass it is on."""
+    teacher, step = logits(8, rows=3), 1e-4
+    moved = torch.arange(40) < 20
+    mass = teacher.softmax(-1)[:, moved].sum(-1).tolist()
+    wanted = [math.log1p(q * math.expm1(step)) - q * step for q in mass]
+    assert max(wanted) < 2e-9
+    found = row_divergence(teacher, teacher + step * moved)
+    assert found.tolist() == pytest.approx(wanted, rel=1e-5)
 
 
 # Logits in steps of 0.75 tie often, and no partial sum of such a softmax lands on 0.9 exactly.

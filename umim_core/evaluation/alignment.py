@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
@@ -37,7 +36,8 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
 
-HEAD_ROWS: Final = 512  # rows whose logits are held at once
+# Rows whose logits are held at once. Their memory is kept: mapped anew, a CPU clears all of it.
+_HEAD_ROWS: Final = {"cpu": 128, "gpu": 512}
 _HEAD_IDS: Final = 8192  # vocabulary entries whose weights are widened at once
 
 
@@ -100,7 +100,6 @@ def evaluate_alignment(
             f"{len(rows)} rows, batch size {batch_size}",
             "Give held-out text of at least one segment.",
         )
-    backbone = compressed.backbone
     aligned, states = AlignmentSums(), AlignmentSums()
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows))
@@ -109,7 +108,7 @@ def evaluate_alignment(
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
         for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed):
-            values = row_metrics(wide_logits(teacher, backbone), wide_logits(student, backbone))
+            values = row_metrics(teacher, student)
             states.add(values)
             ends = {name: value[unit_end] for name, value in values.items()}
             aligned.add(ends)
@@ -153,31 +152,38 @@ def _errors(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str,
 def _state_pairs(
     rows: Sequence[NDArray[np.integer]], packed: PackedUnits, compressed: Compressed
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield states from the first merge on: on raw and merged input [R, d], unit ends, rows [R]."""
+    """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
+
+    With them, whether each state is a unit's end [C], and the row of text that it is of [C].
+    """
     layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):
         return
-    pair = hidden_pair(rows, layout, wanted, compressed)
-    of_row = wanted.nonzero()[:, 0]
-    parts = (torch.split(part, HEAD_ROWS) for part in (*pair, layout.trunk[wanted], of_row))
-    yield from zip(*parts, strict=True)
+    unit_end, of_row = layout.trunk[wanted], wanted.nonzero()[:, 0]
+    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed):
+        yield teacher, student, unit_end[chunk], of_row[chunk]
 
 
-def hidden_pair(
+def logit_pairs(
     rows: Sequence[NDArray[np.integer]],
     layout: BranchLayout,
     wanted: Tensor,
     compressed: Compressed,
-) -> tuple[Tensor, Tensor]:
-    """Return hidden states [R, d] on raw and on merged input, of the same places of a text.
+) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Yield logits [C, V] on raw and on merged input, of the same places of a text, in chunks.
+
+    They are at least float32: rounded to bfloat16 they tie. The next chunk overwrites them.
 
     Args:
         rows: Raw ids per row [T_b].
         layout: Their states.
         wanted: The states to return [B, T] (bool).
         compressed: The model.
+
+    Yields:
+        The two, and which C of the wanted states they are.
 
     Raises:
         EvaluationError: If a row exceeds the backbone's positions.
@@ -190,16 +196,24 @@ def hidden_pair(
     tokens = torch.from_numpy(ids).to(backbone.device)
     student = state_hidden(tokens, layout, compressed)[wanted]
     teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
-    return teacher, student
+    most = _HEAD_ROWS["cpu" if tokens.device.type == "cpu" else "gpu"]
+    wide = torch.promote_types(backbone.head_weight.dtype, torch.float32)
+    pages = student.new_empty(2, min(most, len(student)), len(backbone.head_weight), dtype=wide)
+    for first in range(0, len(student), most):
+        chunk = slice(first, first + most)
+        _fill_logits(teacher[chunk], backbone, pages[0])
+        _fill_logits(student[chunk], backbone, pages[1])
+        count = len(student[chunk])
+        yield pages[0, :count], pages[1, :count], chunk
 
 
-def wide_logits(hidden: Tensor, backbone: Backbone) -> Tensor:
-    """Return logits [R, V] in at least float32: rounded to bfloat16 they tie."""
+def _fill_logits(hidden: Tensor, backbone: Backbone, page: Tensor) -> None:
+    """Write the logits of hidden states [C, d] to the first rows of ``page`` [>= C, V]."""
     weight, bias = backbone.head_weight, backbone.head_bias
-    wide = torch.promote_types(weight.dtype, torch.float32)
-    if wide == weight.dtype:
-        return backbone.head(hidden)
-    states = hidden.to(wide)
-    parts = [F.linear(states, ids.to(wide)) for ids in torch.split(weight, _HEAD_IDS)]
-    logits = torch.cat(parts, dim=-1)
-    return logits if bias is None else logits.add_(bias)
+    states, logits = hidden.to(page.dtype), page[: len(hidden)]
+    step = len(weight) if weight.dtype == page.dtype else _HEAD_IDS
+    for first in range(0, len(weight), step):
+        part = slice(first, first + step)
+        torch.mm(states, weight[part].to(page.dtype).T, out=logits[:, part])
+    if bias is not None:
+        logits += bias

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from umim_core.distill.alignment_metrics import row_divergence
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.alignment import HEAD_ROWS, hidden_pair, wide_logits
+from umim_core.evaluation.alignment import logit_pairs
 from umim_core.merging.branches import BranchLayout, branch_layout
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.damage_table import DamageOrigin, DamageTable
@@ -144,15 +144,10 @@ def _divergence(
     """Return the sum of the divergence that goes to each span of a batch [M]."""
     paying = payers(layout, window)
     wanted = paying >= 0
-    pair = hidden_pair(rows, layout, wanted, compressed)
+    spans = paying[wanted]
     sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
-    parts = (torch.split(part, HEAD_ROWS) for part in (*pair, paying[wanted]))
-    for teacher, student, span in zip(*parts, strict=True):
-        log_t, log_s = (
-            wide_logits(hidden, compressed.backbone).double().log_softmax(-1)
-            for hidden in (teacher, student)
-        )
-        sums.index_add_(0, span, row_divergence(log_t.exp(), log_t, log_s))
+    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed):
+        sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()
 
 
