@@ -7,7 +7,7 @@ from pathlib import Path
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import dtype_key
 from tasks.stages.evaluate import rows_of, text_metrics
-from umim_core.baselines.methods import BASELINES, MergedSpans
+from umim_core.baselines.methods import BASELINES, EvictedColumns, MergedSpans
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.recipe import BackboneDtype, Device
@@ -30,7 +30,8 @@ def baseline_stage(
 ) -> Artifact:
     """Measure a baseline at the token reduction that a checkpoint's rules have, text by text.
 
-    A baseline that merges spans has what stage ``evaluate`` measures, in the same states. All have
+    A baseline that merges spans has what stage ``evaluate`` measures, in the same states; so has
+    one that drops columns while a text is read, as ``cache_reduction``, its prompts raw. All have
     the perplexity of raw second halves after shortened first halves, with UMIM's own and the base
     model's. What is not defined for a method is left out: a text without some of its tokens has no
     two-stage perplexity and no aligned rows. Accuracy is measured by stage ``task-score``.
@@ -65,6 +66,12 @@ def baseline_stage(
         metrics: Metrics = {}
         if isinstance(method, MergedSpans):
             metrics = text_metrics(tokenized, merged_by(method, umim), config, segment_length)
+        elif isinstance(method, EvictedColumns) and method.states is not None:
+            found = text_metrics(tokenized, umim, config, segment_length, method.states)
+            metrics = {
+                name.replace("token_reduction", "cache_reduction"): value
+                for name, value in found.items()
+            }
         scorers = {
             "base": Scorer(umim.base(), "prompt", segment_length),
             "own": Scorer(umim, "prompt", segment_length),
@@ -72,10 +79,9 @@ def baseline_stage(
         }
         rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows, config.segments)
         for side, of in scorers.items():
-            found = second_half_perplexity(rows, of, config.batch_size)
-            metrics[f"ppl_half_{side}"] = found.ppl
+            metrics[f"ppl_half_{side}"] = second_half_perplexity(rows, of, config.batch_size).ppl
         if isinstance(scorer, EvictedScorer):
-            metrics["cache_reduction"] = scorer.columns.token_reduction
+            metrics.setdefault("cache_reduction", scorer.columns.token_reduction)
         else:
             metrics.setdefault("token_reduction", scorer.contexts.token_reduction)
         return metrics

@@ -19,6 +19,7 @@ from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.states import MERGED, ReadingStates
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 
@@ -65,7 +66,11 @@ def evaluate_stage(
 
 
 def text_metrics(
-    tokenized: Artifact, compressed: Compressed, config: EvaluateConfig, segment_length: int
+    tokenized: Artifact,
+    compressed: Compressed,
+    config: EvaluateConfig,
+    segment_length: int,
+    states: ReadingStates = MERGED,
 ) -> Metrics:
     """Return alignment in-domain, and perplexity of base and compressed in and out of domain.
 
@@ -77,11 +82,11 @@ def text_metrics(
     metrics: Metrics = {}
     for split in ("test", *own):
         rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
-        found = evaluate_alignment(rows, compressed, config.batch_size).metrics()
+        found = evaluate_alignment(rows, compressed, config.batch_size, states).metrics()
         metrics |= {f"{name}{_suffix(split)}": value for name, value in found.items()}
     for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
-        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size)
+        metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size, states)
     return metrics
 
 
@@ -112,10 +117,14 @@ def rows_of(
 
 
 def _perplexities(
-    rows: list[NDArray[np.int32]], compressed: Compressed, suffix: str, batch_size: int
+    rows: list[NDArray[np.int32]],
+    compressed: Compressed,
+    suffix: str,
+    batch_size: int,
+    states: ReadingStates,
 ) -> Metrics:
     base = perplexity(rows, compressed.base(), batch_size)
-    ours = perplexity(rows, compressed, batch_size)
+    ours = perplexity(rows, compressed, batch_size, states)
     increase, increase_error = ours.increase_over(base)
     errors = {
         "nats_base_se": base.nats_error,

@@ -34,7 +34,7 @@ class Keeping:
 
 @torch.no_grad()
 def test_the_full_cache_equals_the_base_model_bit_for_bit(tiny_backbone: Backbone) -> None:
-    scores, columns = score_evicted(CONTEXT, ENDINGS, tiny_backbone, FullCache, 1)
+    scores, columns = score_evicted(CONTEXT, ENDINGS, tiny_backbone, lambda ids: FullCache(), 1)
     assert columns == len(CONTEXT)
     for ending, score in zip(ENDINGS, scores, strict=True):
         cache = DynamicCache()
@@ -52,7 +52,7 @@ def test_the_full_cache_equals_the_base_model_bit_for_bit(tiny_backbone: Backbon
 @torch.no_grad()
 def test_dropped_columns_are_those_that_a_mask_would_hide(tiny_backbone: Backbone) -> None:
     kept, ending = (0, 5, 7), ENDINGS[0]
-    scores, columns = score_evicted(CONTEXT, [ending], tiny_backbone, lambda: Keeping(*kept), 3)
+    scores, columns = score_evicted(CONTEXT, [ending], tiny_backbone, lambda ids: Keeping(*kept), 3)
     assert columns == len(kept)
     ids = torch.from_numpy(np.concatenate([CONTEXT, ending[:-1]]))[None]
     seen = torch.ones(ids.shape[1], ids.shape[1]).tril().bool()
@@ -63,7 +63,7 @@ def test_dropped_columns_are_those_that_a_mask_would_hide(tiny_backbone: Backbon
     logits = tiny_backbone.head(states)[0, len(CONTEXT) - 1 :]
     expected = logits.log_softmax(dim=-1).gather(1, torch.from_numpy(ending)[:, None])[:, 0]
     torch.testing.assert_close(scores[0].log_probs, expected, atol=1e-5, rtol=1e-5)
-    full, _ = score_evicted(CONTEXT, [ending], tiny_backbone, FullCache, 3)
+    full, _ = score_evicted(CONTEXT, [ending], tiny_backbone, lambda ids: FullCache(), 3)
     assert torch.equal(scores[0].log_probs[0], full[0].log_probs[0])
     assert (scores[0].log_probs[1:] - full[0].log_probs[1:]).abs().min() > 1e-4
 
@@ -89,7 +89,7 @@ def test_a_policy_that_reads_attention_gets_the_weights_of_the_prefill(
             return looked_at.topk(budget, dim=-1).indices.sort(dim=-1).values
 
     before = tiny_backbone.model.config._attn_implementation
-    _, columns = score_evicted(CONTEXT, ENDINGS, tiny_backbone, HeaviestHalf, 4)
+    _, columns = score_evicted(CONTEXT, ENDINGS, tiny_backbone, lambda ids: HeaviestHalf(), 4)
     assert columns == 4
     assert shapes == [(4, len(CONTEXT), len(CONTEXT))] * 2
     assert tiny_backbone.model.config._attn_implementation == before
@@ -100,10 +100,10 @@ def test_a_policy_that_breaks_its_protocol_is_refused(
     columns: tuple[int, ...], tiny_llama: Backbone
 ) -> None:
     with pytest.raises(EvaluationError, match="a cache policy must keep columns below 8"):
-        score_evicted(CONTEXT, ENDINGS, tiny_llama, lambda: Keeping(*columns), 2)
+        score_evicted(CONTEXT, ENDINGS, tiny_llama, lambda ids: Keeping(*columns), 2)
 
 
 def test_a_text_beyond_the_backbones_positions_is_refused(tiny_llama: Backbone) -> None:
     context = np.ones(64, dtype=np.int64)
     with pytest.raises(EvaluationError, match="64 positions"):
-        score_evicted(context, [np.array([1, 2])], tiny_llama, FullCache, 1)
+        score_evicted(context, [np.array([1, 2])], tiny_llama, lambda ids: FullCache(), 1)

@@ -66,7 +66,7 @@ def test_a_special_token_in_front_stays(umim: Scorer, tiny_llama: Backbone) -> N
 
 
 def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone) -> None:
-    scorer = EvictedScorer(umim, FullCache)
+    scorer = EvictedScorer(umim, lambda ids: FullCache())
     found = [score.log_prob for score in scorer.score(REQUESTS, 1)]
     expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
     assert found == pytest.approx(expected, abs=1e-4)
@@ -76,7 +76,11 @@ def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone
 @pytest.mark.parametrize("empty", ["context", "continuation"])
 def test_nothing_is_scored_of_or_after_nothing(umim: Scorer, empty: str) -> None:
     request = replace(REQUESTS[0], **{empty: CONTEXT[:0]})
-    for scorer in (umim, ReducedScorer(umim, Truncation()), EvictedScorer(umim, FullCache)):
+    for scorer in (
+        umim,
+        ReducedScorer(umim, Truncation()),
+        EvictedScorer(umim, lambda ids: FullCache()),
+    ):
         with pytest.raises(EvaluationError, match=r"request 1: . and . tokens"):
             scorer.score([REQUESTS[0], request], 2)
 

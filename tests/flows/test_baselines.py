@@ -31,6 +31,7 @@ from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 
 TRUNCATION, MEAN, FULL = "truncation", "mean-embedding", "full-cache"
+SPANS = "span-eviction-0"
 
 
 class EveryOther:
@@ -57,7 +58,7 @@ def every_other(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
 
 
 def newest(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    return EvictedColumns(Newest)
+    return EvictedColumns(lambda ids: Newest())
 
 
 ADDED = {"every-other": every_other, "newest": newest}
@@ -68,7 +69,9 @@ def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
     """The tiny run once more, with baselines: their stages and nothing else are built."""
     root = tmp_path_factory.mktemp("baselines") / "root"
     shutil.copytree(tiny_run.root, root)
-    recipe = tiny_run.recipe.model_copy(update={"baselines": (TRUNCATION, MEAN, FULL, *ADDED)})
+    recipe = tiny_run.recipe.model_copy(
+        update={"baselines": (TRUNCATION, MEAN, FULL, SPANS, *ADDED)}
+    )
     with pytest.MonkeyPatch.context() as patch:
         known = {name: BASELINES.find(name) for name in BASELINES.names()}
         patch.setattr(BASELINES, "_found", known)
@@ -84,7 +87,7 @@ def rows(run: Walk) -> dict[str, ComparisonRow]:
 
 
 def test_a_baseline_of_one_file_has_a_row_of_its_own(rows: dict[str, ComparisonRow]) -> None:
-    assert set(rows) == {"umim", TRUNCATION, MEAN, FULL, *ADDED}
+    assert set(rows) == {"umim", TRUNCATION, MEAN, FULL, SPANS, *ADDED}
     for name in ADDED:
         row = rows[name]
         assert row.params()["method"] == name
@@ -120,6 +123,17 @@ def test_merged_spans_are_measured_like_the_module(rows: dict[str, ComparisonRow
     assert ours.metric("kl") != mean.metric("kl")
 
 
+def test_span_eviction_is_measured_like_the_module_but_reduces_the_cache_alone(
+    rows: dict[str, ComparisonRow],
+) -> None:
+    mean, evicted = rows[MEAN].measured(), rows[SPANS].measured()
+    assert set(evicted) == set(mean) - {"token_reduction"} | {"cache_reduction"}
+    assert 0.9 * mean["token_reduction"] < evicted["cache_reduction"] <= mean["token_reduction"]
+    assert evicted["ppl_base"] == mean["ppl_base"] != evicted["ppl_umim"] != mean["ppl_umim"]
+    tasks = rows[SPANS].scores[DEFAULT_TASK, "WT"]
+    assert tasks["token_reduction"].value == 0
+
+
 def test_the_full_cache_is_the_base_model(rows: dict[str, ComparisonRow]) -> None:
     full = rows[FULL]
     assert full.metric("cache_reduction") == 0
@@ -142,9 +156,9 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(tmp_path: Path) -> 
 
 
 def test_baselines_add_stages_and_change_none(run: Walk) -> None:
-    assert run.executed() == ["baseline", "task-score"] * 5
+    assert run.executed() == ["baseline", "task-score"] * 6
 
 
 def test_the_report_shows_every_method(run: Walk) -> None:
     page = (run.report().path / "report.md").read_text(encoding="utf-8")
-    assert all(name in page for name in (TRUNCATION, MEAN, FULL, *ADDED))
+    assert all(name in page for name in (TRUNCATION, MEAN, FULL, SPANS, *ADDED))

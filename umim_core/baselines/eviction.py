@@ -29,7 +29,7 @@ def score_evicted(
     context: Ints,
     endings: Sequence[Ints],
     backbone: Backbone,
-    new_policy: Callable[[], CachePolicy],
+    new_policy: Callable[[Ints], CachePolicy],
     budget: int,
 ) -> tuple[list[TokenScores], int]:
     """Score continuations of one context on the columns that a policy keeps of it.
@@ -40,7 +40,7 @@ def score_evicted(
         context: Raw ids [T], at least one.
         endings: Raw continuations, at least one token each.
         backbone: The frozen model.
-        new_policy: Makes the policy of a text.
+        new_policy: Makes the policy of a text, given its raw ids.
         budget: Columns that may stay of the context, at least 1.
 
     Returns:
@@ -63,7 +63,7 @@ def score_evicted(
     def tensor(ids: Ints) -> Tensor:
         return torch.from_numpy(ids).to(backbone.device)
 
-    cache, policy = DynamicCache(), new_policy()
+    cache, policy = DynamicCache(), new_policy(context)
     if policy.reads_attention:
         with eager_attention(backbone.model):
             hidden, attention = _forward(tensor(context), 0, cache, backbone, attention=True)

@@ -33,6 +33,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.packing import Segmenter, SpanMerger
+from umim_core.merging.states import ReadingStates
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
 
@@ -128,9 +129,16 @@ class MergedSpans:
 
 @dataclass(frozen=True)
 class EvictedColumns:
-    """A method that drops columns of the KV cache; ``new_policy`` makes the policy of a text."""
+    """A method that drops columns of the KV cache.
 
-    new_policy: Callable[[], CachePolicy]
+    Attributes:
+        new_policy: Makes the policy of a text, given its raw ids [T].
+        states: States of a text that the method shortens while it is read; None where it is defined
+            after a whole context only.
+    """
+
+    new_policy: Callable[[Ints], CachePolicy]
+    states: ReadingStates | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns

@@ -31,10 +31,11 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.distill.alignment_metrics import METRICS, AlignmentSums, row_metrics
 from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.row_spread import ratio_error
-from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.branches import BranchLayout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import state_hidden
 from umim_core.merging.packing import PackedUnits
+from umim_core.merging.states import MERGED, ReadingStates
 
 # Rows whose logits are held at once. Their memory is kept: mapped anew, a CPU clears all of it.
 _HEAD_ROWS: Final = {"cpu": 128, "gpu": 512}
@@ -51,7 +52,8 @@ class AlignmentResult:
         state_means: The same over every state that decoding passes through, from the first merge
             of its row on.
         state_rows: Number of those states.
-        token_reduction: (raw tokens - units) / raw tokens.
+        token_reduction: (raw tokens - units) / raw tokens; of the cache's columns where the states
+            are not of merging.
         spans_per_row: Merged spans per row of text.
         errors: Standard errors of ``means`` over the rows of text; nothing for a single row.
     """
@@ -79,14 +81,18 @@ class AlignmentResult:
 
 @torch.no_grad()
 def evaluate_alignment(
-    rows: Sequence[NDArray[np.integer]], compressed: Compressed, batch_size: int = 8
+    rows: Sequence[NDArray[np.integer]],
+    compressed: Compressed,
+    batch_size: int = 8,
+    states: ReadingStates = MERGED,
 ) -> AlignmentResult:
-    """Compare next-token distributions on raw and on merged input.
+    """Compare next-token distributions on raw and on merged input, or on an evicted cache.
 
     Args:
         rows: Raw ids per row [T_b].
         compressed: The model.
         batch_size: Rows per forward.
+        states: States that reading passes through.
 
     Raises:
         EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
@@ -100,16 +106,16 @@ def evaluate_alignment(
             f"{len(rows)} rows, batch size {batch_size}",
             "Give held-out text of at least one segment.",
         )
-    aligned, states = AlignmentSums(), AlignmentSums()
+    aligned, everywhere = AlignmentSums(), AlignmentSums()
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
     row_counts = np.zeros(len(rows))
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
-        for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed):
+        for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed, states):
             values = row_metrics(teacher, student)
-            states.add(values)
+            everywhere.add(values)
             ends = {name: value[unit_end] for name, value in values.items()}
             aligned.add(ends)
             table = torch.stack([ends[name] for name in METRICS], dim=1)
@@ -118,7 +124,7 @@ def evaluate_alignment(
             counts = of_row[unit_end].bincount(minlength=len(part))
             row_counts[first : first + len(part)] += counts.cpu().numpy()
         raw += int(packed.lengths.sum())
-        units += int(packed.unit_counts.sum())
+        units += int(states.columns(packed).sum())
         spans += int((packed.lengths > 1).sum())
     if not aligned.rows:
         raise EvaluationError(
@@ -126,7 +132,7 @@ def evaluate_alignment(
             f"{len(rows)} rows without a match",
             "Use rules mined on similar text, or a lower tau.",
         )
-    means, state_means = aligned.means(), states.means()
+    means, state_means = aligned.means(), everywhere.means()
     if not all(map(math.isfinite, state_means.values())):
         raise NumericalError(
             "every alignment metric must be finite", state_means, "Check the module's weights."
@@ -136,7 +142,7 @@ def evaluate_alignment(
         means,
         aligned.rows,
         state_means,
-        states.rows,
+        everywhere.rows,
         reduction,
         spans / len(rows),
         _errors(row_sums, row_counts),
@@ -150,13 +156,16 @@ def _errors(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str,
 
 
 def _state_pairs(
-    rows: Sequence[NDArray[np.integer]], packed: PackedUnits, compressed: Compressed
+    rows: Sequence[NDArray[np.integer]],
+    packed: PackedUnits,
+    compressed: Compressed,
+    states: ReadingStates,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
 
     With them, whether each state is a unit's end [C], and the row of text that it is of [C].
     """
-    layout = branch_layout(packed, compressed.matcher, compressed.unit_positions)
+    layout = states.layout(packed, compressed)
     merged = (layout.lengths > 1).cumsum(dim=1) > 0
     wanted = merged & (layout.lengths > 0)
     if not bool(wanted.any()):

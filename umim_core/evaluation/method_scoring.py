@@ -87,7 +87,7 @@ class EvictedScorer:
 
     Args:
         umim: Gives the budget, and the backbone.
-        new_policy: Makes the policy of a context.
+        new_policy: Makes the policy of a context, given its raw ids.
 
     Attributes:
         contexts: Tokens of the contexts; all of them are read.
@@ -96,7 +96,7 @@ class EvictedScorer:
     """
 
     umim: Scorer
-    new_policy: Callable[[], CachePolicy]
+    new_policy: Callable[[Ints], CachePolicy]
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
     columns: Tally = field(default_factory=Tally)

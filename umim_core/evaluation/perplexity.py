@@ -19,6 +19,7 @@ from umim_core.evaluation.row_spread import ratio_error
 from umim_core.evaluation.scoring import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, token_log_probs
+from umim_core.merging.states import MERGED, ReadingStates
 from umim_core.text.token_ids import cut_segments
 
 Ints = NDArray[np.integer]
@@ -72,7 +73,10 @@ def windows(ids: Ints, length: int = 512) -> list[NDArray[np.int32]]:
 
 
 def perplexity(
-    segments: Sequence[Ints], compressed: Compressed, batch_size: int = 8
+    segments: Sequence[Ints],
+    compressed: Compressed,
+    batch_size: int = 8,
+    states: ReadingStates = MERGED,
 ) -> PerplexityResult:
     """Compute token-level perplexity.
 
@@ -80,9 +84,11 @@ def perplexity(
         segments: Raw ids per window [T_b]; each is scored on its own.
         compressed: The model.
         batch_size: Windows per forward.
+        states: States that reading passes through.
 
     Returns:
-        Perplexity, sum, number of targets and realised token reduction.
+        Perplexity, sum, number of targets and realised token reduction, of the cache's columns
+        where the states are not of merging.
 
     Raises:
         EvaluationError: If there is no target, a window is empty or too long for the backbone, or
@@ -96,12 +102,11 @@ def perplexity(
     raw = units = 0
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
-        for scores in token_log_probs(rows, compressed):
+        for scores in token_log_probs(rows, compressed, states):
             sums.append(-finite_sum(scores))
             targets.append(len(scores))
-        for row in rows:
-            raw += len(row)
-            units += len(compressed.segment(row)[0])
+        raw += sum(map(len, rows))
+        units += int(states.columns(compressed.pack(rows)).sum())
     return _result(sums, targets, (raw - units) / raw if raw else 0.0)
 
 

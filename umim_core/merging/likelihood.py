@@ -35,8 +35,9 @@ from torch import Tensor
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.branches import BranchLayout
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.states import MERGED, ReadingStates
 
 Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
@@ -60,6 +61,7 @@ def score_rows(
     rows: Sequence[Ints],
     compressed: Compressed,
     given: Sequence[int] | None = None,
+    states: ReadingStates = MERGED,
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
@@ -67,6 +69,7 @@ def score_rows(
         rows: Raw ids per row [T_b], at least one token each.
         compressed: The model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
+        states: States that reading passes through.
 
     Returns:
         Per row its T_b - given scores.
@@ -81,17 +84,20 @@ def score_rows(
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
-    layout = branch_layout(compressed.pack(inputs), compressed.matcher, compressed.unit_positions)
+    layout = states.layout(compressed.pack(inputs), compressed)
     return _score_layout(rows, given or [1] * len(rows), layout, compressed)
 
 
-def token_log_probs(rows: Sequence[Ints], compressed: Compressed) -> list[Tensor]:
+def token_log_probs(
+    rows: Sequence[Ints], compressed: Compressed, states: ReadingStates = MERGED
+) -> list[Tensor]:
     """Return log p(x_{t+1} | compressed x_0 .. x_t) for every target; see ``score_rows``.
 
     Returns:
         Per row the T_b - 1 log-probabilities (float64, CPU); entry t belongs to raw token t + 1.
     """
-    return [scores.log_probs.cpu().double() for scores in score_rows(rows, compressed)]
+    scored = score_rows(rows, compressed, states=states)
+    return [scores.log_probs.cpu().double() for scores in scored]
 
 
 def _check_rows(rows: Sequence[Ints], vocab_size: int) -> None:

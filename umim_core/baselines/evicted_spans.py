@@ -1,0 +1,65 @@
+"""Span eviction by age: raw columns stay until their span is old, then its last one alone.
+
+The rules decide which columns go and when, not the budget; after a context whose spans are all old
+enough as many columns stay as merging would have left units. See ``merging.span_eviction``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns, Ints
+from umim_core.merging.span_eviction import EvictedStates, last_queries
+from umim_core.rules.matcher import Matcher
+
+AGES: Final = (0, 16, 64)
+
+
+class OldSpansGone:
+    """Keep every column but those that old spans give up, whatever the budget.
+
+    Args:
+        kept: Columns that stay [K], rising.
+    """
+
+    reads_attention: ClassVar[bool] = False
+
+    def __init__(self, kept: Ints) -> None:
+        self._kept = torch.from_numpy(kept)
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        """Return the columns that stay [H, K]; see ``CachePolicy``."""
+        return self._kept.to(held.keys.device).expand(len(held.keys), -1)
+
+
+def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
+    """Return span eviction.
+
+    Args:
+        matcher: The rules.
+        age: Tokens W that are read behind a span before it gives up its columns.
+
+    Raises:
+        ConfigError: If the age is not an integer of at least 0.
+    """
+
+    def policy(ids: Ints) -> OldSpansGone:
+        last = last_queries(matcher.segment(ids), age, certain=0)
+        return OldSpansGone(np.flatnonzero(last >= len(ids)))
+
+    return EvictedColumns(policy, EvictedStates(age))
+
+
+def _add(age: int) -> None:
+    @BASELINES.add(f"span-eviction-{age}")
+    def make(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
+        return evicted_spans(matcher, age)
+
+
+for _age in AGES:
+    _add(_age)

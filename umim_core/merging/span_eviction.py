@@ -1,0 +1,150 @@
+"""Span eviction: of a rule's span, the KV cache drops all columns but the last once it is old.
+
+Every token is read raw, by the backbone alone. The last token of a span has seen the others, so
+what they say is still in the cache when their columns are gone; the columns that stay keep their
+positions. No module takes part, and no forward is added. A span [s, e] gives up its columns
+s .. e - 1 as soon as, t being the last token that was read,
+
+    t - e >= W      the span is W tokens old, and
+    t - s >= 3      no rule of up to 4 tokens can change it any more: it is certain, whatever
+                    follows. The spans of a prompt are certain at its end, which no rule crosses.
+
+With the ids a b c d e f g, the rules (b, c) and (d, e, f), and W = 1::
+
+    query           a  b  c  d  e  f  g
+    column of b        x  x  x  x            (b, c) is certain when e was read
+    columns of d, e          x  x  x  x      (d, e, f) is one token old when g was read
+    column of c           x  x  x  x  x      the last of its span stays
+
+A query is computed before its own token can age a span: with W = 0 the last token of a span still
+sees all of it, and the next one is the first that does not.
+
+Shapes: B rows, T raw tokens, S units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umim_core.backbone.attention_masks import additive_mask
+from umim_core.errors import ConfigError
+from umim_core.merging.branches import BranchLayout, branch_layout
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.packing import PackedUnits, Segmentation
+from umim_core.rules.grams import ORDERS
+
+Ints = NDArray[np.int64]
+CERTAIN: Final = ORDERS[-1] - 1  # tokens behind a unit's first after which no rule changes the unit
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
+    """Return the last token that sees the column of each token of a text.
+
+    A worked example, W = 0: units (a), (b, c) of 3 tokens give [never, 4, never]; as a prompt,
+    whose units are certain at its end (``certain=0``), [never, 2, never].
+
+    Args:
+        cut: Starts and lengths of the text's units [S].
+        age: Tokens W that are read behind a span before it gives up its columns.
+        certain: Tokens that must be read behind a unit's first until the unit is certain.
+
+    Returns:
+        Token numbers [T] (int64), the largest integer for columns that always stay.
+    """
+    starts, lengths = cut
+    ends = starts + lengths - 1
+    last = np.repeat(np.maximum(ends + age, starts + certain), lengths)
+    last[ends] = _NEVER
+    return last
+
+
+def check_age(age: object) -> None:
+    """Refuse an age of spans that is none.
+
+    Raises:
+        ConfigError: If it is not an integer of at least 0.
+    """
+    if isinstance(age, bool) or not isinstance(age, int) or age < 0:
+        raise ConfigError(
+            "the age at which spans are evicted must be an integer of at least 0",
+            age,
+            "Give the number of tokens behind a span, 16 for example.",
+        )
+
+
+@dataclass(frozen=True)
+class EvictionLayout(BranchLayout):
+    """Raw tokens of a batch of rows, each with the last column that sees it.
+
+    ``lengths`` and ``trunk`` say what merging would have made of a column, so that both ways to
+    shorten the cache are measured over the same states.
+
+    Attributes:
+        last_query: Last column that sees a column [B, T] (int64).
+    """
+
+    last_query: Tensor
+
+    @property
+    def plain(self) -> bool:
+        """Whether every column sees all before it."""
+        return bool((self.last_query >= self.last_query.shape[1] - 1).all())
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Build the additive mask [B, 1, T, T]: 0 where query i sees key j; see ``BranchLayout``.
+
+        Args:
+            dtype: The backbone's floating dtype.
+        """
+        columns = torch.arange(self.last_query.shape[1], device=self.last_query.device)
+        causal = columns[None, :] <= columns[:, None]
+        return additive_mask(causal & (columns[:, None] <= self.last_query[:, None, :]), dtype)
+
+
+@dataclass(frozen=True)
+class EvictedStates:
+    """States of a text whose old spans are evicted while it is read; see ``ReadingStates``.
+
+    Attributes:
+        age: Tokens W that are read behind a span before it gives up its columns.
+
+    Raises:
+        ConfigError: If the age is not an integer of at least 0.
+    """
+
+    age: int
+
+    def __post_init__(self) -> None:
+        check_age(self.age)
+
+    def layout(self, packed: PackedUnits, compressed: Compressed) -> BranchLayout:
+        """Lay raw tokens out at their own positions."""
+        merged = branch_layout(packed, compressed.matcher, "preserved")
+        parts = {field.name: getattr(merged, field.name) for field in fields(merged)}
+        parts["surrogate"] = torch.full_like(merged.surrogate, -1)
+        parts["span_ids"], parts["span_lengths"] = merged.span_ids[:0], merged.span_lengths[:0]
+        last = torch.from_numpy(self._last_queries(packed)).to(merged.lengths.device)
+        return EvictionLayout(**parts, last_query=last)
+
+    def columns(self, packed: PackedUnits) -> Tensor:
+        """Return the columns that the token behind each row would see, but for its own [B]."""
+        raw = packed.raw_counts.cpu()
+        last = torch.from_numpy(self._last_queries(packed))
+        real = torch.arange(last.shape[1]) < raw[:, None]
+        return (real & (last >= raw[:, None])).sum(dim=1)
+
+    def _last_queries(self, packed: PackedUnits) -> Ints:
+        """Return ``last_queries`` of rows, right-padded [B, T]."""
+        counts, raw = packed.unit_counts.tolist(), packed.raw_counts.tolist()
+        starts, lengths = packed.starts.cpu().numpy(), packed.lengths.cpu().numpy()
+        last = np.full((len(raw), max(raw)), _NEVER)
+        for b, (units, tokens) in enumerate(zip(counts, raw, strict=True)):
+            last[b, :tokens] = last_queries((starts[b, :units], lengths[b, :units]), self.age)
+        return last
