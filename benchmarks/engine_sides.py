@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -247,7 +247,7 @@ def logits_error(given: Subject, prompts: Ids, new_tokens: int) -> float:
 
     empty = Matcher(RuleSet.from_spans([]))
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False)
-    ours = Engine(replace(given.compressed, matcher=empty)).generate(
+    ours = Engine(given.compressed.merging_by(empty)).generate(
         list(prompts), config, Request(observer=keep)
     )
     theirs = _generate(given.backbone, prompts, new_tokens, "dynamic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -131,9 +132,9 @@ def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMI
 def test_a_raw_tail_and_a_bound_on_probabilities_are_those_of_the_library(
     generate: Generate, tiny_umim: UMIM
 ) -> None:
-    options = {"raw_tail": 4, "decode_min_probability": 0.5}
+    options = {"raw_tail": 4, "decode_min_probability": 0.5, "decode_max_damage": math.inf}
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
-    flags = ["--raw-tail", 4, "--decode-min-probability", 0.5]
+    flags = ["--raw-tail", 4, "--decode-min-probability", 0.5, "--decode-max-damage", "inf"]
     found = json.loads(generate(*flags, "--json").out)
     assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
     assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
@@ -176,6 +177,7 @@ def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) 
             "decode_min_probability needs merging in the prompt and while decoding",
         ),
         (["--decode-min-probability", "5"], "must lie between 0 and 1; got 5.0. Give 0"),
+        (["--decode-max-damage", "0.2"], "a bound on damage needs the price of every rule"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(

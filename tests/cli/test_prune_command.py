@@ -22,7 +22,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.pruning import priced
+from umim_core.rules.pruning import priced, rules_under
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.token_ids import segments
 
@@ -194,7 +194,26 @@ def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> No
     assert fewer.require_prices().tolist() == price[kept].tolist()
 
 
+def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, given: Given) -> None:
+    options = ("--keep-all", "--json", "--decode-tr", 0.1)
+    first = document(umim("prune", *given, *options, "--out", "one"))
+    made = Checkpoint.load("one")
+    bound, prices = made.config.decode_max_damage, made.rules.require_prices()
+    assert bound == first["decode_max_damage"] and bound in prices.tolist()
+    under = rules_under(made.rules, bound)
+    assert first["decode_rules"] == len(under) < len(made.rules) == len(SPANS)
+    cheaper = made.rules.take(prices < bound)
+    reductions = [held_out_reduction(given[1], rules) for rules in (cheaper, under)]
+    assert reductions[0] < 0.1 <= reductions[1] == first["decode_token_reduction"]
+    again = ("--damage", "one/damage", "--target-tr", 0.1, "--decode-max-damage", 0)
+    done = umim("prune", *given, *again, "--out", "two")
+    assert "generated tokens merge by 0 rules of at most 0.0 nats per saved token" in done.out
+    assert Checkpoint.load("two").config.decode_max_damage == 0.0
+
+
 ERRORS = {
+    "two bounds": (("--keep-all", "--decode-tr", 0.1, "--decode-max-damage", 1), "need one bound"),
+    "no bound": (("--keep-all", "--decode-max-damage", "nan"), "must be finite; got nan"),
     "no goal": ((), "needs a target or --keep-all, and not both; got neither"),
     "two goals": (("--target-tr", 0.1, "--keep-all"), "not both; got --target-tr 0.1 and"),
     "all, digits": (("--keep-all", "--keep-digits"), "keeps every rule"),

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from support.engine_matrix import (
+    CHEAP,
     CONFIGS,
     LIKELY,
     SAMPLED,
     build,
+    cheap_rules,
     cut_apart,
     from_scratch,
     module_for,
+    priced_rules,
     random_prompts,
     random_rules,
     settings,
@@ -43,7 +46,14 @@ MATRIX = [
 ]
 
 
-@pairwise(case=MATRIX, rows=[1, 4], infix_free=[True, False], bound=[0.0, LIKELY], raw_tail=[0, 3])
+@pairwise(
+    case=MATRIX,
+    rows=[1, 4],
+    infix_free=[True, False],
+    bound=[0.0, LIKELY],
+    raw_tail=[0, 3],
+    damage=[None, CHEAP],
+)
 @torch.no_grad()
 def test_every_step_equals_a_forward_from_scratch(
     case: tuple[str, str, torch.dtype, float],
@@ -51,10 +61,12 @@ def test_every_step_equals_a_forward_from_scratch(
     infix_free: bool,
     bound: float,
     raw_tail: int,
+    damage: float | None,
 ) -> None:
     name, attention, dtype, tolerance = case
     backbone = build(name, dtype, attention)
-    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    module, matcher = module_for(backbone), priced_rules(3, infix_free)
+    decoding = matcher if damage is None else cheap_rules(matcher)
     prompts = random_prompts(5, rows)
     compared = cuts = 0
     seen: list[Tensor] = []
@@ -64,8 +76,9 @@ def test_every_step_equals_a_forward_from_scratch(
         for b, prompt in enumerate(prompts):
             if forward.running[b]:
                 made = cut_apart(forward.generated[b], [logits[b] for logits in seen], bound)
-                parts = [*tail_apart(prompt, raw_tail), *made]
-                expected, units = from_scratch(backbone, module, matcher, parts)
+                read = tail_apart(prompt, raw_tail)
+                by = [matcher] * len(read) + [decoding] * len(made)
+                expected, units = from_scratch(backbone, module, by, [*read, *made])
                 assert forward.lengths[b] == units
                 error = float((forward.logits[b] - expected).abs().max())
                 assert error <= tolerance, (b, forward.generated[b], error)
@@ -76,7 +89,13 @@ def test_every_step_equals_a_forward_from_scratch(
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
         prompts,
         settings(**SAMPLED),
-        Request(seed=0, raw_tail=raw_tail, decode_min_probability=bound, observer=compare),
+        Request(
+            seed=0,
+            raw_tail=raw_tail,
+            decode_min_probability=bound,
+            decode_max_damage=damage,
+            observer=compare,
+        ),
     )
     assert compared == rows * 16
     assert (cuts > 0) == (bound > 0)

@@ -9,14 +9,17 @@ import pytest
 import torch
 
 from support.engine_matrix import (
+    CHEAP,
     CONFIGS,
     LIKELY,
     SAMPLED,
     VOCAB,
     build,
+    cheap_rules,
     cut_apart,
     from_scratch,
     module_for,
+    priced_rules,
     random_prompts,
     random_rules,
     settings,
@@ -29,13 +32,14 @@ from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 
 
-@pairwise(name=list(CONFIGS), rows=[1, 4], infix_free=[True, False])
+@pairwise(name=list(CONFIGS), rows=[1, 4], infix_free=[True, False], damage=[None, CHEAP])
 @torch.no_grad()
 def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
-    name: str, rows: int, infix_free: bool
+    name: str, rows: int, infix_free: bool, damage: float | None
 ) -> None:
     backbone = build(name)
-    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    module, matcher = module_for(backbone), priced_rules(3, infix_free)
+    by = [matcher, matcher if damage is None else cheap_rules(matcher)]
     prompts = random_prompts(5, rows)
     compact_differs = False
 
@@ -43,13 +47,15 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
         nonlocal compact_differs
         for b, prompt in enumerate(prompts):
             parts = [prompt.tolist(), forward.generated[b]]
-            expected, _ = from_scratch(backbone, module, matcher, parts, "preserved")
+            expected, _ = from_scratch(backbone, module, by, parts, "preserved")
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
-            other, _ = from_scratch(backbone, module, matcher, parts, "compact")
+            other, _ = from_scratch(backbone, module, by, parts, "compact")
             compact_differs |= float((forward.logits[b] - other).abs().max()) > 1e-3
 
     Engine(Compressed(backbone, module, matcher, "preserved")).generate(
-        prompts, settings(**SAMPLED), Request(seed=0, observer=compare)
+        prompts,
+        settings(**SAMPLED),
+        Request(seed=0, decode_max_damage=damage, observer=compare),
     )
     assert compact_differs
 
@@ -111,6 +117,14 @@ def test_border_matching_reads_prompt_and_output_as_one_text(
         *(
             (Request(decode_min_probability=bound), "must lie between 0 and 1; got .* Give 0")
             for bound in (-0.1, 1.1, float("nan"), True, "0.5")
+        ),
+        (
+            Request(merge="prompt", decode_max_damage=0.0),
+            "decode_max_damage needs merging .* got merge 'prompt'. Merge all",
+        ),
+        *(
+            (Request(decode_max_damage=bound), "must be a number of nats per .* Give 0.2")
+            for bound in (float("nan"), True, "0.5")
         ),
     ],
 )

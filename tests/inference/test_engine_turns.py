@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from support.engine_matrix import (
+    CHEAP,
     CONFIGS,
     LIKELY,
     SAMPLED,
     VOCAB,
     build,
+    cheap_rules,
     cut_apart,
     from_scratch,
     module_for,
+    priced_rules,
     random_prompts,
     random_rules,
     settings,
@@ -50,6 +53,7 @@ def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.Removabl
     infix_free=[True, False],
     bound=[0.0, LIKELY],
     raw_tail=[0, 3],
+    damage=[None, CHEAP],
 )
 @torch.no_grad()
 def test_every_step_of_three_turns_equals_a_forward_from_scratch(
@@ -59,20 +63,24 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     infix_free: bool,
     bound: float,
     raw_tail: int,
+    damage: float | None,
 ) -> None:
     backbone = build(name)
-    module, matcher = module_for(backbone), random_rules(3, infix_free)
+    module, matcher = module_for(backbone), priced_rules(3, infix_free)
+    decoding = matcher if damage is None else cheap_rules(matcher)
     engine = Engine(Compressed(backbone, module, matcher, unit_positions))
     turns = [random_prompts(turn, rows) for turn in (5, 6, 7)]
     parts: list[list[list[int]]] = [[] for _ in range(rows)]
+    by: list[list[Matcher]] = [[] for _ in range(rows)]
     compared = 0
 
     def compare(forward: Forward) -> None:
         nonlocal compared
         for b in range(rows):
             made = cut_apart(forward.generated[b], [logits[b] for logits in seen], bound)
+            matchers = [*by[b], *[decoding] * len(made)]
             expected, units = from_scratch(
-                backbone, module, matcher, [*parts[b], *made], unit_positions
+                backbone, module, matchers, [*parts[b], *made], unit_positions
             )
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
@@ -86,6 +94,7 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
             if output is not None:  # it was not fed; no rule crosses into the new turn
                 parts[b].append([output.rows[b].ids[-1]])
             parts[b] += tail_apart(prompt, raw_tail)
+            by[b] += [matcher] * (len(parts[b]) - len(by[b]))
         output = engine.generate(
             prompts,
             settings(6, **SAMPLED),
@@ -93,12 +102,14 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
                 seed=seed,
                 raw_tail=raw_tail,
                 decode_min_probability=bound,
+                decode_max_damage=damage,
                 observer=compare,
             ),
             past=None if output is None else output.state,
         )
         for b, row in enumerate(output.rows):
             parts[b] += cut_apart(row.ids[:-1], [logits[b] for logits in seen[:-1]], bound)
+            by[b] += [decoding] * (len(parts[b]) - len(by[b]))
     assert compared == 3 * 6 * rows
     assert output is not None and any(row.cache_lengths[0] > 14 for row in output.rows)
 

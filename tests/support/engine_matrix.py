@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -71,6 +72,22 @@ def random_rules(seed: int, infix_free: bool) -> Matcher:
     return Matcher(rules)
 
 
+def priced_rules(seed: int, infix_free: bool) -> Matcher:
+    """The same with prices between 0 and 1, half of them at most ``CHEAP``."""
+    rules = random_rules(seed, infix_free).rules
+    prices = np.random.default_rng(seed).random(len(rules), dtype=np.float32)
+    return Matcher(replace(rules, prices=prices))
+
+
+def cheap_rules(matcher: Matcher) -> Matcher:
+    """The rules of at most ``CHEAP``, without prices."""
+    rules = matcher.rules
+    assert rules.prices is not None
+    spans = [tuple(ids) for n in (2, 3, 4) for ids in rules.ids_by_order[n].tolist()]
+    cheap = [span for span, price in zip(spans, rules.prices, strict=True) if price <= CHEAP]
+    return Matcher(RuleSet.from_spans(cheap))
+
+
 def random_prompts(seed: int, rows: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.integers(0, VOCAB, rng.integers(1, 14)) for _ in range(rows)]
@@ -81,6 +98,7 @@ def settings(max_new_tokens: int = 16, **options: object) -> GenerationConfig:
 
 
 SAMPLED = {"do_sample": True, "temperature": 1.5}
+CHEAP = 0.5
 LIKELY = 1 / VOCAB  # about half of what these models choose is likelier
 
 
@@ -110,13 +128,17 @@ def cut_apart(ids: Sequence[int], logits: Sequence[Tensor], bound: float) -> lis
 def from_scratch(
     backbone: Backbone,
     module: MergeModule,
-    matcher: Matcher,
+    matcher: Matcher | Sequence[Matcher],
     parts: Sequence[Sequence[int]],
     unit_positions: UnitPositions = "compact",
 ) -> tuple[Tensor, int]:
-    """Logits after parts that are matched apart, in one fresh forward, and the units they make."""
+    """Logits after parts that are matched apart, in one fresh forward, and the units they make.
+
+    ``matcher`` is one for all parts or one a part.
+    """
     units, ends, raw = [], [], 0
-    for ids in parts:
+    matchers = [matcher] * len(parts) if isinstance(matcher, Matcher) else matcher
+    for ids, matcher in zip(parts, matchers, strict=True):
         array = np.array(ids, dtype=np.int64)
         for start, length in zip(*matcher.segment(array), strict=True):
             span = backbone.embed(torch.tensor(array[start : start + length]))

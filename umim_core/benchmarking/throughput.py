@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -94,7 +94,7 @@ def measure_throughput(
     ceiling = roofline or measure_peak(backbone.device, backbone.dtype)
     base = Engine(compressed.base())
     rules = [
-        (kind, Engine(replace(compressed, matcher=kind.matcher)))
+        (kind, Engine(compressed.merging_by(kind.matcher)))
         for kind in _kinds(config, compressed.require_matcher())
     ]
     measured = [

@@ -43,11 +43,18 @@ class Checkpoint:
         config: Architecture and origin.
         module: The merge module, float32.
         rules: The rules it was trained with.
+
+    Raises:
+        RuleSetError: If the configuration bounds the damage of rules that have no prices.
     """
 
     config: CheckpointConfig
     module: MergeModule = field(repr=False)
     rules: RuleSet = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.config.decode_max_damage is not None:
+            self.rules.require_prices()
 
     def __repr__(self) -> str:
         """Return the backbone's name, the form of the module, and the rules."""
@@ -78,12 +85,30 @@ class Checkpoint:
             tokenizer_fingerprint=backbone.tokenizer_fingerprint,
             training=training or {},
             backbone_model=BackboneRecord.of(backbone),
+            decode_max_damage=compressed.decode_max_damage,
         )
         return cls(config, module, compressed.require_matcher().rules)
 
     def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
-        """Return a checkpoint of the same origin with another module and other rules."""
-        return Checkpoint(self.config.model_copy(update=_shape(module)), module, rules)
+        """Return a checkpoint of the same origin with another module and other rules.
+
+        A bound of decoding goes where the rules have no prices.
+        """
+        bound = None if rules.prices is None else self.config.decode_max_damage
+        changed = {**_shape(module), "decode_max_damage": bound}
+        return Checkpoint(self.config.model_copy(update=changed), module, rules)
+
+    def decoding_under(self, bound: float | None) -> Checkpoint:
+        """Return the checkpoint with another bound of decoding.
+
+        Args:
+            bound: Most price of the rules that generated tokens merge by; None for all rules.
+
+        Raises:
+            RuleSetError: If there is a bound and the rules have no prices.
+        """
+        config = self.config.model_copy(update={"decode_max_damage": bound})
+        return replace(self, config=config)
 
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
         """Return the checkpoint with a note that it is used with a backbone of another kind.

@@ -62,6 +62,8 @@ class CheckpointConfig(ModuleForm):
         backbone_fingerprint: SHA-256 of its architecture and weights.
         tokenizer_fingerprint: SHA-256 of its tokenizer.
         training: How it was trained (steps, seed, final losses), free form.
+        decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
+            token, where a caller does not say it; None for all rules.
         backbone_model: What the fingerprint was made of; None in old checkpoints.
     """
 
@@ -75,6 +77,7 @@ class CheckpointConfig(ModuleForm):
     tokenizer_fingerprint: str
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
     backbone_model: Annotated[BackboneRecord | None, LATER] = None
+    decode_max_damage: Annotated[float | None, LATER, Field(allow_inf_nan=False)] = None
 
 
 def read_config(directory: Path) -> CheckpointConfig:

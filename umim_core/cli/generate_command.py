@@ -84,6 +84,13 @@ def generate(
         float,
         typer.Option(help="Merge a generated span only if its later tokens were this likely."),
     ] = 0.0,
+    decode_max_damage: Annotated[
+        float | None,
+        typer.Option(
+            help="Merge generated tokens only by rules of at most this price, in nats per saved "
+            "token; inf: by all. [default: the checkpoint's]"
+        ),
+    ] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -139,6 +146,7 @@ def generate(
         "merge": merge,
         "raw_tail": raw_tail,
         "decode_min_probability": decode_min_probability,
+        "decode_max_damage": decode_max_damage,
         "logprobs": logprobs,
         "add_special_tokens": special_tokens,
     }

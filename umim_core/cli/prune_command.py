@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -69,6 +70,20 @@ def prune(
             "newlines; may be repeated."
         ),
     ] = None,
+    decode_max_damage: Annotated[
+        float | None,
+        typer.Option(
+            help="Let generated tokens merge by rules of at most this price alone, in nats per "
+            "saved token; prompts merge by all that stay."
+        ),
+    ] = None,
+    decode_tr: Annotated[
+        float | None,
+        typer.Option(
+            "--decode-tr",
+            help="The same by effect: the cheapest rules that reach this token reduction.",
+        ),
+    ] = None,
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
@@ -82,11 +97,19 @@ def prune(
     """
     from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
     from umim_core.mining.preparation import check_absent
-    from umim_core.rules.pruning import check_target, keep_all, prune_by_damage
+    from umim_core.rules.pruning import (
+        check_target,
+        cut_to_budget,
+        keep_all,
+        prune_by_damage,
+        rules_under,
+    )
 
     _check_goal(target_tr, every_rule, keep_digits, protect)
-    if target_tr is not None:
-        check_target(target_tr)
+    _check_decoding(decode_max_damage, decode_tr)
+    for target in (target_tr, decode_tr):
+        if target is not None:
+            check_target(target)
     root = artifact_root()
     goal = "all" if target_tr is None else target_tr
     name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{goal}")
@@ -103,6 +126,7 @@ def prune(
     from umim_core.progress import logger
     from umim_core.rules.damage_table import DamageTable
     from umim_core.rules.inspection import token_reduction
+    from umim_core.rules.matcher import Matcher
     from umim_core.rules.protect import protected_ids
     from umim_core.store.machine_lock import computing
     from umim_core.text.sources import source_of
@@ -128,7 +152,15 @@ def prune(
         cut = keep_all(table, text)
     else:
         cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
-    umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules).save(place / "checkpoint")
+    made = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
+    if decode_tr is not None:
+        price = cut.rules.require_prices()
+        decode_max_damage = cut_to_budget(cut.rules, price, text, decode_tr).most
+    if decode_max_damage is not None:
+        made = made.decoding_under(decode_max_damage)
+    made.save(place / "checkpoint")
+    bound = made.config.decode_max_damage
+    decoding = cut.rules if bound is None else rules_under(cut.rules, bound)
     record_checkpoint(root, name, place / "checkpoint")
     left = ~cut.kept
     figures = Pruning(
@@ -146,6 +178,9 @@ def prune(
         damage_dropped=float(table.kl[left].sum() / table.kl.sum()),
         savings_dropped=float(table.saved_tokens[left].sum() / table.saved_tokens.sum()),
         protect=cut.rules.origin.protect,
+        decode_max_damage=bound,
+        decode_rules=len(decoding),
+        decode_token_reduction=token_reduction(*text, Matcher(decoding)),
     )
     from umim_core.checkpoint.next_steps import after_pruning
 
@@ -173,6 +208,20 @@ def _check_goal(
             "--keep-all keeps every rule, those with protected tokens, too",
             "--keep-digits" if keep_digits else f"--protect {protect}",
             "Leave one of them out.",
+        )
+
+
+def _check_decoding(bound: float | None, target: float | None) -> None:
+    """Refuse two bounds of decoding, and one that is no number."""
+    if bound is not None and target is not None:
+        raise ConfigError(
+            "the rules of decoding need one bound",
+            f"--decode-max-damage {bound} and --decode-tr {target}",
+            "Leave one of them out.",
+        )
+    if bound is not None and not math.isfinite(bound):
+        raise ConfigError(
+            "--decode-max-damage must be finite", bound, "Leave it out to merge by all rules."
         )
 
 

@@ -25,6 +25,9 @@ class Pruning:
         damage_dropped: Share of the measured divergence that the other rules held.
         savings_dropped: Share of the saved tokens that they held.
         protect: Patterns of tokens that no rule holds.
+        decode_max_damage: Most price of the rules that generated tokens merge by; None for all.
+        decode_rules: How many these are.
+        decode_token_reduction: With these alone.
     """
 
     checkpoint: str
@@ -41,12 +44,20 @@ class Pruning:
     damage_dropped: float
     savings_dropped: float
     protect: tuple[str, ...]
+    decode_max_damage: float | None
+    decode_rules: int
+    decode_token_reduction: float
 
     def lines(self) -> list[str]:
         """Return them for people."""
         dropped = (
             f"the others held {self.damage_dropped:.1%} of the measured divergence and "
             f"{self.savings_dropped:.1%} of the saved tokens"
+        )
+        decoding = (
+            f"generated tokens merge by {self.decode_rules:,} rules of at most "
+            f"{self.decode_max_damage} nats per saved token: token reduction "
+            f"{self.decode_token_reduction:.2%} of the held-out text"
         )
         return [
             f"{self.rules_before:,} rules, {self.rules_met:,} of them met in "
@@ -57,6 +68,7 @@ class Pruning:
             f"the dearest rule that stays costs an estimated {self.max_damage:.3g} nats per "
             "occurrence, over the tokens that one saves",
             *([f"no rule holds: {', '.join(self.protect)}"] if self.protect else []),
+            *([decoding] if self.decode_max_damage is not None else []),
             f"checkpoint:   {self.checkpoint}",
             f"damage table: {self.damage}   (--damage: other targets without a new pass)",
             f"name:         {self.name}   (umim path lists all)",

@@ -16,7 +16,8 @@ from umim_core.inference.stopping import eos_ids
 
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
-_OWN: Final = frozenset({"decode_min_probability"})  # of ``Request``, by the same names
+# Of ``Request``, by the same names.
+_OWN: Final = frozenset({"decode_max_damage", "decode_min_probability"})
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             "dtype": str(self.backbone.dtype),
             "merge": self.merge,
             "raw_tail": self.compressed.raw_tail,
+            "decode_max_damage": self.compressed.decode_max_damage,
             "method": self.method or "umim",
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,

@@ -9,7 +9,8 @@ One forward per token, always, with one new unit per row::
                  feed the surrogate           cache length - rolled back + 1
 
 With ``decode_min_probability`` a y that was less likely than that begins a unit: rules see the
-generated tokens as texts that are cut before each such y.
+generated tokens as texts that are cut before each such y. ``decode_max_damage`` names the rules
+that generated tokens merge by (``decode_rules``); prompts merge by all.
 
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
 Rows that have ended are fed along with the others and gain nothing. Samples of one prompt share its
@@ -36,6 +37,7 @@ from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import check_attention_window, step_mask
 from umim_core.backbone.row_cache import RowCache
+from umim_core.inference.decode_rules import DecodeRules
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
 from umim_core.inference.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
@@ -72,6 +74,7 @@ class Engine:
         self.compressed, self.backbone = compressed, compressed.backbone
         self._preserved = compressed.unit_positions == "preserved"
         self._spans = None if compressed.module is None else SpanCache(compressed)
+        self._decode_rules = DecodeRules(compressed)
 
     def generate(
         self,
@@ -111,6 +114,7 @@ class Engine:
             GenerationError: If there is no prompt, a prompt is empty or holds an id outside the
                 vocabulary, an option is not supported, the state was continued before, or units and
                 new tokens exceed the backbone's positions or attention window.
+            RuleSetError: If there is a bound on damage and the rules have no prices.
         """
         clock = LapClock()
         check_generation_config(config)
@@ -138,9 +142,7 @@ class Engine:
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        merged = request.merge == "all" and self.compressed.matcher is not None
-        matcher = self.compressed.require_matcher() if merged else None
-        units = GeneratedUnits(matcher, len(rows))
+        units = GeneratedUnits(self._decode_rules.matcher(request), len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
         first_cache = self._room(given, past, config, request.overlong)

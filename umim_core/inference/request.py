@@ -6,6 +6,7 @@ defaults, as in ``transformers.generate``; a test holds the table of settings ag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
@@ -164,6 +165,9 @@ class Request:
             token, and its parts are matched longest first, each on its own; so a longer span never
             takes in one that was refused, and a span that begins with the unlikely token may be
             merged. 0 cuts nothing.
+        decode_max_damage: Generated tokens merge by the rules whose price is at most this, in nats
+            per saved token (``RuleSet.prices``); prompts by all. Infinity takes all rules, None the
+            model's own bound.
         seed: For sampling; None draws one from torch's global generator.
         streams: Number of each row's random stream; by default the row's own number.
         overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
@@ -181,6 +185,7 @@ class Request:
     match_border: bool = False
     raw_tail: int = 0
     decode_min_probability: float = 0.0
+    decode_max_damage: float | None = None
     seed: int | None = None
     streams: Sequence[int] | None = None
     overlong: Overlong = "refuse"
@@ -199,8 +204,9 @@ class Request:
 
         Raises:
             GenerationError: If more log-probabilities are asked for than there are ids, several
-                rows are to be streamed, a probability lies outside 0 .. 1, or an option of merging
-                while decoding comes without it or without a merged end of the prompt.
+                rows are to be streamed, a probability lies outside 0 .. 1, a bound on damage is no
+                number, or an option of merging while decoding comes without it or without a merged
+                end of the prompt.
         """
         check_merge(self.merge)
         for name, given in (
@@ -234,7 +240,20 @@ class Request:
                 bound,
                 "Give 0 to merge every completed span, 0.6 for example to merge likely ones.",
             )
-        decoding = {"match_border": self.match_border, "decode_min_probability": bound}
+        most: object = self.decode_max_damage
+        if most is not None and (
+            isinstance(most, bool) or not isinstance(most, int | float) or math.isnan(most)
+        ):
+            raise GenerationError(
+                "decode_max_damage must be a number of nats per saved token",
+                most,
+                "Give 0.2 for example, or inf to merge by all rules.",
+            )
+        decoding = {
+            "match_border": self.match_border,
+            "decode_min_probability": bound,
+            "decode_max_damage": most not in (None, math.inf),
+        }
         for name, wanted in decoding.items():
             if wanted and self.merge != "all":
                 raise GenerationError(

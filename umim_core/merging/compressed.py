@@ -1,10 +1,11 @@
 """Frozen language model that reads units: backbone, merge module, matcher and positions.
 
-    backbone         the frozen model
-    module           makes the embedding of a merged span
-    matcher          the rules, which cut raw ids into units
-    unit_positions   which positions the units have in the backbone, as the module was trained
-    raw_tail         how many tokens at the end of a prompt stay raw, as a caller wants it
+    backbone            the frozen model
+    module              makes the embedding of a merged span
+    matcher             the rules, which cut raw ids into units
+    unit_positions      which positions the units have in the backbone, as the module was trained
+    raw_tail            how many tokens at the end of a prompt stay raw, as a caller wants it
+    decode_max_damage   which rules generated tokens merge by, where a caller does not say it
 
 Without rules it is the base model: ``compressed.base()``.
 
@@ -48,6 +49,8 @@ class Compressed:
         unit_positions: Positions of units in the backbone, as the module was trained.
         raw_tail: Last tokens of a prompt or context that stay raw. A text that is scored as a whole
             has no prompt, hence no raw tail.
+        decode_max_damage: Most price of the rules that generated tokens merge by; None for all
+            rules. Prompts, contexts and scored texts merge by all.
 
     Raises:
         ConfigError: If there are rules but no module, or the unit positions are unknown.
@@ -58,6 +61,7 @@ class Compressed:
     matcher: Segmenter | None
     unit_positions: UnitPositions
     raw_tail: int = 0
+    decode_max_damage: float | None = None
 
     def __post_init__(self) -> None:
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
@@ -78,6 +82,12 @@ class Compressed:
     def base(self) -> Compressed:
         """Return the same backbone without merging."""
         return Compressed.without_merging(self.backbone)
+
+    def merging_by(self, matcher: Matcher) -> Compressed:
+        """Return the model with other rules; its bound on damage is one on its own rules alone."""
+        if matcher is self.matcher:
+            return self
+        return replace(self, matcher=matcher, decode_max_damage=None)
 
     def reading(self, merge: Merge, raw_tail: int = 0) -> Compressed:
         """Return the model that reads prompts as a caller wants them.

@@ -64,6 +64,9 @@ class GenerateOptions(TypedDict, total=False):
         decode_min_probability: Merge a generated span only if the model gave each of its tokens
             behind the first at least this probability, before temperature and the like (0: merge
             every completed span; see ``Request``).
+        decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
+            per saved token, as ``umim prune`` measured it; ``math.inf`` for all rules (the
+            checkpoint's own bound, if it has one). Prompts merge by all rules.
         overlong: What becomes of a prompt that does not fit the context with its new tokens:
             ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
             continued) or ``extend`` (rotary positions go on, with a warning).
@@ -100,6 +103,7 @@ class GenerateOptions(TypedDict, total=False):
     match_border: bool
     raw_tail: int
     decode_min_probability: float
+    decode_max_damage: float | None
     overlong: Overlong
     logprobs: int | None
     past: GenerationState | None

@@ -82,8 +82,9 @@ class UMIM:
         self.module = module.eval().requires_grad_(False)
         self.rules: RuleSet = checkpoint.rules
         self.matcher = Matcher(self.rules)
+        positions, bound = checkpoint.config.unit_positions, checkpoint.config.decode_max_damage
         self.compressed = Compressed(
-            backbone, self.module, self.matcher, checkpoint.config.unit_positions
+            backbone, self.module, self.matcher, positions, decode_max_damage=bound
         )
         self.engine = Engine(self.compressed)
 

@@ -195,6 +195,15 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
     return Cut(rules, kept, token_reduction(*text, Matcher(rules)), most)
 
 
+def rules_under(rules: RuleSet, bound: float) -> RuleSet:
+    """Return the rules whose price is at most a bound; maybe none.
+
+    Raises:
+        RuleSetError: If the rules have no prices.
+    """
+    return rules.take(rules.require_prices() <= bound)
+
+
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
     """Return which rules hold none of the given tokens [R] (bool)."""
     return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
