@@ -6,10 +6,11 @@
 Prompts are the first 100 tokens of held-out documents: docstrings for the embedded checkpoints, the
 lines of a text file for a named one. Up to 100 tokens follow; an end-of-sequence token ends a text.
 Every decoding runs without merging (the base model), with merged prompts, with merged prompts and
-generated tokens, and with the latter where tokens were likely (``decode_min_probability``).
+generated tokens, and with the latter where tokens were likely (``decode_min_probability``) or by
+cheap rules (``decode_max_damage``, nats per saved token; only where the rules carry prices).
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
 perplexity is that of the generated tokens under the base model, given the prompt. With ``--commit``
-the same call goes on behind the rows that were finished.
+the same call goes on behind the rows that were finished, and one with other bounds adds theirs.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
 }
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")  # rows of the report
 BOUNDS: Final = (0.3, 0.6, 0.9)  # further rows
+DAMAGES: Final = (0.25, 0.5, 1.0, 2.0)  # likewise
+_EVERY_RULE: Final[Report] = {"decode_min_probability": 0.0, "decode_max_damage": None}
 Ids = NDArray[np.int64]
 
 
@@ -91,18 +94,24 @@ def generate(
     merge: Merge,
     batch_size: int,
     seed: int = 0,
-    min_probability: float = 0.0,
+    bounds: Report | None = None,
     **settings: Any,
 ) -> list[RowOutput]:
-    """Generate from every prompt, in batches; the seed differs from batch to batch."""
+    """Generate from every prompt, in batches; the seed differs from batch to batch.
+
+    Args:
+        umim: The model.
+        prompts: Raw ids of the prompts [P_b] each.
+        merge: What is merged.
+        batch_size: Prompts per batch.
+        seed: Of the whole run.
+        bounds: Bounds of merging while decoding, by their names in ``Request``.
+        settings: transformers' settings.
+    """
     config = GenerationConfig(**settings)
     rows: list[RowOutput] = []
     for first in range(0, len(prompts), batch_size):
-        request = Request(
-            merge=merge,
-            seed=seed * len(prompts) + first,
-            decode_min_probability=min_probability,
-        )
+        request = Request(merge=merge, seed=seed * len(prompts) + first, **(bounds or {}))
         rows += umim.engine.generate(prompts[first : first + batch_size], config, request).rows
     return rows
 
@@ -113,17 +122,21 @@ def run(
     merge: Merge,
     seed: int,
     batch_size: int,
-    min_probability: float = 0.0,
+    row: Report = _EVERY_RULE,
 ) -> list[RowOutput]:
-    """Generate in one of the decodings; an end-of-sequence token ends a text."""
+    """Generate in one of the decodings; an end-of-sequence token ends a text.
+
+    Without a bound on damage in the row all rules merge, whatever the checkpoint's own bound is.
+    """
+    bounds = {name: row[name] for name in _EVERY_RULE}
+    if bounds["decode_max_damage"] is None:
+        bounds["decode_max_damage"] = math.inf
     settings = {
         "max_new_tokens": subject.new_tokens,
         "eos_token_id": end_ids(subject.umim.backbone) or None,
         **DECODINGS[decoding],
     }
-    return generate(
-        subject.umim, subject.prompts, merge, batch_size, seed, min_probability, **settings
-    )
+    return generate(subject.umim, subject.prompts, merge, batch_size, seed, bounds, **settings)
 
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
@@ -140,22 +153,28 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
     return summary
 
 
-def new_rows(done: Sequence[Report], bounds: Sequence[float]) -> Iterator[Report]:
-    """Yield decoding, merging and bound of every row that is not done."""
-    merges = [*((merge, 0.0) for merge in MERGES), *(("all", bound) for bound in bounds)]
+def new_rows(
+    done: Sequence[Report], probabilities: Sequence[float], damages: Sequence[float]
+) -> Iterator[Report]:
+    """Yield decoding, merging and bounds of every row that is not done."""
+    ways: list[Report] = [
+        *({"merge": merge} for merge in MERGES),
+        *({"merge": "all", "decode_min_probability": least} for least in probabilities),
+        *({"merge": "all", "decode_max_damage": most} for most in damages),
+    ]
+    known = [_EVERY_RULE | old for old in done]
     for decoding in DECODINGS:
-        for merge, bound in merges:
-            row = {"decoding": decoding, "merge": merge, "decode_min_probability": bound}
-            if not any(old | row == old for old in done):
+        for way in ways:
+            row = {"decoding": decoding} | _EVERY_RULE | way
+            if not any(old | row == old for old in known):
                 yield row
 
 
 def measure(subject: Subject, row: Report, seeds: int, batch_size: int) -> Report:
     """Measure one decoding with one way of merging."""
-    bound = row["decode_min_probability"]
     runs = [
         generation_quality(
-            run(subject, row["decoding"], row["merge"], seed, batch_size, bound),
+            run(subject, row["decoding"], row["merge"], seed, batch_size, row),
             subject.umim.backbone,
         )
         for seed in range(seeds if DECODINGS[row["decoding"]]["do_sample"] else 1)
@@ -167,7 +186,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
     """Measure the embedded checkpoints, then the named one; every row is written at once."""
     if (options.checkpoint is None) != (options.text is None):
         raise SystemExit("--checkpoint and --text go together")
-    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size", "min_probability")
+    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size")
     report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
     go_on(report, options.out, names, ["subjects"])
 
@@ -184,7 +203,8 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
         earlier = report["subjects"].get(name, {})
         rows = earlier["rows"] if earlier | found == earlier else []
         report["subjects"][name] = found | {"rows": rows}
-        for row in new_rows(list(rows), options.min_probability):
+        damages = [] if umim.rules.prices is None else options.max_damage
+        for row in new_rows(list(rows), options.min_probability, damages):
             rows.append(measure(subject, row, options.seeds, options.batch_size))
             save(report, options.out)
 
@@ -211,6 +231,7 @@ main = Benchmark(
         "new_tokens": NEW_TOKENS,
         "seeds": 5,
         "min_probability": {"nargs": "*", "type": float, "default": list(BOUNDS)},
+        "max_damage": {"nargs": "*", "type": float, "default": list(DAMAGES)},
         "batch_size": 32,
         "cache": CACHE,
     },

@@ -13,8 +13,9 @@ MERGE_LABELS: Final = {"none": "base", "prompt": "UMIM, prompt", "all": "UMIM, p
 def _texts(found: Report) -> Iterator[Report]:
     """Yield the rows of one subject of ``generation_quality.py``, the merging in words."""
     for row in found["rows"]:
-        bound = row.get("decode_min_probability", 0.0)
-        where = f" where p >= {bound:g}" if bound else ""
+        least, most = row.get("decode_min_probability", 0.0), row.get("decode_max_damage")
+        where = f" where p >= {least:g}" if least else ""
+        where += "" if most is None else f" by rules of at most {most:g} nats per saved token"
         yield row | {"label": MERGE_LABELS[row["merge"]] + where}
 
 
@@ -250,6 +251,7 @@ decoding         | {decoding}
 texts of         | {label}
 TR               | {metrics.token_reduction!p:.1f %}
 Gen-KV TR        | {metrics.gen_kv_reduction!p:.1f %}
+PPL              | {metrics.ppl:.2f}
 cumulative KV TR | {metrics.cumulative_kv_reduction!p:.1f %}
 """,
             texts=_texts,

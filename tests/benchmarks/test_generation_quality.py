@@ -13,6 +13,7 @@ import pytest
 from benchmarks.generation_quality import MERGES, Subject, choose_prompts, main, over_seeds, run
 from docs.make.results import benchmark_page
 from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.generation_quality import GenerationQuality
 
 QUALITY = GenerationQuality(
@@ -77,8 +78,11 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     words = [f"w{number}" for number in range(1, 32)]
     lines = [" ".join(words[start : start + 8] * 13) for start in range(4)]
     (tmp_path / "text.txt").write_text("\n".join(lines), "utf-8")
-    out = tmp_path / "generation_quality.json"
-    options = ["--embedded", "--checkpoint", tiny_checkpoint, "--text", tmp_path / "text.txt"]
+    out, made = tmp_path / "generation_quality.json", Checkpoint.load(tiny_checkpoint)
+    priced = replace(made.rules, prices=np.ones(len(made.rules), np.float32))
+    bounded = made.with_contents(made.module, priced).decoding_under(0.5)
+    bounded.save(tmp_path / "priced")
+    options = ["--embedded", "--checkpoint", tmp_path / "priced", "--text", tmp_path / "text.txt"]
     options += [
         "--prompt-tokens",
         6,
@@ -93,13 +97,16 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
         "--out",
         out,
     ]
-    options += ["--min-probability", 1, "--commit", "abc"]
+    options += ["--min-probability", 1, "--max-damage", 0.5, 2, "--commit", "abc"]
     assert main([str(option) for option in options]) == 0
     report = json.loads(out.read_text("utf-8"))
     rows = report["subjects"]["tiny"]["rows"]
-    assert [row["runs"] for row in rows] == [1] * 4 + [2] * 8
-    assert [row["decode_min_probability"] for row in rows] == [0, 0, 0, 1] * 3
-    assert all(row["metrics"]["gen_kv_reduction"]["mean"] == 0 for row in rows[3::4])
+    assert [row["runs"] for row in rows] == [1] * 6 + [2] * 12
+    assert [row["decode_min_probability"] for row in rows] == [0, 0, 0, 1, 0, 0] * 3
+    assert [row["decode_max_damage"] for row in rows] == [None, None, None, None, 0.5, 2] * 3
+    for bound in (3, 4):  # nothing is certain, and every price is 1
+        assert all(row["metrics"]["gen_kv_reduction"]["mean"] == 0 for row in rows[bound::6])
+    assert [row["metrics"] for row in rows[2::6]] == [row["metrics"] for row in rows[5::6]]
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
     assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(report)
@@ -114,7 +121,8 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
 
 def test_a_page_shows_means_deviations_and_shares() -> None:
     row = {"decoding": "plain sampling", "merge": "all", "runs": 2}
-    bounded = row | {"decode_min_probability": 0.6}
+    likely = row | {"decode_min_probability": 0.6, "decode_max_damage": None}
+    cheap = row | {"decode_min_probability": 0.0, "decode_max_damage": 0.25}
     metrics = over_seeds([QUALITY, replace(QUALITY, ppl=10.0, gen_kv_reduction=0.25)])
     report = {
         "benchmark": "generation_quality",
@@ -125,7 +133,7 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
         "subjects": {
             "tiny": {
                 "prompts": 3,
-                "rows": [row | {"metrics": metrics}, bounded | {"metrics": metrics}],
+                "rows": [way | {"metrics": metrics} for way in (row, likely, cheap)],
             }
         },
     }
@@ -136,5 +144,6 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
         "Rep-2",
         "PPL",
         "UMIM, prompt and decode where p >= 0.6",
+        "UMIM, prompt and decode by rules of at most 0.25 nats per saved token",
     ):
         assert text in page
