@@ -34,6 +34,7 @@ LATER_PARAMS: Final = {
     "unit_positions": "compact",
     "method": OWN_METHOD,
     "residual": "none",
+    "rule_rows": 0,
     "hidden_terms": None,
 }
 COMPARISON_METRICS: Final = (
@@ -60,7 +61,7 @@ _CELL: Final = (
     *("backbone", "rule_budget", "confidence_tokens", "revision"),
     *("positions", "depth", "kind", "unit_positions"),
 )
-_LATER_CELL: Final = ("residual", "hidden_terms")  # in a file only where they deviate
+_LATER_CELL: Final = ("residual", "rule_rows", "hidden_terms")  # in a file only where they deviate
 _FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
 
 

@@ -42,6 +42,7 @@ _VARIANTS: Final = (
     Column("depth", lambda row: str(row.cell.depth)),
     Column("kind", lambda row: row.cell.kind, left=True),
     Column("residual", lambda row: row.cell.residual, left=True),
+    number_column("rule rows", lambda row: row.cell.rule_rows, 0),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
     Column("loss", lambda row: ", ".join(row.cell.term_words()) or DASH, left=True),
 )

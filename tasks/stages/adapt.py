@@ -87,7 +87,7 @@ def with_rules_stage(root: Path, distilled: Artifact, task_rules: Artifact) -> A
             task_rules.path / "rules", tokenizer_fingerprint=base.config.tokenizer_fingerprint
         )
         (out / "checkpoint").mkdir()
-        Checkpoint(base.config, base.module, rules).write(out / "checkpoint")
+        base.with_contents(base.module, rules).write(out / "checkpoint")
         return {}
 
     return run_stage(root, spec, build)

@@ -21,7 +21,8 @@ from umim_core.config.corpus import (
     GeneratedCorpus,
     MixtureCorpus,
 )
-from umim_core.config.recipe import DEFAULT_TASK, TaskSizes
+from umim_core.config.evaluate import TaskSizes
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.embedded.docstring_corpus import build_corpus, installed_versions
 from umim_core.embedded.documents import write_rows
 from umim_core.errors import CorpusError

@@ -22,6 +22,7 @@ from umim_core.distill.optimizer import (
     parameters,
     set_rate,
 )
+from umim_core.distill.row_optimizer import row_table
 from umim_core.errors import ConfigError
 
 ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zero2.json"
@@ -49,6 +50,10 @@ class DdpStrategy(AdamWStrategy):
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
         world = dist.get_world_size() if dist.is_initialized() else 1
+        if world > 1 and (table := row_table(objective)) is not None:
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+                objective, [table[0]]
+            )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
         # them anew after its first step, and three ranks or more that resume add in another order
         # than three that never stopped. A sum of two has no order.
@@ -59,11 +64,33 @@ class DdpStrategy(AdamWStrategy):
         )
         super().__init__(objective, config, wrapped)
 
+    def exchange_rows(self, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows [U] that any rank has gradients for, and the mean over ranks [U, d].
+
+        DDP leaves the table alone: what it would exchange is as large as the table.
+        """
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        if self._rows is None or world == 1:
+            return rows, gradient
+        touched = self._rows.mark(rows)
+        dist.all_reduce(touched)
+        union = touched.nonzero().view(-1)
+        mean = gradient.new_zeros(len(union), gradient.shape[1])
+        mean[torch.searchsorted(union, rows)] = gradient
+        dist.all_reduce(mean)
+        return union, mean / world
+
 
 class DeepSpeedStrategy:
     """DeepSpeed ZeRO stage 2: gradients and optimiser state are sharded over ranks."""
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
+        if row_table(objective) is not None:
+            raise ConfigError(
+                "rule rows need strategy ddp: ZeRO-2 cannot move single rows of a table",
+                "deepspeed",
+                "Set cluster.strategy to ddp, or leave rule_rows out.",
+            )
         import deepspeed
 
         if not torch.cuda.is_available():

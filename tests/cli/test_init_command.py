@@ -55,11 +55,13 @@ def test_a_checkpoint_gives_the_last_embedding_and_generates(
 
 
 def test_the_form_is_chosen_by_options(umim: Umim, model: Path, rules: Path) -> None:
-    options = ("--residual", "exponential", "--unit-positions", "preserved", "--json")
+    form = ("--residual", "exponential", "--unit-positions", "preserved", "--rule-rows", 2)
+    options = (*form, "--json")
     found = json.loads(umim("init", model, "--rules", rules, *options).out)
     assert (found["name"], found["rules"]) == ("untrained/rules", 3)
     config = Checkpoint.load(found["checkpoint"]).config
     assert (config.residual, config.unit_positions) == ("exponential", "preserved")
+    assert config.rule_rows == 2
 
 
 def test_a_folder_that_exists_is_refused_before_the_model_is_read(

@@ -135,15 +135,17 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     monkeypatch.setattr(logger, "level", logging.INFO)
     handler = Interrupt("step 4:")
     logger.addHandler(handler)
-    stopped = train(umim, folder, *TINY, "--out", tmp_path / "trained")
+    options = (*TINY, "--rule-rows", 2)
+    stopped = train(umim, folder, *options, "--out", tmp_path / "trained")
     logger.removeHandler(handler)
     assert stopped.code == 130
     assert "the same command goes on" in stopped.err
-    other = train(umim, folder, *TINY, "--out", tmp_path / "trained", "--seed", 1)
+    other = train(umim, folder, *options, "--out", tmp_path / "trained", "--seed", 1)
     assert "must be of the same training to be continued" in other.err
-    resumed = train(umim, folder, *TINY, "--out", tmp_path / "trained")
+    resumed = train(umim, folder, *options, "--out", tmp_path / "trained")
     assert "resuming at step 3" in resumed.err
-    train(umim, folder, *TINY, "--out", tmp_path / "whole")
+    train(umim, folder, *options, "--out", tmp_path / "whole")
+    assert bool(Checkpoint.load(tmp_path / "whole").module.rows.table.any())
     digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}
     assert len(digests) == 1
 

@@ -61,4 +61,5 @@ def test_labels_say_only_what_deviates_from_the_paper() -> None:
     assert deep.deviations() == ("depth 3", "learned positions")
     assert ModuleForm(kind="linear").deviations() == ("linear",)
     assert ModuleForm(residual="last").deviations() == ("last residual",)
+    assert ModuleForm(rule_rows=4000).deviations() == ("4,000 rule rows",)
     assert ModuleForm(unit_positions="preserved").deviations() == ("preserved unit positions",)

@@ -193,6 +193,15 @@ def test_time_is_that_of_the_flops_and_of_the_exchange() -> None:
     assert told["seconds"] == pytest.approx(10 * told["step_seconds"])
 
 
+def test_rule_rows_are_parameters() -> None:
+    plain, rowed = (
+        predict("llama", ModuleForm(rule_rows=k)).memory_parts["module and AdamW"]
+        for k in (0, 1000)
+    )
+    held = 4 * 5  # weights, gradient, DDP's bucket, two moments
+    assert rowed - plain == pytest.approx(1000 * CONFIGS["llama"].hidden_size * held)
+
+
 def test_a_step_is_not_faster_than_the_memory() -> None:
     slow = HARDWARE.model_copy(update={"memory_bandwidth_gbs": 1e-3, "bf16_tflops": 1e6})
     told = predict("llama", hardware=slow).figures

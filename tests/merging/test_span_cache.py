@@ -6,20 +6,25 @@ import pytest
 import torch
 
 from support.engine_matrix import VOCAB, build, module_for
-from support.merge_modules import module_of
+from support.merge_modules import give_rows, module_of
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.span_cache import SpanCache
 
 SPANS = [(1, 2), (3, 4, 5), (2, 1), (1, 2, 3, 4), (1, 2)]
 
 
+@pytest.mark.parametrize("rows", [(), SPANS[:2]], ids=["no rows", "rows"])
 @pytest.mark.parametrize(
     ("form", "tabulated"),
     [("paper", True), ("learned", True), ("linear", True), ("depth 3", False)],
 )
-def test_every_form_gives_the_modules_own_surrogates(form: str, tabulated: bool) -> None:
+def test_every_form_gives_the_modules_own_surrogates(
+    form: str, tabulated: bool, rows: list[tuple[int, ...]]
+) -> None:
     backbone = build("llama")
     module = module_of(form, 32, 4, torch.float64)
+    if rows:
+        give_rows(module, rows)
     cache = SpanCache(Compressed(backbone, module, None, "compact"))
     assert (cache.table is not None) == tabulated
     for span, found in zip(SPANS, cache.find(SPANS), strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from support.merge_modules import module_of
+from support.merge_modules import give_rows, module_of
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MAX_SPAN, MergeModule
@@ -32,17 +32,25 @@ def lookup(weight: torch.Tensor) -> nn.Embedding:
 
 @pytest.mark.parametrize("form", TABULATED)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("chunk", [7, 8192])
+@pytest.mark.parametrize(("chunk", "rows"), [(7, True), (8192, False)])
 def test_equals_the_direct_path(
-    form: str, dtype: torch.dtype, tolerance: float, chunk: int, torch_rng: torch.Generator
+    form: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    chunk: int,
+    rows: bool,
+    torch_rng: torch.Generator,
 ) -> None:
     module = module_of(form, SIZE, 4, dtype).requires_grad_(True)
     weight = torch.randn(VOCAB, SIZE, generator=torch_rng).to(dtype)
     span_ids = torch.randint(VOCAB, (40, MAX_SPAN), generator=torch_rng)
     lengths = torch.arange(40) % MAX_SPAN + 1  # every length
+    if rows:
+        spans = zip(span_ids[8:24].tolist(), lengths[8:24].tolist(), strict=True)
+        give_rows(module, [tuple(ids[:n]) for ids, n in spans if n > 1])
     merger = TabulatedMerger.of(module, lookup(weight), VOCAB, chunk)
     assert merger.table.shape == (VOCAB, TABULATED[form], SIZE)
-    got, direct = merger(span_ids, lengths), module(weight[span_ids], lengths)
+    got, direct = merger(span_ids, lengths), module(weight[span_ids], lengths, span_ids)
     assert got.dtype == dtype and not got.requires_grad
     assert torch.allclose(got, direct, rtol=0, atol=tolerance)
 

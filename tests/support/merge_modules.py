@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
+from umim_core.rules.ruleset import RuleSet
 
 Row = list[float]
 FORMS: dict[str, dict[str, Any]] = {
@@ -43,6 +46,15 @@ def module_of(
             if name == "norm_o.bias":
                 parameter.normal_(0.0, 0.1, generator=generator)
     return module.to(dtype).requires_grad_(False)
+
+
+def give_rows(module: MergeModule, spans: Sequence[tuple[int, ...]]) -> MergeModule:
+    """Give a module rule rows of those spans, numbers of about 1; return it."""
+    rules = RuleSet.from_spans(spans)
+    module.rows = RuleRows(frequent_spans(rules, len(rules)), module.hidden_size).to(module.dtype)
+    with torch.no_grad():
+        module.rows.table.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(6))
+    return module.requires_grad_(module.norm_o.weight.requires_grad)
 
 
 def spans_of(count: int, width: int, size: int, generator: torch.Generator) -> torch.Tensor:

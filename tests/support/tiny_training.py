@@ -26,6 +26,7 @@ from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
@@ -122,6 +123,7 @@ class Run:
         kills: Who dies when.
         bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
         hidden_terms: Hidden-state terms of the loss.
+        rule_rows: Rules that have rows of their own.
     """
 
     folder: Path
@@ -133,6 +135,7 @@ class Run:
     kills: tuple[Kill, ...] = ()
     bad_gradients: tuple[int, ...] = ()
     hidden_terms: tuple[HiddenTerm, ...] = ()
+    rule_rows: int = 0
 
     def objective(self) -> Watched:
         """Return fresh weights over the rows of this run."""
@@ -144,6 +147,8 @@ class Run:
         module = MergeModule(HIDDEN)
         module.initialise(0.3, torch.Generator().manual_seed(SEED))
         matcher = Matcher(RuleSet.from_spans(SPANS))
+        if self.rule_rows:
+            module.rows = RuleRows(frequent_spans(matcher.rules, self.rule_rows), HIDDEN)
         return Watched(
             Compressed(backbone, module.to(self.dtype), matcher, "compact"),
             rows(merges=self.merges, poisoned=self.poisoned),

@@ -24,15 +24,23 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
-from umim_core.errors import BackboneMismatchError, CheckpointError, TokenizerMismatchError
+from umim_core.errors import (
+    BackboneMismatchError,
+    CheckpointError,
+    ConfigError,
+    TokenizerMismatchError,
+)
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
+from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.merging.module import MAX_SPAN, MergeModule, with_rows_of
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
 
 _log: Final = logging.getLogger("umim")
+_SPANS: Final = "rows.spans"  # tensors of rule rows
+_TABLE: Final = "rows.table"
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,9 @@ class Checkpoint:
     def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
         """Return a checkpoint of the same origin with another module and other rules.
 
-        A bound of decoding goes where the rules have no prices.
+        A bound of decoding goes where the rules have no prices, and rule rows of other rules go.
         """
+        module = with_rows_of(module, rules)
         bound = None if rules.prices is None else self.config.decode_max_damage
         changed = {**_shape(module), "decode_max_damage": bound}
         return Checkpoint(self.config.model_copy(update=changed), module, rules)
@@ -185,7 +194,7 @@ class Checkpoint:
     def write(self, directory: Path) -> None:
         """Write the checkpoint's files into an existing, empty directory."""
         weights = {
-            name: value.detach().to("cpu", torch.float32).contiguous()
+            name: _single(value.detach()).cpu().contiguous()
             for name, value in self.module.state_dict().items()
         }
         write_json(directory / "config.json", self.config.model_dump(mode="json"))
@@ -216,9 +225,11 @@ class Checkpoint:
         config = read_config(directory)
         with torch.device("meta"):  # a declared size allocates nothing and draws no weights
             module = MergeModule.of(config, config.hidden_size, config.num_heads)
-        weights = _read_weights(directory / "model.safetensors", module)
-        module.load_state_dict(weights, assign=True)
+        weights = _read_weights(directory / "model.safetensors", module, config.rule_rows)
         rules = RuleSet.load(directory / "rules")
+        if config.rule_rows:
+            module.rows = _rows(directory, weights, rules)
+        module.load_state_dict(weights, assign=True)
         return cls(config, module.eval().requires_grad_(False), rules)
 
 
@@ -231,12 +242,37 @@ def _shape(module: MergeModule) -> dict[str, Any]:
         "depth": module.depth,
         "kind": module.kind,
         "residual": module.residual,
+        "rule_rows": 0 if module.rows is None else len(module.rows),
     }
 
 
-def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:
-    """Read exactly the tensors the module has, checked before any is allocated."""
+def _single(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in single precision, unless it holds ids."""
+    return value.float() if value.is_floating_point() else value
+
+
+def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> RuleRows:
+    """Return the rule rows that a checkpoint's weights hold, each of one of its rules."""
+    try:
+        rows = RuleRows.of(weights[_SPANS], weights[_TABLE])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{directory} must hold rule rows of spans", str(error), "Train it again."
+        ) from error
+    if (own := rows.of_rules(rules)) is not rows:
+        raise CheckpointError(
+            f"{directory} must hold rule rows of its own rules alone",
+            f"{0 if own is None else len(own)} of {len(rows)} are",
+            "Train it again.",
+        )
+    return rows
+
+
+def _read_weights(path: Path, module: MergeModule, rule_rows: int) -> dict[str, torch.Tensor]:
+    """Read exactly the tensors that module and rule rows have, checked before any is allocated."""
     wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if rule_rows:
+        wanted |= {_SPANS: (rule_rows, MAX_SPAN), _TABLE: (rule_rows, module.hidden_size)}
     limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
     if path.stat().st_size > limit:
         raise CheckpointError(
@@ -251,7 +287,7 @@ def _read_weights(path: Path, module: MergeModule) -> dict[str, torch.Tensor]:
                 raise CheckpointError(
                     f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
                 )
-            weights = {key: stream.get_tensor(key).float() for key in wanted}
+            weights = {key: _single(stream.get_tensor(key)) for key in wanted}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
     if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:

@@ -143,6 +143,7 @@ def after_pruning(
         "positions": config.module_positions,
         "residual": config.residual,
         "unit-positions": config.unit_positions,
+        **({"rule-rows": str(config.rule_rows)} if config.rule_rows else {}),
     }
     train += [word for option, value in form.items() for word in (f"--{option}", value)]
     train += ["--out", str(out.with_name(f"{out.name}-trained"))]

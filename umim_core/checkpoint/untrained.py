@@ -9,22 +9,26 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_for_module
 from umim_core.rules.ruleset import RuleSet
 
 
-def fresh_module(backbone: Backbone, form: ModuleForm, seed: int) -> MergeModule:
+def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int) -> MergeModule:
     """Return a module of a form with the weights that training starts from, on its device.
 
     Args:
         backbone: Its embeddings set the scale.
+        rules: The most frequent have rows, as many as the form says.
         form: The policies.
         seed: Of the weights.
     """
     module = MergeModule.of(form, backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
+    if form.rule_rows:
+        module.rows = RuleRows(frequent_spans(rules, form.rule_rows), backbone.hidden_size)
     return module.to(backbone.device)
 
 
@@ -51,6 +55,6 @@ def untrained_checkpoint(
     check_for_module(
         rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
-    module = fresh_module(backbone, form, seed)
+    module = fresh_module(backbone, rules, form, seed)
     compressed = Compressed(backbone, module, Matcher(rules), form.unit_positions)
     return Checkpoint.of(compressed, {"steps": 0, "seed": seed})

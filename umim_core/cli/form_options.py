@@ -24,6 +24,14 @@ UnitPositionsOption = Annotated[
         "tokens in the text."
     ),
 ]
+RuleRowsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Most frequent rules that have a learned vector each, added to what the module gives; "
+        "0: none (the paper).",
+    ),
+]
 
 
 def given_rules(rules: Path) -> None:

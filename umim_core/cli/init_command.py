@@ -8,7 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.form_options import RulesOption, UnitPositionsOption, given_rules
+from umim_core.cli.form_options import (
+    RuleRowsOption,
+    RulesOption,
+    UnitPositionsOption,
+    given_rules,
+)
 
 
 def init(
@@ -30,6 +35,7 @@ def init(
             "weighs later tokens more."
         ),
     ] = "last",
+    rule_rows: RuleRowsOption = 0,
     unit_positions: UnitPositionsOption = "compact",
     seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
     as_json: JsonFlag = False,
@@ -51,7 +57,12 @@ def init(
     from umim_core.rules.ruleset import RuleSet
 
     form = ModuleForm.model_validate(
-        {"positions": "learned", "residual": residual, "unit_positions": unit_positions}
+        {
+            "positions": "learned",
+            "residual": residual,
+            "rule_rows": rule_rows,
+            "unit_positions": unit_positions,
+        }
     )
     where = str(Path(model).resolve()) if Path(model).exists() else model
     checkpoint = untrained_checkpoint(load_backbone(where), RuleSet.load(rules), form, seed)

@@ -11,7 +11,12 @@ import typer
 
 from umim_core.checkpoint.next_steps import BATCH_SIZE, FIELD, STEPS
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
-from umim_core.cli.form_options import ResidualOption, UnitPositionsOption, given_rules
+from umim_core.cli.form_options import (
+    ResidualOption,
+    RuleRowsOption,
+    UnitPositionsOption,
+    given_rules,
+)
 from umim_core.errors import ConfigError
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
@@ -51,6 +56,7 @@ def train(
         typer.Option(help="What the module sees of a token's place in its span; none: the paper."),
     ] = "learned",
     residual: ResidualOption = "none",
+    rule_rows: RuleRowsOption = 0,
     hidden_layers: Annotated[
         Literal["none", "last", "all"],
         typer.Option(
@@ -118,7 +124,12 @@ def train(
         source=source_of(places, field=field),
         config=config,
         form=ModuleForm.model_validate(
-            {"positions": positions, "residual": residual, "unit_positions": unit_positions}
+            {
+                "positions": positions,
+                "residual": residual,
+                "rule_rows": rule_rows,
+                "unit_positions": unit_positions,
+            }
         ),
         segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,

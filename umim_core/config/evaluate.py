@@ -1,4 +1,4 @@
-"""Amounts of held-out data that a recipe measures on."""
+"""Amounts of held-out data that a recipe measures on, and a task's questions."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ class EvaluateConfig(Model, StableDump):
         default="first",
         description="Which test segments: the first of a split, or at even distances.",
     )
+
+
+class TaskSizes(Model):
+    """Questions per split of a task."""
+
+    train: Annotated[int, Field(ge=1)] = 400
+    valid: Annotated[int, Field(ge=1)] = 100
+    test: Annotated[int, Field(ge=1)] = 200
 
 
 class HeadlineConfig(Model):

@@ -12,6 +12,8 @@ module_positions  ``none``       no sign of a token's offset in its span (the pa
 residual          ``none``       the surrogate is the module's output (the paper's form)
                   ``last``       the module adds to the embedding of the span's last token
                   ``exponential`` it adds to their average with weights 1, 2, 4, 8
+rule_rows         0              the module alone makes the surrogates (the paper's form)
+                  K              the K most frequent rules add a learned vector each
 unit_positions    ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
                   ``preserved``  a unit has the position of its last raw token
 ================  =============  ==============================================================
@@ -154,6 +156,9 @@ class ModuleForm(StableDump):
     residual: Annotated[Residual, LATER] = Field(
         "none", description="What the module adds to; `none`: it makes the embedding alone."
     )
+    rule_rows: Annotated[int, Field(ge=0), LATER] = Field(
+        0, description="Most frequent rules that have a learned vector each, added to the module's."
+    )
     unit_positions: Annotated[UnitPositions, LATER] = Field(
         "compact", description="Which positions units have in the backbone."
     )
@@ -185,13 +190,17 @@ class ModuleForm(StableDump):
             "" if self.depth == 1 else f"depth {self.depth}",
             "" if self.module_positions == "none" else f"{self.module_positions} positions",
             "" if self.residual == "none" else f"{self.residual} residual",
+            f"{self.rule_rows:,} rule rows" if self.rule_rows else "",
             "" if self.unit_positions == "compact" else f"{self.unit_positions} unit positions",
         )
         return tuple(filter(None, words))
 
     @property
     def permutation_invariant(self) -> bool:
-        """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too."""
+        """Whether permuted spans share a surrogate, whatever the weights, and repeated ones too.
+
+        Spans with a rule row have one of their own.
+        """
         return (self.kind, self.module_positions, self.residual) == (PAPER, "none", "none")
 
 

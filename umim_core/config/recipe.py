@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import Corpus
-from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig
+from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.hidden_term import HiddenTerms, OwnTerms
@@ -120,6 +120,9 @@ class DistillConfig(TrainConfig, StableDump):
     hidden_terms: Annotated[HiddenTerms, LATER] = Field(
         (), description="Hidden-state terms next to the cross-entropy."
     )
+    row_rate: Annotated[PositiveFloat, LATER] = Field(
+        1.0, description="Learning rate of rule rows, as a multiple of the module's."
+    )
 
     def backbone_dtype(self, device: Device) -> BackboneDtype:
         """Return the data type of the frozen backbone's weights; what is measured takes it, too.
@@ -211,14 +214,6 @@ class ClusterConfig(Model, StableDump):
         return self
 
 
-class TaskSizes(Model):
-    """Questions per split of a task."""
-
-    train: Annotated[int, Field(ge=1)] = 400
-    valid: Annotated[int, Field(ge=1)] = 100
-    test: Annotated[int, Field(ge=1)] = 200
-
-
 class RunRecipe(Model):
     """Fields of every recipe, whichever flow it belongs to."""
 
@@ -279,6 +274,8 @@ class Recipe(RunRecipe, StableDump):
             cell.check_recipe(self.segment_length, self.mining.min_documents)
         if self.adapt is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
+        if self.cluster.strategy == "deepspeed" and any(cell.rule_rows for cell in self.cells):
+            raise ValueError("rule_rows: ZeRO-2 cannot move single rows; take strategy ddp")
         if self.task is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'task' section")
         sizes = [self.distill.batch_size]

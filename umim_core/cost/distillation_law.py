@@ -150,7 +150,8 @@ def predict_distillation(
 def _parameters(hidden_size: int, form: ModuleForm) -> int:
     with torch.device("meta"):
         module = MergeModule.of(form, hidden_size)
-    return sum(parameter.numel() for parameter in module.parameters())
+    rows = form.rule_rows * hidden_size  # at most: there may be fewer rules
+    return sum(parameter.numel() for parameter in module.parameters()) + rows
 
 
 def _trained_bytes(parameters: int, strategy: str, gpus: int) -> float:

@@ -14,8 +14,9 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from umim_core.config.recipe import TrainConfig
+from umim_core.config.recipe import DistillConfig, TrainConfig
 from umim_core.distill.objectives import BatchLoss
+from umim_core.distill.row_optimizer import RowAdamW, row_table
 from umim_core.errors import ArtifactError, ConfigError
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq", "step")
@@ -45,8 +46,13 @@ class Strategy(Protocol):
 
 
 def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Return the optimiser of what an objective trains."""
-    trainable = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    """Return the optimiser of what an objective trains, rule rows excepted."""
+    found = row_table(objective)
+    trainable = [
+        parameter
+        for parameter in objective.parameters()
+        if parameter.requires_grad and (found is None or parameter is not found[1])
+    ]
     decayed = [p for p in trainable if config.decay_vectors or p.dim() > 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}]
     if not config.decay_vectors:
@@ -71,7 +77,7 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 class AdamWStrategy:
-    """AdamW in this process.
+    """AdamW in this process; rule rows have one of their own (``row_optimizer``).
 
     Args:
         objective: What is trained.
@@ -86,6 +92,9 @@ class AdamWStrategy:
         self._optimizer = adamw(objective, config)
         self._parameters = parameters(self._optimizer)
         self._model = objective if wrapped is None else wrapped
+        table = row_table(objective)
+        self._rows = None if table is None else RowAdamW(table[1], config.betas)
+        self._row_rate = config.row_rate if isinstance(config, DistillConfig) else 1.0
 
     def loss(self, indices: Sequence[int]) -> BatchLoss:
         """Run the objective."""
@@ -96,19 +105,34 @@ class AdamWStrategy:
         """Back-propagate, clip, step."""
         set_rate(self._optimizer, learning_rate)
         scaled.backward()  # type: ignore[no-untyped-call]  # theirs
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._clip))
+        clipped = list(self._parameters)
+        if self._rows is not None:
+            rows, gradient = self.exchange_rows(*self._rows.take_gradient())
+            part = nn.Parameter(torch.empty_like(gradient))  # for the table, whose gradient is
+            part.grad = gradient  # sparse: clipping counts it and scales it
+            clipped.append(part)
+        norm = float(nn.utils.clip_grad_norm_(clipped, self._clip))
         if math.isfinite(norm):  # the same on every rank: gradients are averaged by now
             self._optimizer.step()
+            if self._rows is not None:
+                self._rows.step(rows, gradient, learning_rate * self._row_rate)
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
+    def exchange_rows(self, rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows [U] and their gradient [U, d] as all ranks see them; one has its own."""
+        return rows, gradient
+
     def tensors(self) -> dict[str, Tensor]:
         """Return AdamW's moments and step counts."""
-        return optimizer_tensors(self._optimizer)
+        rows = {} if self._rows is None else self._rows.tensors()
+        return optimizer_tensors(self._optimizer) | rows
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Restore AdamW's moments and step counts."""
         load_optimizer_tensors(self._optimizer, tensors)
+        if self._rows is not None:
+            self._rows.load(tensors)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

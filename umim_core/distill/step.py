@@ -183,7 +183,7 @@ class DistillModel(nn.Module):
         device = self.backbone.device
         spans, lengths = packed.span_ids.to(device), packed.span_lengths.to(device)
         with self._precision():
-            pooled: Tensor = self.module(self.backbone.embed(spans), lengths)
+            pooled: Tensor = self.module(self.backbone.embed(spans), lengths, spans)
         return pooled
 
     def aligned_states(
@@ -266,5 +266,5 @@ def anchor(module: MergeModule) -> Tensor:
     """
     nothing = module.norm_o.weight.new_zeros(1, 1, module.hidden_size)
     one = torch.ones(1, dtype=torch.int64, device=nothing.device)
-    zero: Tensor = module(nothing, one).sum() * 0.0
+    zero: Tensor = module(nothing, one, one[:, None]).sum() * 0.0
     return zero

@@ -22,6 +22,7 @@ from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import with_rows_of
 from umim_core.rules.matcher import Matcher
 from umim_core.task_sets.spec import QuestionForm
 
@@ -82,11 +83,11 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
     """
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
-        module = fresh_module(backbone, form, job.seed)
+        module = fresh_module(backbone, matcher.rules, form, job.seed)
         return Compressed(backbone, module, matcher, form.unit_positions)
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
-    module = start.module.requires_grad_(True).to(backbone.device)
+    module = with_rows_of(start.module, matcher.rules).requires_grad_(True).to(backbone.device)
     return Compressed(backbone, module, matcher, start.config.unit_positions)
 
 

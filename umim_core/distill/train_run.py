@@ -22,7 +22,7 @@ from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_model
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
-from umim_core.distill.train_state import Progress
+from umim_core.distill.train_state import Progress, load_parameters
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import thread_count
 from umim_core.progress import leave_note
@@ -75,7 +75,7 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     )
     if rank_and_world()[0] != 0:
         return
-    compressed.require_module().load_state_dict(result.weights)
+    load_parameters(compressed.require_module(), result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
     checkpoint = Checkpoint.of(compressed, origin)
     write_results(out, "checkpoint", checkpoint.write, result.progress)

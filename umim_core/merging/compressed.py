@@ -152,7 +152,12 @@ class Compressed:
         """
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
-        pooled = self.module(self.backbone.embed(span_ids), span_lengths)
+        spans = self.backbone.embed(span_ids)
+        pooled: Tensor = (
+            self.module(spans, span_lengths, span_ids)
+            if isinstance(self.module, MergeModule)
+            else self.module(spans, span_lengths)
+        )
         return pooled.to(self.backbone.dtype)
 
     def embed(self, packed: PackedUnits) -> Tensor:

@@ -11,19 +11,34 @@ form                     policies                          parameters        see
 ``ContextualPooling``    depth 3                           10 d^2 + 19 d     no
                          depth 3, positions learned        10 d^2 + 23 d     yes
 ``LinearMerge``          kind linear                       4 d^2 + 3 d       yes
+``RuleRows``             rule_rows K, of any form          K d more          of K rules
 =======================  ================================  ================  ================
 """
 
 from __future__ import annotations
 
+import copy
+
 from umim_core.merging.forms.attention_form import MergeModule
 from umim_core.merging.forms.contextual_form import ContextualPooling
 from umim_core.merging.forms.linear_form import LinearMerge
 from umim_core.merging.forms.merge_form import MAX_SPAN
+from umim_core.rules.ruleset import RuleSet
 
 __all__ = [
     "MAX_SPAN",
     "ContextualPooling",
     "LinearMerge",
     "MergeModule",
+    "with_rows_of",
 ]
+
+
+def with_rows_of(module: MergeModule, rules: RuleSet) -> MergeModule:
+    """Return a module without the rule rows of spans that are no rules of a set."""
+    rows = None if module.rows is None else module.rows.of_rules(rules)
+    if rows is module.rows:
+        return module
+    copied = copy.deepcopy(module)
+    copied.rows = rows
+    return copied

@@ -88,9 +88,9 @@ class TabulatedMerger:
         width, offsets = span_ids.shape[1], self.table.shape[1]
         columns = torch.arange(width, device=span_ids.device) if offsets > 1 else 0
         pooled = self.module.pool(self.table[span_ids, columns], lengths)
-        if self.module.residual == "none":
-            return pooled
-        return self.module.add_anchor(pooled, self.embed(span_ids), lengths)
+        if self.module.residual != "none":
+            pooled = self.module.add_anchor(pooled, self.embed(span_ids), lengths)
+        return self.module.add_rows(pooled, span_ids, lengths)
 
 
 # A table of V x d numbers pays on small backbones. At 49,152 x 576 it takes 0.6 s of one core and

@@ -32,8 +32,8 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         "cell.revision": OF_A_DIRECTORY,
         **dict.fromkeys(BACKBONE_EDITS, NOT_WEIGHTS),
     }
-    form = ("adapt", "module_positions", "depth", "kind", "residual", "unit_positions",
-            "hidden_terms")  # fmt: skip
+    form = ("adapt", "module_positions", "depth", "kind", "residual", "rule_rows",
+            "unit_positions", "hidden_terms")  # fmt: skip
     decides = {"cell.rules": "decides which stage is run"}
     not_of_rules = {f"cell.{name}": "a matter of the merge module" for name in form} | decides
     given = Cell(backbone=str(inputs.backbone), rules=str(inputs.rules))

@@ -30,7 +30,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
         for name in NOT_TRAINED_ON.split()
     } | {f"recipe.cluster.{name}": NO_MATTER_HOW for name in CLUSTER}
     lease = {"lease": "the recipe's cluster is in the key"}
-    form = ("module_positions", "depth", "kind", "residual", "unit_positions")
+    form = ("module_positions", "depth", "kind", "residual", "rule_rows", "unit_positions")
     tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
     tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of, "hidden_terms")}
     tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)

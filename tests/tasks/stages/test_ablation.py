@@ -105,6 +105,7 @@ def test_cells_that_differ_only_in_a_limit_are_told_apart(
 POLICIES = {
     "unit positions": ({"unit_positions": "preserved"}, "preserved unit positions", "compact"),
     "residual": ({"residual": "last"}, "last residual", "none"),
+    "rule rows": ({"rule_rows": 5000}, "5,000 rule rows", "0"),
     "loss": ({"hidden_terms": [{"layers": "all"}]}, "hidden states of all layers", "–"),
 }
 

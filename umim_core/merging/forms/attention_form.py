@@ -34,6 +34,7 @@ from umim_core.config.form import (
 from umim_core.errors import ConfigError
 from umim_core.merging.forms.anchors import ANCHORS
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
+from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.store.artifacts import canonical_json
 
 
@@ -60,6 +61,7 @@ class MergeModule(nn.Module):
 
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
+        rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
 
     Raises:
         ConfigError: If the heads do not divide the size or there is no such form.
@@ -67,6 +69,7 @@ class MergeModule(nn.Module):
 
     norm_o: nn.LayerNorm
     offset: nn.Parameter | None
+    rows: RuleRows | None
 
     def __init_subclass__(
         cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
@@ -109,11 +112,12 @@ class MergeModule(nn.Module):
         check_form(positions, depth, kind, residual)
         self.hidden_size, self.num_heads, self.positions = hidden_size, num_heads, positions
         self.depth, self.kind, self.residual = depth, kind, residual
+        self.rows = None
         self.make_weights()
 
     @classmethod
     def of(cls, form: ModuleForm, hidden_size: int, num_heads: int = 4) -> MergeModule:
-        """Return a module of a configured form, its weights not drawn yet.
+        """Return a module of a configured form, its weights not drawn yet, without rule rows.
 
         Args:
             form: The policies.
@@ -138,26 +142,36 @@ class MergeModule(nn.Module):
             digest.update(value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def forward(self, spans: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, spans: Tensor, lengths: Tensor, ids: Tensor | None = None) -> Tensor:
         """Merge spans.
 
         Args:
             spans: Token embeddings [M, N, d] of any float type; what stands beyond a span's length
                 has no influence.
             lengths: Tokens of each span [M] (int64), 1 .. N.
+            ids: Token ids [M, N] (int64), by which a module with rule rows finds them.
 
         Returns:
             Surrogate embeddings [M, d] in the module's own data type.
+
+        Raises:
+            ConfigError: If there are rule rows and no ids.
         """
         outside = ~inside_spans(lengths, spans.shape[1])
         tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
-        return self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
+        merged = self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
+        return self.add_rows(merged, ids, lengths)
 
     def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Add the anchors of tokens [M, N, d], with a residual, to what was merged [M, d]."""
         if self.residual == "none":
             return merged
         return merged + ANCHORS[self.residual](tokens.to(self.dtype), lengths)
+
+    def add_rows(self, merged: Tensor, ids: Tensor | None, lengths: Tensor) -> Tensor:
+        """Add the rule rows, if any, of spans of ids [M, N] to what was merged [M, d]."""
+        out: Tensor = merged if self.rows is None else merged + self.rows(ids, lengths)
+        return out
 
     def make_weights(self) -> None:
         """Register Linear_kv, LN_kv, q, Linear_o, LN_o and, if learned, the offsets' vectors."""

@@ -1,0 +1,72 @@
+"""Training with rule rows: resumed runs, clipping, several ranks, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.tiny_training import CONFIG, SEED, SPANS, Run, train_here
+from tasks.training.strategies import DdpStrategy
+from umim_core.config.recipe import DistillConfig
+from umim_core.distill.optimizer import AdamWStrategy
+from umim_core.distill.train_loop import train
+from umim_core.distill.train_state import Progress
+
+SHORT = CONFIG.model_copy(update={"max_steps": 6})
+
+
+class Stopped(Exception):
+    """Ends a run from outside."""
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = Run(tmp_path / "whole", config=SHORT, rule_rows=2)
+    train_here(whole)
+    resumed = replace(whole, folder=tmp_path / "resumed")
+    goal = resumed.objective()
+
+    def stop(progress: Progress, total: int) -> None:
+        if progress.step == 4:  # one step after a state
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        train(
+            goal, DdpStrategy(goal, SHORT), SHORT, seed=SEED, state_dir=resumed.folder, on_step=stop
+        )
+    train_here(resumed)
+    ours, theirs = resumed.state(6), whole.state(6)
+    assert ours.keys() == theirs.keys()
+    differ = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    assert differ <= {"rng.torch"}  # the process went on drawing between the two runs
+    assert ours["optimizer.rows.steps"].tolist() == [6, 0]  # the second rule never occurs
+    assert bool(ours["module.rows.table"][0].all()) and not bool(ours["module.rows.table"][1].any())
+
+
+def test_rows_count_in_the_norm_and_are_clipped_with_the_rest(tmp_path: Path) -> None:
+    objective = Run(tmp_path, rule_rows=len(SPANS)).objective()
+    config = DistillConfig.model_validate(CONFIG.model_dump() | {"row_rate": 3.0})
+    strategy = AdamWStrategy(objective, config)
+    loss = objective([0, 1, 2, 3])
+    found = torch.autograd.grad(loss.total, list(objective.parameters()), retain_graph=True)
+    norm = torch.stack([part.to_dense().norm() for part in found]).norm()
+    assert strategy.update(loss.total, 1e-2) == pytest.approx(float(norm), rel=1e-5)
+    first = strategy.tensors()["optimizer.rows.exp_avg"]  # 0.1 times the clipped gradient
+    (rows,) = (part for part in found if part.is_sparse)
+    want = 0.1 * rows.to_dense() * CONFIG.clip_norm / (norm + 1e-6)
+    torch.testing.assert_close(first, want, rtol=1e-4, atol=1e-8)
+    moved = objective.module.rows.table.detach().abs().max()
+    assert float(moved) == pytest.approx(3.0 * 1e-2, rel=1e-3)  # AdamW's first step
+
+
+def test_rows_make_the_loss_fall_faster(tmp_path: Path) -> None:
+    plain, _ = train_here(Run(tmp_path / "plain", config=SHORT))
+    rowed, _ = train_here(Run(tmp_path / "rowed", config=SHORT, rule_rows=3))
+    first, last = (
+        [(run.progress.curve[0]["valid_kl"], run.progress.curve[-1]["valid_kl"])]
+        for run in (plain, rowed)
+    )
+    assert last[0][0] == first[0][0]  # zero rows change nothing
+    assert last[0][1] < first[0][1]
