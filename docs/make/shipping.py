@@ -6,6 +6,7 @@ CHECKPOINT is the directory that a finished run printed. Its measurements and it
 by the digests that each stage records of what it was given. What ships is stored smaller: the
 module in bfloat16 (``--weights float32`` keeps it), the rules without the matcher's tables,
 which are built in memory. What the rounding changes is measured and stands in the results.
+``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tasks.run.stage import Artifact
 from tasks.stages.corpus import parts
 from tasks.stages.evaluate import rows_of
 from tasks.stages.mixture import RECORD
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CHECKPOINT_SCHEMA,
     CheckpointConfig,
@@ -41,6 +43,7 @@ from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
+from umim_core.rules.rule_prices import read_prices, write_prices
 from umim_core.rules.rules_table import read_table, write_table
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
 from umim_core.store.artifacts import (
@@ -61,25 +64,36 @@ _TABLE: Final = "rules.parquet"
 _WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
 
 
-def store(checkpoint: Path, out: Path, weights: str = "bfloat16") -> None:
+def store(
+    checkpoint: Path, out: Path, weights: str = "bfloat16", priced: Path | None = None
+) -> None:
     """Write a checkpoint in the form that ships; what lies at ``out`` is replaced.
 
     Args:
         checkpoint: Its directory.
         out: Where it goes.
         weights: Data type of the stored module; in memory it is float32.
+        priced: The same with measured rules: its prices and its bound of decoding ship.
+
+    Raises:
+        ConfigError: If the priced checkpoint has other rules, another module or other settings.
     """
+    if priced is not None:
+        _check_priced(checkpoint, priced)
+    settings = priced or checkpoint
 
     def write(directory: Path) -> None:
         module = load_file(checkpoint / "model.safetensors")
         cast = {name: value.to(DTYPES[weights]) for name, value in module.items()}
         save_file(cast, directory / "model.safetensors")
         (directory / "model.safetensors").chmod(0o644)
-        shutil.copyfile(checkpoint / "config.json", directory / "config.json")
+        shutil.copyfile(settings / "config.json", directory / "config.json")
         rules = directory / "rules"
         rules.mkdir()
         described = read_manifest(checkpoint / "rules", kind="rules", schema=RULES_SCHEMA)
         write_table(rules / _TABLE, *read_table(checkpoint / "rules" / _TABLE), _LEVEL)
+        if (prices := read_prices(settings / "rules")) is not None:
+            write_prices(rules, prices)
         body = {name: value for name, value in described.items() if name not in _WRITTEN_ANEW}
         write_manifest(rules, kind="rules", schema=RULES_SCHEMA, body=body)
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
@@ -87,6 +101,24 @@ def store(checkpoint: Path, out: Path, weights: str = "bfloat16") -> None:
     read_manifest(checkpoint, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
     shutil.rmtree(out, ignore_errors=True)
     publish_directory(out, write)
+
+
+def _check_priced(checkpoint: Path, priced: Path) -> None:
+    """Refuse prices of another checkpoint."""
+    own, measured = (
+        {
+            "rules": found.rules.digest,
+            "module": found.module.digest(),
+            "settings": found.config.model_dump(exclude={"decode_max_damage"}),
+        }
+        for found in map(Checkpoint.load, (checkpoint, priced))
+    )
+    if odd := [part for part in own if own[part] != measured[part]]:
+        raise ConfigError(
+            "--priced must be what umim prune --keep-all made of the checkpoint that ships",
+            f"other {odd[0]}",
+            f"Measure it: umim prune {checkpoint} TEXTS --keep-all.",
+        )
 
 
 def results_of(
@@ -195,6 +227,7 @@ def ship(
     recipe: Recipe,
     weights: str = "bfloat16",
     commit: str | None = None,
+    priced: Path | None = None,
 ) -> dict[str, Any]:
     """Store and measure a checkpoint; only then is what ships replaced.
 
@@ -204,6 +237,7 @@ def ship(
         recipe: What was run.
         weights: Data type of the stored module.
         commit: Of the source tree that trained it.
+        priced: As in ``store``.
 
     Returns:
         Its results.
@@ -213,7 +247,7 @@ def ship(
     """
     with TemporaryDirectory() as folder:
         made = Path(folder) / shipped.parent.name / shipped.name
-        store(checkpoint, made, weights)
+        store(checkpoint, made, weights, priced)
         size = (made / "rules" / _TABLE).stat().st_size
         if size > MAX_RULES_BYTES:
             raise ConfigError(
@@ -244,13 +278,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--name", default="umim-smollm2-135m", help="what it will be called")
     parser.add_argument("--weights", choices=DTYPES, default="bfloat16")
     parser.add_argument("--commit", help="of the tree that trained it")
+    parser.add_argument("--priced", help="the same, as umim prune --keep-all wrote it")
     options = parser.parse_args(arguments)
     recipe = find_recipe(options.recipe)
     if not isinstance(recipe, Recipe):
         parser.error(f"{options.recipe} trains no checkpoint")
     checkpoint = resolve_checkpoint(options.checkpoint).resolve()
     shipped = ASSETS / options.name / "checkpoint"
-    results = ship(checkpoint, shipped, recipe, options.weights, options.commit)
+    priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
+    results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for document in (*shipped_model.cards(), *documents_of(file)):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,6 +46,24 @@ def test_the_module_can_be_kept_as_it_is(tiny_checkpoint: Path, tmp_path: Path) 
     before, after = Checkpoint.load(tiny_checkpoint), Checkpoint.load(tmp_path / "shipped")
     for name, value in before.module.state_dict().items():
         assert torch.equal(after.module.state_dict()[name], value)
+
+
+def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    made = Checkpoint.load(tiny_checkpoint)
+    prices = np.arange(len(made.rules), dtype=np.float32)
+    rules = replace(made.rules, prices=prices)
+    priced = made.with_contents(made.module, rules).decoding_under(1.0)
+    priced.save(tmp_path / "priced")
+    store(tiny_checkpoint, tmp_path / "shipped", priced=tmp_path / "priced")
+    shipped = Checkpoint.load(tmp_path / "shipped")
+    assert shipped.config == priced.config != made.config
+    assert shipped.rules.require_prices().tolist() == prices.tolist()
+    store(tmp_path / "shipped", tmp_path / "again")  # a checkpoint that has them keeps them
+    assert Checkpoint.load(tmp_path / "again").rules.require_prices().tolist() == prices.tolist()
+    made.with_contents(made.module, rules.take(prices > 0)).save(tmp_path / "fewer")
+    with pytest.raises(ConfigError, match=r"--priced must be what .*; got other rules"):
+        store(tiny_checkpoint, tmp_path / "odd", priced=tmp_path / "fewer")
+    assert not (tmp_path / "odd").exists()
 
 
 def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:
