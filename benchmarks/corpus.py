@@ -88,11 +88,12 @@ def build_ids(target: Path, text: Path | None, tokenizer_name: str) -> int:
     return len(ids)
 
 
-def held_out_texts(cache: Path = CACHE) -> list[str]:
+def held_out_texts(cache: Path = CACHE, split: str = "test") -> list[str]:
     """Return the docstrings that neither the shipped rules nor the shipped modules have seen.
 
     Args:
         cache: Folder where the docstring corpus is built once (about 100 s on one core).
+        split: Another one of its splits; they have seen ``train``.
     """
     folder = cache.resolve() / "docstrings"
     if not folder.is_dir():
@@ -100,7 +101,7 @@ def held_out_texts(cache: Path = CACHE) -> list[str]:
         with tempfile.TemporaryDirectory(prefix="docstrings-", dir=folder.parent) as partial:
             build_corpus(Path(partial) / "built", workers=2)
             (Path(partial) / "built").replace(folder)
-    return [found.text for found in read_documents(folder / "test.jsonl")]
+    return [found.text for found in read_documents(folder / f"{split}.jsonl")]
 
 
 def main() -> None:

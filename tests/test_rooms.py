@@ -90,7 +90,8 @@ def test_every_room_of_a_layer_has_its_place_in_the_order(layer: str) -> None:
 
 @pytest.mark.parametrize("layer", ["umim_core", "tasks", "flows", "benchmarks"])
 def test_file_names_are_unique_inside_a_layer(layer: str) -> None:
-    names = Counter(path.name for path in python_files(layer) if path.name != "__init__.py")
+    own = ("__init__.py", "__main__.py")  # each package has its own
+    names = Counter(path.name for path in python_files(layer) if path.name not in own)
     assert [name for name, count in names.items() if count > 1] == []
 
 

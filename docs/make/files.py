@@ -22,6 +22,7 @@ One line per source file: the first line of its docstring. Written by `python -m
 Layers import downwards only: `flows`, `tasks`, `umim_core`. So do the packages inside a
 layer; their order is in `tests/test_rooms.py`.
 """
+_WIDTH: Final = 19  # of a folder in the tree
 
 
 def documents() -> list[Document]:
@@ -33,11 +34,11 @@ def rooms() -> str:
     """Return the folders of the source tree, a line each, as a fenced block."""
     lines = []
     for layer in LAYERS[:4]:
-        lines.append(f"{layer + '/':<18}{_first_line(ROOT / layer / '__init__.py')}")
+        lines.append(f"{layer + '/':<{_WIDTH}}{_first_line(ROOT / layer / '__init__.py')}")
         for room in _rooms(layer):
             name = "  " * len(room.relative_to(ROOT / layer).parts) + room.name + "/"
-            lines.append(f"{name:<18}{_first_line(room / '__init__.py')}")
-    lines += [f"{name + '/':<18}{text.replace('``', '')}" for name, text in _OTHERS.items()]
+            lines.append(f"{name:<{_WIDTH}}{_first_line(room / '__init__.py')}")
+    lines += [f"{name + '/':<{_WIDTH}}{text.replace('``', '')}" for name, text in _OTHERS.items()]
     return "\n".join(["```", *lines, "```", ""]).replace("``umim``", "umim")
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.files import rooms
 from docs.make.first_screen import first_screen
+from docs.make.reduction_pages import reduction_summary
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData
 from tasks.report.tables import table_markdown
@@ -49,6 +50,7 @@ def _readme() -> str:
     text = _README.read_text(encoding="utf-8")
     blocks = {
         "results:smollm2": f"{first_screen()}\n",
+        "results:token_reduction": reduction_summary(),
         "results:embedded": _results(),
         "tree": rooms(),
     }

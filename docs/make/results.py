@@ -18,6 +18,7 @@ from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
 from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, PERPLEXITY, QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
+from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import STOCK_TASKS
 from docs.make.training_pages import DDP, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
@@ -25,7 +26,7 @@ from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_figures import figure_svg
 from tasks.report.ablation_page import FIGURES, ablation_page
-from tasks.report.page_template import Part, Report
+from tasks.report.page_template import Part, Report, filled_in
 from tasks.report.report_drawing import ON_PAPER, STYLE, svg_file
 from tasks.report.tables import Table, table_markdown
 from umim_core.store.artifacts import sha256_bytes
@@ -45,9 +46,11 @@ PAGES: Final[dict[str, Part]] = {
     "cache_capacity": CAPACITY,
     "wikitext_rules": WIKITEXT,
     "stock_tasks": STOCK_TASKS,
+    "token_reduction": REDUCTION,
     NAME: SHIPPED_MODEL,
 }
-# Benchmark -> what draws its figure, the figure's file and title, and its style.
+# Benchmark -> what draws its figure, the figure's file (fields of the results are filled in) and
+# title, and its style.
 _FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, object]]]] = {
     "mining_scaling": (
         scaling_figure,
@@ -67,6 +70,7 @@ _FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, 
         "Token reduction against number of rules",
         STYLE,
     ),
+    "token_reduction": (reduction_figure, "{name}", TITLE, STYLE | ON_PAPER),
 }
 
 
@@ -90,7 +94,7 @@ def documents_of(results: Path) -> list[Document]:
     elif (name := found.get("benchmark")) in PAGES:
         page = partial(benchmark_page, found)
         if name in _FIGURES:
-            figures = {_FIGURES[name][1]: partial(benchmark_figure, found)}
+            figures = {filled_in(_FIGURES[name][1], found): partial(benchmark_figure, found)}
     else:
         return []
     return [
@@ -101,8 +105,8 @@ def documents_of(results: Path) -> list[Document]:
 
 def benchmark_figure(report: Report) -> str:
     """Return the figure of a benchmark's results as an SVG file."""
-    draw, *about = _FIGURES[report["benchmark"]]
-    return svg_file(partial(draw, report), *about)
+    draw, name, title, style = _FIGURES[report["benchmark"]]
+    return svg_file(partial(draw, report), filled_in(name, report), title, style)
 
 
 def benchmark_page(report: Report) -> str:

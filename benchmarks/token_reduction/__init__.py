@@ -1,0 +1,1 @@
+"""Quality against token reduction: ``python -m benchmarks.token_reduction``."""

@@ -1,0 +1,223 @@
+"""Quality against token reduction: one curve per checkpoint and policy of choosing rules.
+
+    python -m benchmarks.token_reduction --test test.npy --cut valid.npy --damage train.npy
+    python -m benchmarks.token_reduction --checkpoints untrained=DIR trained=DIR --policies count
+
+Each policy keeps as many of a checkpoint's rules as give a token reduction on the rows of
+``--cut``, to within one rule: those of the least damage (measured on the rows of ``--damage``), of
+the highest count, or that save the most tokens by their count. Rules found in another way (by
+confidence, say) are one more checkpoint. All checkpoints read the same rows of ``--test``; the
+texts may not share a row. A text is ids (.npy files), text as ``umim mine`` takes it, or a split of
+the docstring corpus; its rows are evenly spaced over it.
+
+Damage tables are kept under ``--cache``. With ``--commit`` the same call goes on behind the points
+that were finished, and further checkpoints, policies and reductions join those in ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.common import Benchmark, Report, go_on, save
+from benchmarks.corpus import CACHE, EMBEDDED
+from benchmarks.token_reduction.curve_points import Subject, by_place, in_words, new_points
+from benchmarks.token_reduction.row_texts import RowText, check_apart, read_rows
+from benchmarks.token_reduction.rule_policies import (
+    DAMAGE,
+    POLICIES,
+    choose_rules,
+    damage_table,
+    table_digest,
+)
+from umim_core import UMIM
+from umim_core.errors import RuleSetError
+from umim_core.evaluation.perplexity import perplexity
+from umim_core.rules.pruning import check_target
+from umim_core.text.token_ids import UniformOffsets
+
+REDUCTIONS: Final = (0.05, 0.10, 0.15, 0.20, 0.30)
+_SETTINGS: Final = ("name", "texts", "length", "protect", "batch_size")
+
+
+def named(words: Sequence[str]) -> dict[str, str]:
+    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part.
+
+    Raises:
+        SystemExit: If two have the same name.
+    """
+    pairs = [word.rpartition("=") for word in words]
+    found = {name or Path(where).name: where for name, _, where in pairs}
+    if len(found) < len(words):
+        raise SystemExit(f"every checkpoint needs a name of its own: {', '.join(words)}")
+    return found
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every point of every checkpoint; each is written at once."""
+    for target in options.reductions:
+        check_target(target)
+    checkpoints, tables = named(options.checkpoints), named(options.damage_table)
+    tokenizer: str | None = None
+    texts: dict[str, RowText] = {}
+    for name, where in checkpoints.items():
+        umim = UMIM.from_pretrained(where, local_files_only=True)
+        if tokenizer is None:
+            tokenizer = umim.backbone.tokenizer_fingerprint
+            texts = read_texts(options, umim, tables)
+            report |= settings(options, texts) | {"subjects": {}}
+            go_on(report, options.out, _SETTINGS, ["subjects"])
+        elif not umim.backbone.has_tokenizer(tokenizer):
+            raise SystemExit(f"{name} has another tokenizer: it cannot read the same rows")
+        given = Path(tables[name]) if name in tables else None
+        measure_subject(name, umim, texts, given, options, report)
+
+
+def read_texts(
+    options: argparse.Namespace, umim: UMIM, tables: Mapping[str, str]
+) -> dict[str, RowText]:
+    """Read the rows of every text that is used."""
+    counts = {"test": options.test_rows, "cut": options.cut_rows}
+    if DAMAGE in options.policies and set(named(options.checkpoints)) - set(tables):
+        counts["damage"] = options.damage_rows
+    texts = {
+        use: read_rows(
+            use,
+            getattr(options, use),
+            umim.backbone.require_tokenizer(),
+            rows=rows,
+            length=options.length,
+            tokens=options.tokens,
+            cache=options.cache,
+        )
+        for use, rows in counts.items()
+    }
+    check_apart(texts)
+    return texts
+
+
+def settings(options: argparse.Namespace, texts: Mapping[str, RowText]) -> Report:
+    """Return what all points of a result file have in common."""
+    return {
+        "name": options.out.stem if options.out else "token_reduction",
+        "texts": {use: texts[use].facts() for use in ("test", "cut")},
+        "length": options.length,
+        "protect": options.protect,
+        "batch_size": options.batch_size,
+    }
+
+
+def measure_subject(
+    name: str,
+    umim: UMIM,
+    texts: Mapping[str, RowText],
+    given: Path | None,
+    options: argparse.Namespace,
+    report: Report,
+) -> None:
+    """Measure the missing points of one checkpoint."""
+    rows = texts["test"].rows
+    found: Report = {
+        "backbone": umim.backbone.name.rpartition("/")[2],
+        "backbone_fingerprint": umim.backbone.fingerprint,
+        "module_digest": umim.module.digest(),
+        "rules_digest": umim.rules.digest,
+        "rules": len(umim.rules),
+        "unit_positions": umim.compressed.unit_positions,
+        "residual": umim.checkpoint.config.residual,
+        "steps": umim.checkpoint.config.training.get("steps"),
+    }
+    earlier = report["subjects"].get(name, {})
+    kept = earlier if earlier | found == earlier else {"points": []}
+    report["subjects"][name] = kept | found
+    points = report["subjects"][name]["points"]
+    table = None
+    if DAMAGE in options.policies:
+        measured = texts["damage"].rows if given is None else []
+        lines = _Lines(f"{name}: damage", sum(map(len, measured)))
+        folder = options.cache / "token_reduction"
+        table = damage_table(umim, measured, given, folder, options.batch_size, lines.see)
+        if table.origin.text_digest == report["texts"]["test"]["digest"]:
+            raise SystemExit(f"the damage table of {name} was measured on the rows of --test")
+        report["subjects"][name]["damage"] = {
+            "tokens": table.origin.tokens,
+            "rows": table.origin.rows,
+            "window": table.origin.window,
+            "met": int((table.occurrences > 0).sum()),
+            "own_module": table.origin.module_digest == umim.module.digest(),
+            "text_digest": table.origin.text_digest,
+        }
+    digest = None if table is None else table_digest(table)
+    points[:] = [point for point in points if digest is None or point["table"] in (None, digest)]
+    wanted = list(new_points(points, options.policies, options.reductions, digest))
+    if not wanted:
+        return
+    base = perplexity(rows, umim.compressed.base(), options.batch_size)
+    report["subjects"][name]["ppl_base"] = base.ppl
+    subject = Subject(umim, base, table)
+    cut = texts["cut"].rows
+    text = np.concatenate(cut), UniformOffsets(options.length, len(cut))[:]
+    for point in wanted:
+        began = time.perf_counter()
+        try:
+            chosen = choose_rules(
+                point["policy"], point["target"], umim, text, options.protect, table
+            )
+        except RuleSetError as error:
+            point["unreached"] = str(error.value)
+        else:
+            point["cut_token_reduction"] = chosen.token_reduction
+            point |= subject.measure(chosen.rules, rows, options.batch_size)
+        point["seconds"] = time.perf_counter() - began
+        points.append(point)
+        points.sort(key=by_place)
+        save(report, options.out)
+        print(f"{name}: {in_words(point)}", file=sys.stderr, flush=True)
+
+
+class _Lines:
+    """Lines of progress on stderr, one per tenth."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total, self._tenth = label, total, 0
+
+    def see(self, tokens: int) -> None:
+        tenth = 10 * tokens // self._total
+        if tenth > self._tenth:
+            self._tenth = tenth
+            print(f"{self._label}: {tokens:,} tokens", file=sys.stderr, flush=True)
+
+
+_FILES: Final = {"nargs": "+", "default": [], "metavar": "FILE"}
+main = Benchmark(
+    name="token_reduction",
+    doc=__doc__,
+    options={
+        "checkpoints": {"nargs": "+", "default": [EMBEDDED], "metavar": "NAME=PATH"},
+        "policies": POLICIES,
+        "reductions": list(REDUCTIONS),
+        "test": _FILES,
+        "cut": _FILES,
+        "damage": _FILES,
+        "damage_table": {"nargs": "+", "default": [], "metavar": "NAME=DIR"},
+        "test_rows": 24,
+        "cut_rows": 256,
+        "damage_rows": 400,
+        "length": 512,
+        "tokens": 50_000_000,
+        "protect": {"nargs": "+", "default": [], "metavar": "PATTERN"},
+        "batch_size": 4,
+        "cache": CACHE,
+    },
+    measure=run,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Page, figure and part of README of ``benchmarks/token_reduction``: quality by token reduction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from docs.make.document import RESULTS
+from tasks.report.page_template import Report, page, walk
+from tasks.report.report_drawing import MARKERS, PALETTE
+
+TITLE: Final = "Top-1, KL and perplexity ratio against token reduction"
+_POLICIES: Final = {
+    "damage": "least damage",
+    "count": "highest count",
+    "saved": "most saved tokens",
+    "all": "all rules",
+}
+_PANELS: Final = {
+    "top1": "Top-1",
+    "kl": "KL (nats)",
+    "ppl_ratio": "Perplexity, times the base model's",
+}
+_DASHES: Final = ("-", "--", ":")
+
+
+def _shown(report: Report) -> Iterator[Report]:
+    """Yield the points that were reached, the policy in words."""
+    for point in walk(report, "subjects.*subject.points.*number"):
+        if "unreached" not in point:
+            aligned = {x: point["alignment"][x] for x in ("top1_states", "kl_states")}
+            yield point | aligned | {"label": _POLICIES[point["policy"]]}
+
+
+def _texts(report: Report) -> str:
+    """Say what was read, and how much of it."""
+    test, cut = (report["texts"][use] for use in ("test", "cut"))
+    return (
+        f"Measured on {test['rows']} rows of {report['length']} tokens of *{test['name']}* (ids "
+        f"{test['digest'][:12]}), evenly spaced. Each policy keeps as many rules as give the token "
+        f"reduction asked for on {cut['rows']} rows of *{cut['name']}* (ids {cut['digest'][:12]}), "
+        "to within one rule; *TR* is that of the measured rows." + _protected(report["protect"])
+    )
+
+
+def _protected(patterns: list[str]) -> str:
+    return f" No rule holds a token of: {', '.join(patterns)}." if patterns else ""
+
+
+def _unreached(report: Report) -> str:
+    """Name the reductions that the rules do not give."""
+    lines = [
+        f"- {point['subject']}, {_POLICIES[point['policy']]}, {point['target']:.0%}: "
+        f"{point['unreached']}"
+        for point in walk(report, "subjects.*subject.points.*number")
+        if "unreached" in point
+    ]
+    return "\n".join(["Not reached:", "", *lines]) if lines else ""
+
+
+def _subjects(report: Report) -> Iterator[Report]:
+    for found in walk(report, "subjects.*subject"):
+        damage = found.get("damage")
+        yield {"damage_text": _damage(damage) if damage else "-", **found}
+
+
+def _damage(found: Report) -> str:
+    module = "" if found["own_module"] else ", with another module"
+    return f"{found['tokens']:,} tokens ({found['text_digest'][:12]}){module}"
+
+
+REDUCTION: Final = page(
+    """\
+# Quality against token reduction
+
+@ texts
+
+![Top-1, KL and perplexity ratio against token reduction]({name}.svg)
+
+*Top-1*: how often the most probable next token is the base model's; *KL*: divergence from the base
+model in nats, both at unit ends as in the paper; *states*: the same at every state that decoding
+passes through. *PPL ratio*: perplexity over that of the base model on the same rows, with the
+paired standard error. ± is the standard error over rows of text. Rules are chosen by *least damage*
+(divergence of an occurrence over the tokens that it saves), *highest count* in the corpus they were
+mined from, or *most saved tokens* (count times n - 1).
+
+@ shown
+checkpoint      | {subject}
+< rules chosen by | {label}
+TR asked        | {target?-:.0%}
+TR              | {token_reduction:.2%}
+rules           | {rules:,}
+Top-1           | {top1:.3f}
+states          | {top1_states:.3f}
+KL              | {kl:.3f}
+states          | {kl_states:.3f}
+PPL             | {ppl:.2f}
+PPL ratio       | {ppl_ratio:.3f}
+
+@ unreached
+
+## Checkpoints
+
+Damage is measured on other rows than quality is.
+
+@ subjects
+checkpoint     | {subject}
+< backbone     | {backbone}
+rules          | {rules:,}
+< residual     | {residual}
+< positions    | {unit_positions}
+steps          | {steps?-}
+PPL base       | {ppl_base?-:.2f}
+damage on      | {damage_text}
+
+Measured, and this page written, by `python -m benchmarks.token_reduction`.
+""",
+    texts=_texts,
+    shown=_shown,
+    unreached=_unreached,
+    subjects=_subjects,
+)
+
+_SUMMARY: Final = page(
+    """\
+![Top-1, KL and perplexity ratio against token reduction](docs/results/{name}.svg)
+
+@ rows
+checkpoint      | {subject}
+< rules chosen by | {label}
+TR              | {token_reduction:.1%}
+Top-1           | {top1:.3f}
+KL              | {kl:.3f}
+PPL ratio       | {ppl_ratio:.3f}
+
+{backbones}, {texts.test.rows} rows of {length} tokens. PPL ratio: perplexity over the base model's
+on the same rows. Of each token reduction the choice of rules with the least KL; all:
+[{name}.md](docs/results/{name}.md).
+""",
+    rows=lambda report: _best(report),
+)
+
+
+def reduction_summary(folder: Path = RESULTS) -> str:
+    """Return README's part: a figure and the best rows of every result file; empty without one."""
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
+    reports = [r for r in found if isinstance(r, dict) and r.get("benchmark") == "token_reduction"]
+    parts = [_SUMMARY(report | {"backbones": _backbones(report)}) for report in reports]
+    return "".join(f"{part}\n" for part in parts)
+
+
+def _backbones(report: Report) -> str:
+    names = [found["backbone"] for found in report["subjects"].values()]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _best(report: Report) -> list[Report]:
+    """Return, of each checkpoint and token reduction asked for, the policy of the least KL."""
+    best: dict[tuple[str, float], Report] = {}
+    for point in _shown(report):
+        place = point["subject"], point["target"]
+        if point["target"] is None:
+            continue
+        if place not in best or point["kl"]["mean"] < best[place]["kl"]["mean"]:
+            best[place] = point
+    return list(best.values())
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A line: points by rising token reduction, and how they are drawn."""
+
+    label: str
+    points: list[Report]
+    colour: str
+    marker: str
+    dash: str
+
+
+def reduction_figure(report: Report) -> Figure:
+    """Draw the three quantities against token reduction, a line per checkpoint and policy."""
+    curves = _curves(report)
+    figure = Figure(figsize=(12.6, 4.6 + 0.22 * ((len(curves) + 2) // 3)))
+    for axes, (quantity, label) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
+        for curve in curves:
+            _draw(axes, curve, quantity)
+        axes.set(xlabel="Token reduction (%)", title=label)
+        axes.set_xlim(left=0)
+        if quantity == "kl":
+            axes.set_ylim(bottom=0)
+    handles = [
+        Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, markersize=6)
+        for c in curves
+    ]
+    labels = [curve.label for curve in curves]
+    figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3.2)
+    return figure
+
+
+def _curves(report: Report) -> list[_Curve]:
+    """Return one line per checkpoint and policy; all of a checkpoint's rules end each."""
+    names = list(report["subjects"])
+    policies = [
+        x for x in _POLICIES if any(p["policy"] == x for p in _shown(report)) and x != "all"
+    ]
+    found = []
+    for policy in policies or ["all"]:
+        for name in names:
+            own = [p for p in _shown(report) if p["subject"] == name]
+            points = [p for p in own if p["policy"] in (policy, "all")]
+            if not any(p["policy"] == policy for p in points):
+                continue
+            points.sort(key=lambda point: float(point["token_reduction"]))
+            place = policies.index(policy) if policies else 0
+            colour = names.index(name) if len(names) > 1 else place
+            parts = [name] * (len(names) > 1) + [_POLICIES[policy]]
+            found.append(
+                _Curve(
+                    ", ".join(parts),
+                    points,
+                    PALETTE[colour % len(PALETTE)],
+                    MARKERS[place],
+                    _DASHES[place % len(_DASHES)],
+                )
+            )
+    return found
+
+
+def _draw(axes: Axes, curve: _Curve, quantity: str) -> None:
+    values = [point[quantity] for point in curve.points]
+    axes.errorbar(
+        [100 * point["token_reduction"] for point in curve.points],
+        [value["mean"] for value in values],
+        yerr=[value["std"] or 0.0 for value in values],
+        color=curve.colour,
+        marker=curve.marker,
+        linestyle=curve.dash,
+        markersize=5,
+        linewidth=1.4,
+        elinewidth=0.8,
+        capsize=2,
+    )

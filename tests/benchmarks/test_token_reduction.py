@@ -1,0 +1,196 @@
+"""The benchmark of quality by token reduction: rows, choice of rules, points, page and figure."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from benchmarks.token_reduction.__main__ import main, named
+from benchmarks.token_reduction.curve_points import new_points
+from benchmarks.token_reduction.row_texts import RowText, check_apart, spread_rows
+from benchmarks.token_reduction.rule_policies import choose_rules
+from docs.make.reduction_pages import reduction_figure, reduction_summary
+from docs.make.results import benchmark_page
+from umim_core import UMIM
+from umim_core.evaluation.rule_damage import measure_damage
+from umim_core.rules.inspection import token_reduction
+from umim_core.rules.matcher import Matcher
+
+LENGTH = 12
+
+
+def ids_file(path: Path, seed: int) -> Path:
+    """Random ids with the spans of the tiny checkpoint among them, 60 rows."""
+    rng = np.random.default_rng(seed)
+    spans = [[1, 2], [3, 4, 5], [6, 7, 8, 9], [10], [11], [12], [13]]
+    ids = np.concatenate([spans[i] for i in rng.integers(0, len(spans), 60 * LENGTH)])
+    np.save(path, ids[: 60 * LENGTH].astype(np.int32))
+    return path
+
+
+@pytest.fixture
+def words(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
+    """Options of a run in seconds."""
+    texts = [
+        word
+        for seed, use in enumerate(("test", "cut", "damage"))
+        for word in (f"--{use}", str(ids_file(tmp_path / f"{use}.npy", seed)))
+    ]
+    numbers = ["--length", LENGTH, "--test-rows", 6, "--cut-rows", 50, "--damage-rows", 8]
+    places = ["--cache", tmp_path / "cache", "--out", tmp_path / "curve.json"]
+    subject = ["--checkpoints", f"tiny={tiny_checkpoint}", "--commit", "abc"]
+    return [*texts, *map(str, [*numbers, *places, *subject])]
+
+
+def test_rows_are_evenly_spaced_over_the_segments_of_all_files() -> None:
+    parts = [np.arange(11), np.arange(100, 113)]  # segments 0 4 | 100 104 108
+    assert [row.tolist() for row in spread_rows(parts, 3, 4)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [104, 105, 106, 107],
+    ]
+    with pytest.raises(SystemExit, match="only 5 rows of 4 tokens, 6 are wanted"):
+        spread_rows(parts, 6, 4)
+
+
+def test_texts_that_share_a_row_are_refused() -> None:
+    one, two = np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32)
+    check_apart({"test": RowText("a", [one]), "cut": RowText("b", [two])})
+    with pytest.raises(SystemExit, match="--test and --damage must not share a row"):
+        check_apart({"test": RowText("a", [one]), "damage": RowText("b", [two, one])})
+
+
+def test_checkpoints_are_named_by_themselves_or_by_their_place() -> None:
+    assert named(["a=x/y", "x/z"]) == {"a": "x/y", "z": "x/z"}
+    with pytest.raises(SystemExit, match="a name of its own"):
+        named(["a=x", "a=y"])
+
+
+@pytest.mark.parametrize("policy", ["damage", "count", "saved"])
+def test_a_policy_keeps_the_first_rules_of_its_order(policy: str, tiny_umim: UMIM) -> None:
+    """Each span once a segment: three rules save 1, 2 and 3 of 12 tokens; two saves are enough."""
+    row = np.array([1, 2, 10, 3, 4, 5, 11, 6, 7, 8, 9, 12])
+    text = row, np.array([0, 12])
+    table = measure_damage([row], tiny_umim.compressed) if policy == "damage" else None
+    cut = choose_rules(policy, 0.24, tiny_umim, text, [], table)
+    assert cut.token_reduction == token_reduction(*text, Matcher(cut.rules)) >= 0.24
+    assert len(cut.rules) < 3
+    if policy == "saved":  # all have a count of 1: those of 4 tokens save the most
+        assert cut.rules.counts_by_order == {2: 0, 3: 0, 4: 1}
+
+
+def test_protected_tokens_leave_every_policy(tiny_umim: UMIM) -> None:
+    text = np.array([1, 2, 10, 3, 4, 5]), np.array([0, 6])
+    cut = choose_rules("all", None, tiny_umim, text, ["w3"], None)
+    assert cut.rules.counts_by_order == {2: 1, 3: 0, 4: 1}
+    assert cut.token_reduction == 1 / 6
+
+
+def test_points_of_another_damage_table_are_measured_anew() -> None:
+    done = [{"policy": "damage", "target": 0.1, "table": "old"}]
+    done += [{"policy": "count", "target": 0.1, "table": None}]
+    wanted = [(p["policy"], p["target"]) for p in new_points(done, ["damage", "count"], [0.1], "x")]
+    assert wanted == [("damage", 0.1)]
+
+
+def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_path: Path) -> None:
+    words += ["--reductions", "0.1", "0.2", "0.7"]
+    assert main(words) == 0
+    out = tmp_path / "curve.json"
+    report = json.loads(out.read_text("utf-8"))
+    points = report["subjects"]["tiny"]["points"]
+    assert [(p["policy"], p["target"]) for p in points] == [
+        *((policy, x) for policy in ("damage", "count", "saved") for x in (0.1, 0.2, 0.7)),
+        ("all", None),
+    ]
+    reached = [point for point in points if "unreached" not in point]
+    assert {point["target"] for point in points if point not in reached} == {0.7}
+    for point in reached:
+        assert point["cut_token_reduction"] >= (point["target"] or 0)
+        assert point["kl"]["mean"] > 0 and point["ppl_ratio"]["mean"] > 0
+        assert 0 < point["token_reduction"] < 0.7
+    page = out.with_suffix(".md").read_text("utf-8")
+    assert page == benchmark_page(report)
+    assert "![Top-1, KL and perplexity ratio against token reduction](curve.svg)" in page
+    assert "tiny, highest count, 70%: " in page
+    assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
+    assert len(list((tmp_path / "cache" / "token_reduction").iterdir())) == 1
+    # A second call measures what is missing and nothing else, with the table that was kept.
+    points[0]["kl"]["mean"] = -1.0
+    interrupted = copy.deepcopy(report)
+    del interrupted["subjects"]["tiny"]["points"][-1]
+    out.write_text(json.dumps(interrupted), "utf-8")
+    assert main(words) == 0
+    again = json.loads(out.read_text("utf-8"))
+    for found in (report, again):
+        del found["subjects"]["tiny"]["points"][-1]["seconds"]
+    assert again == report
+
+
+def test_readme_shows_the_best_policy_of_every_target_where_there_are_results(
+    tmp_path: Path,
+) -> None:
+    assert reduction_summary(tmp_path) == ""
+    (tmp_path / "b.json").write_text(json.dumps(results()), "utf-8")
+    (tmp_path / "a.json").write_text("[]", "utf-8")
+    summary = reduction_summary(tmp_path)
+    rows = [line for line in summary.splitlines() if "%" in line]
+    assert [[cell.strip() for cell in row.split("|")[1:4]] for row in rows] == [
+        ["one", "highest count", "10.0%"],
+        ["two", "least damage", "10.0%"],
+    ]
+    assert (
+        "![Top-1, KL and perplexity ratio against token reduction](docs/results/b.svg)" in summary
+    )
+    assert "base-model, 3 rows of 8 tokens." in summary
+
+
+def test_a_curve_has_a_line_per_checkpoint_and_policy_that_ends_with_all_rules() -> None:
+    figure = reduction_figure(results())
+    assert isinstance(figure, Figure)
+    lines = [container.lines[0].get_xydata().tolist() for container in figure.axes[1].containers]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert dict(zip(labels, lines, strict=True)) == {
+        "one, least damage": [[10, 0.3], [30, 0.9]],
+        "one, highest count": [[10, 0.2], [30, 0.9]],
+        "two, least damage": [[10, 0.3]],
+        "two, highest count": [[10, 0.5]],
+    }
+
+
+def results() -> dict[str, object]:
+    """Results of two checkpoints, as the benchmark writes them."""
+
+    def point(policy: str, target: float | None, reduction: float, kl: float) -> dict[str, object]:
+        return {
+            "policy": policy,
+            "target": target,
+            "table": None,
+            "token_reduction": reduction,
+            "rules": 5,
+            "top1": {"mean": 0.9, "std": 0.01},
+            "kl": {"mean": kl, "std": None},
+            "ppl": 9.0,
+            "ppl_ratio": {"mean": 1.1, "std": 0.02},
+            "alignment": {"top1_states": 0.8, "kl_states": 0.4},
+        }
+
+    subjects = {
+        "one": [point("damage", 0.1, 0.1, 0.3), point("count", 0.1, 0.1, 0.2)],
+        "two": [point("damage", 0.1, 0.1, 0.3), point("count", 0.1, 0.1, 0.5)],
+    }
+    subjects["one"].append(point("all", None, 0.3, 0.9))
+    return {
+        "benchmark": "token_reduction",
+        "name": "b",
+        "length": 8,
+        "texts": {"test": {"rows": 3}},
+        "subjects": {
+            name: {"backbone": "base-model", "points": found} for name, found in subjects.items()
+        },
+    }
