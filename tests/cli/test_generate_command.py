@@ -141,6 +141,13 @@ def test_a_raw_tail_and_a_bound_on_probabilities_are_those_of_the_library(
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
 
 
+def test_span_eviction_is_that_of_the_library(generate: Generate, tiny_umim: UMIM) -> None:
+    expected = tiny_umim.generate(PROMPT, max_new_tokens=9, merge="none", span_eviction=2)
+    found = json.loads(generate("--merge", "none", "--span-eviction", 2, "--json").out)
+    assert found["cache_lengths"] == list(expected.cache_lengths[0])
+    assert found["cache_lengths"][0] < 11 and found["token_reduction"] == 0
+
+
 def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:
     found = " ".join(generate("--show").out.split())
     assert "11 prompt tokens -> 5 units, token reduction 54.5%" in found
@@ -176,6 +183,7 @@ def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) 
             ["--merge", "prompt", "--decode-min-probability", "0.5"],
             "decode_min_probability needs merging in the prompt and while decoding",
         ),
+        (["--span-eviction", "16"], "reads prompt and generated tokens raw; got merge 'all'"),
         (["--decode-min-probability", "5"], "must lie between 0 and 1; got 5.0. Give 0"),
         (["--decode-max-damage", "0.2"], "a bound on damage needs the price of every rule"),
     ],

@@ -91,6 +91,13 @@ def generate(
             "token; inf: by all. [default: the checkpoint's]"
         ),
     ] = None,
+    span_eviction: Annotated[
+        int | None,
+        typer.Option(
+            help="With --merge none: read everything raw, and keep of a rule's span only the last "
+            "column of the KV cache once it is so many tokens old."
+        ),
+    ] = None,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -147,6 +154,7 @@ def generate(
         "raw_tail": raw_tail,
         "decode_min_probability": decode_min_probability,
         "decode_max_damage": decode_max_damage,
+        "span_eviction": span_eviction,
         "logprobs": logprobs,
         "add_special_tokens": special_tokens,
     }

@@ -10,7 +10,8 @@ One forward per token, always, with one new unit per row::
 
 With ``decode_min_probability`` a y that was less likely than that begins a unit: rules see the
 generated tokens as texts that are cut before each such y. ``decode_max_damage`` names the rules
-that generated tokens merge by (``decode_rules``); prompts merge by all.
+that generated tokens merge by (``decode_rules``); prompts merge by all. With ``span_eviction``
+nothing is merged, and the columns of old spans go (``row_eviction``).
 
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
 Rows that have ended are fed along with the others and gain nothing. Samples of one prompt share its
@@ -39,8 +40,9 @@ from umim_core.backbone.attention_masks import check_attention_window, step_mask
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.decode_rules import DecodeRules
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
-from umim_core.inference.prompts import Overlong, Prompts, check_room, cut_left, read_prompts
+from umim_core.inference.prompts import Prompts, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
+from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
 from umim_core.inference.sampling import TokenChooser, unlikely
 from umim_core.inference.stopping import Stopper
@@ -129,9 +131,9 @@ class Engine:
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
-            new = config.max_new_tokens or 0
-            given = cut_left(given, new, self.compressed)
+            given = cut_left(given, config.max_new_tokens or 0, self.compressed)
         rows = new_rows(given, past, samples)
+        eviction = row_eviction(request, self.compressed, rows, past)
         chooser = TokenChooser(
             config,
             [len(row.raw) for row in rows],
@@ -145,16 +147,17 @@ class Engine:
         units = GeneratedUnits(self._decode_rules.matcher(request), len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
-        first_cache = self._room(given, past, config, request.overlong)
+        first_cache = self._room(given, past, config, request)
         streamer, complete = request.streamer, False
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
             before = [row.past for row in rows[::samples]]
-            logits = self._prefill(given.packed, first_cache, before)
-            logits = logits.repeat_interleave(samples, dim=0)
+            logits = self._prefill(given.packed, first_cache, before).repeat_interleave(samples, 0)
             cache = first_cache.repeated(samples)
             while True:
+                if eviction is not None:
+                    eviction.drop(cache)
                 record_forward(rows, logits, cache.lengths, request.observer)
                 tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
                 if streamer is not None:
@@ -167,19 +170,24 @@ class Engine:
                     break
                 if request.decode_min_probability:
                     units.cut_before(unlikely(logits, tokens, request.decode_min_probability))
-                logits = self._feed(
-                    units.push(tokens, running), cache, [len(row.raw) for row in rows]
-                )
+                if eviction is not None:
+                    eviction.push(tokens, running)
+                given_positions = self._preserved or eviction is not None
+                raw_lengths = [len(row.raw) for row in rows] if given_positions else None
+                logits = self._feed(units.push(tokens, running), cache, raw_lengths)
             complete = True
         finally:
             if past is not None and not complete:  # it failed, or the generator was abandoned
                 past.give_back(first_cache)
             if streamer is not None:
                 streamer.end()  # type: ignore[no-untyped-call]
+        state = GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.compressed)
+        if eviction is not None:  # its positions are not known without the columns that went
+            state.release()
         return EngineOutput(
             tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
             Timings(clock.laps[0], sum(clock.laps[1:])),
-            GenerationState(tuple(tuple(row.raw) for row in rows), cache, self.compressed),
+            state,
         )
 
     def _room(
@@ -187,7 +195,7 @@ class Engine:
         given: Prompts,
         past: GenerationState | None,
         config: GenerationConfig,
-        overlong: Overlong,
+        request: Request,
     ) -> RowCache:
         """Return a cache with room for the request: a new one, or that of ``past``."""
         new = config.max_new_tokens or 0
@@ -199,9 +207,10 @@ class Engine:
         # The last token chosen is never fed.
         limit = int(units.max()) + new - 1
         highest = int(raw.max()) + new - 1 if self._preserved else limit
-        check_room(self.backbone, highest, new, overlong)
+        check_room(self.backbone, highest, new, request.overlong)
         rows = len(units) * samples_per_prompt(config)
-        if rows > 1 or self._preserved:  # one row keeps the backbone's windows
+        evicts = request.span_eviction is not None
+        if rows > 1 or self._preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
             layers = self.backbone.model.config.num_hidden_layers
@@ -260,19 +269,19 @@ class Engine:
         pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
         return fill_units(packed, self.backbone, pooled)
 
-    def _feed(self, step: Advance, cache: RowCache, raw_lengths: Sequence[int]) -> Tensor:
+    def _feed(self, step: Advance, cache: RowCache, raw_lengths: Sequence[int] | None) -> Tensor:
         """Roll back, feed one unit per row, return the next logits [B, V].
 
         Args:
             step: What is taken back and fed.
             cache: The rows.
-            raw_lengths: Raw tokens per row, the newest included.
+            raw_lengths: Raw tokens per row, the newest included; None where positions are columns.
         """
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
         cache.begin(1)
         positions = None
-        if self._preserved:
+        if raw_lengths is not None:
             fed = torch.tensor(raw_lengths, device=self.backbone.device) - 1
             positions = fed[:, None]
         hidden = self._forward(self._step_embeddings(step), cache, positions)

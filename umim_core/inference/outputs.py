@@ -56,7 +56,7 @@ class GenerationState:
         if self._cache is None:
             raise GenerationError(
                 "a state can be continued once",
-                "it was continued or released",
+                "it was continued or released, or spans were evicted from it",
                 "Use the state of the newest output.",
             )
         backbone, own = compressed.backbone, self._compressed

@@ -21,6 +21,7 @@ from umim_core.inference.outputs import Observer
 from umim_core.inference.prompts import Overlong
 from umim_core.inference.sampling import ON_IDS, PLAIN, WARPERS
 from umim_core.inference.stopping import end_ids
+from umim_core.merging.span_eviction import check_age
 
 DEFAULT_TOP_K: Final = 50  # transformers' own, where a model's file names none
 HONOURED: Final = frozenset(
@@ -168,6 +169,8 @@ class Request:
         decode_max_damage: Generated tokens merge by the rules whose price is at most this, in nats
             per saved token (``RuleSet.prices``); prompts by all. Infinity takes all rules, None the
             model's own bound.
+        span_eviction: Everything is read raw, and a span of the rules that is so many tokens old
+            keeps only its last column in the cache (``merging.span_eviction``); None keeps all.
         seed: For sampling; None draws one from torch's global generator.
         streams: Number of each row's random stream; by default the row's own number.
         overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
@@ -186,6 +189,7 @@ class Request:
     raw_tail: int = 0
     decode_min_probability: float = 0.0
     decode_max_damage: float | None = None
+    span_eviction: int | None = None
     seed: int | None = None
     streams: Sequence[int] | None = None
     overlong: Overlong = "refuse"
@@ -203,6 +207,7 @@ class Request:
             rows: Rows to generate.
 
         Raises:
+            ConfigError: If ``span_eviction`` is no number of tokens.
             GenerationError: If more log-probabilities are asked for than there are ids, several
                 rows are to be streamed, a probability lies outside 0 .. 1, a bound on damage is no
                 number, or an option of merging while decoding comes without it or without a merged
@@ -260,6 +265,14 @@ class Request:
                     f"{name} needs merging in the prompt and while decoding",
                     f"merge {self.merge!r}",
                     "Merge all, or leave it out.",
+                )
+        if self.span_eviction is not None:
+            check_age(self.span_eviction)
+            if self.merge != "none":
+                raise GenerationError(
+                    "span_eviction reads prompt and generated tokens raw",
+                    f"merge {self.merge!r}",
+                    "Merge none, or leave it out.",
                 )
         if self.match_border and self.raw_tail:
             raise GenerationError(

@@ -67,6 +67,9 @@ class GenerateOptions(TypedDict, total=False):
         decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
             per saved token, as ``umim prune`` measured it; ``math.inf`` for all rules (the
             checkpoint's own bound, if it has one). Prompts merge by all rules.
+        span_eviction: Read everything raw (``merge="none"``), and keep of a rule's span only the
+            last column of the cache once it is so many tokens old (None: keep all); not with
+            ``past``, and the output's state cannot be continued.
         overlong: What becomes of a prompt that does not fit the context with its new tokens:
             ``refuse``, ``truncate`` (leading units are dropped, a BOS stays; not where ``past`` is
             continued) or ``extend`` (rotary positions go on, with a warning).
@@ -104,6 +107,7 @@ class GenerateOptions(TypedDict, total=False):
     raw_tail: int
     decode_min_probability: float
     decode_max_damage: float | None
+    span_eviction: int | None
     overlong: Overlong
     logprobs: int | None
     past: GenerationState | None

@@ -1,0 +1,114 @@
+"""Span eviction while generating: rows whose cache drops the columns of old spans.
+
+Prompts and generated tokens are read raw. After every forward the columns of spans that have grown
+old go (``merging.span_eviction``); those that stay keep their positions. A prompt is read whole
+before anything goes, and its spans are certain at its end; no span crosses the border to the
+generated tokens, as in merging.
+
+With the prompt a b c, the rule (a, b), W = 1 and the generated tokens x y::
+
+    columns   a b c     read whole; (a, b) is one token old
+              b c       after the prefill
+              b c x     positions 1 2 3
+              b c x y
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.row_cache import RowCache
+from umim_core.errors import GenerationError
+from umim_core.inference.outputs import GenerationState
+from umim_core.inference.request import Request
+from umim_core.inference.rows import Row
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.span_eviction import CERTAIN
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.trie import Ints
+
+
+class RowEviction:
+    """The columns that B rows hold, and the spans that will give theirs up.
+
+    Args:
+        matcher: The rules.
+        age: Tokens that are read behind a span before it gives up its columns.
+        prompts: Raw ids of the prompts [B][T_b], read by the next forward.
+    """
+
+    def __init__(self, matcher: Matcher, age: int, prompts: Sequence[Sequence[int]]) -> None:
+        self._age = age
+        self._suffixes = matcher.suffixes(len(prompts))
+        self._read = [len(ids) for ids in prompts]
+        self._held = [list(range(len(ids))) for ids in prompts]  # positions, column by column
+        self._young: list[deque[tuple[int, int]]] = [deque() for _ in prompts]  # not yet certain
+        # The last token that a span waits for, and the positions it gives up then; in order.
+        self._waiting: list[deque[tuple[int, range]]] = [deque() for _ in prompts]
+        for row, ids in enumerate(prompts):
+            for start, length in zip(*matcher.segment(np.array(ids)), strict=True):
+                self._wait(row, int(start), int(length), certain=0)
+
+    def push(self, tokens: Ints, running: NDArray[np.bool_]) -> None:
+        """Follow the tokens that the next forward reads; see ``GeneratedUnits.push``."""
+        step = self._suffixes.advance(tokens, running)
+        for row in np.flatnonzero(running).tolist():
+            units, token = self._young[row], self._read[row]
+            for _ in range(int(step.rollback[row])):
+                units.pop()
+            length = int(step.lengths[row])
+            units.append((token - length + 1, length))
+            while units and token - units[0][0] >= CERTAIN:
+                self._wait(row, *units.popleft(), certain=CERTAIN)
+            self._held[row].append(token)
+            self._read[row] += 1
+
+    def _wait(self, row: int, start: int, length: int, certain: int) -> None:
+        """Let a certain span wait for its age."""
+        if length > 1:
+            end = start + length - 1
+            self._waiting[row].append((max(end + self._age, start + certain), range(start, end)))
+
+    def drop(self, cache: RowCache) -> None:
+        """Drop what is old once a forward is done."""
+        gone: list[list[int]] = []
+        for held, waiting, read in zip(self._held, self._waiting, self._read, strict=True):
+            columns: list[int] = []
+            while waiting and waiting[0][0] < read:
+                columns += (bisect_left(held, position) for position in waiting.popleft()[1])
+            for column in reversed(columns):
+                del held[column]
+            gone.append(columns)
+        cache.drop(gone)
+
+
+def row_eviction(
+    request: Request, compressed: Compressed, rows: Sequence[Row], past: GenerationState | None
+) -> RowEviction | None:
+    """Return the eviction that a request asks for; None without.
+
+    Args:
+        request: The request.
+        compressed: The model; its rules are the spans.
+        rows: The rows, before their prefill.
+        past: The state that the request continues.
+
+    Raises:
+        ConfigError: If the model has no rules.
+        GenerationError: If a state is continued: which columns of it would go is not known.
+    """
+    if request.span_eviction is None:
+        return None
+    if past is not None:
+        raise GenerationError(
+            "span eviction needs a cache of its own from the first prompt on",
+            "past",
+            "Pass the whole text as the prompt, or leave span_eviction out.",
+        )
+    prompts = [row.prompt_ids for row in rows]
+    return RowEviction(compressed.require_matcher(), request.span_eviction, prompts)
