@@ -6,9 +6,9 @@
 Each policy keeps as many of a checkpoint's rules as give a token reduction on the rows of
 ``--cut``, to within one rule: those of the least damage (measured on the rows of ``--damage``), of
 the highest count, or that save the most tokens by their count. Rules found in another way (by
-confidence, say) are one more checkpoint. All checkpoints read the same rows of ``--test``; the
-texts may not share a row. A text is ids (.npy files), text as ``umim mine`` takes it, or a split of
-the docstring corpus; its rows are evenly spaced over it.
+confidence, say) are one more checkpoint. All checkpoints read the same rows of ``--test``. A text
+is ids (.npy files), text as ``umim mine`` takes it, or a split of the docstring corpus; its rows
+are evenly spaced over it, and none of them is a row of another text, also in the same file.
 
 Damage tables are kept under ``--cache``. With ``--commit`` the same call goes on behind the points
 that were finished, and further checkpoints, policies and reductions join those in ``--out``.
@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.common import Benchmark, Report, go_on, save
 from benchmarks.corpus import CACHE, EMBEDDED
 from benchmarks.token_reduction.curve_points import Subject, by_place, in_words, new_points
-from benchmarks.token_reduction.row_texts import RowText, check_apart, read_rows
+from benchmarks.token_reduction.row_texts import RowText, read_rows
 from benchmarks.token_reduction.rule_policies import (
     DAMAGE,
     POLICIES,
@@ -86,8 +86,9 @@ def read_texts(
     counts = {"test": options.test_rows, "cut": options.cut_rows}
     if DAMAGE in options.policies and set(named(options.checkpoints)) - set(tables):
         counts["damage"] = options.damage_rows
-    texts = {
-        use: read_rows(
+    texts: dict[str, RowText] = {}
+    for use, rows in counts.items():
+        texts[use] = read_rows(
             use,
             getattr(options, use),
             umim.backbone.require_tokenizer(),
@@ -95,10 +96,8 @@ def read_texts(
             length=options.length,
             tokens=options.tokens,
             cache=options.cache,
+            others=list(texts.values()),
         )
-        for use, rows in counts.items()
-    }
-    check_apart(texts)
     return texts
 
 
@@ -131,6 +130,7 @@ def measure_subject(
         "rules": len(umim.rules),
         "unit_positions": umim.compressed.unit_positions,
         "residual": umim.checkpoint.config.residual,
+        "rule_rows": 0 if umim.module.rows is None else len(umim.module.rows),
         "steps": umim.checkpoint.config.training.get("steps"),
     }
     earlier = report["subjects"].get(name, {})
@@ -194,12 +194,12 @@ class _Lines:
             print(f"{self._label}: {tokens:,} tokens", file=sys.stderr, flush=True)
 
 
-_FILES: Final = {"nargs": "+", "default": [], "metavar": "FILE"}
+_FILES: Final = {"nargs": "+", "default": [], "metavar": "[NAME=]FILE"}
 main = Benchmark(
     name="token_reduction",
     doc=__doc__,
     options={
-        "checkpoints": {"nargs": "+", "default": [EMBEDDED], "metavar": "NAME=PATH"},
+        "checkpoints": {"nargs": "+", "default": [EMBEDDED], "metavar": "[NAME=]PATH"},
         "policies": POLICIES,
         "reductions": list(REDUCTIONS),
         "test": _FILES,

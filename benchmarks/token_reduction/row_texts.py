@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,30 +47,35 @@ class RowText:
 
 def read_rows(
     use: str,
-    files: Sequence[str],
+    sources: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     *,
     rows: int,
     length: int,
     tokens: int,
     cache: Path,
+    others: Iterable[RowText] = (),
 ) -> RowText:
     """Read a text and choose rows of it.
 
     Args:
         use: A key of ``SPLITS``.
-        files: Flat arrays of ids (.npy), or text as ``umim mine`` takes it; none for docstrings.
+        sources: Flat arrays of ids (.npy), or text as ``umim mine`` takes it, with ``NAME=`` before
+            a file to call it so; none for docstrings.
         tokenizer: Of text; it must have the ids.
         rows: How many.
         length: Tokens of a row.
         tokens: Read only the first so many of each array, or of the text.
         cache: Folder of the docstring corpus.
+        others: Texts whose rows are left out.
 
     Raises:
         SystemExit: If the text is too short.
         CorpusError: If it cannot be read, or holds ids that the tokenizer does not have.
     """
-    name = ", ".join(Path(file).name for file in files)
+    pairs = [source.rpartition("=") for source in sources]
+    name = ", ".join(dict.fromkeys(given or Path(file).name for given, _, file in pairs))
+    files = [file for _, _, file in pairs]
     if not files:
         name = f"docstrings, {SPLITS[use]}"
         documents = held_out_texts(cache, SPLITS[use])
@@ -79,41 +84,36 @@ def read_rows(
         parts = [open_ids(Path(file), tokens) for file in files]
     else:
         parts = [first_ids(source_of(tuple(files)), tokenizer, tokens)[0]]
-    chosen = spread_rows(parts, rows, length)
+    chosen = spread_rows(parts, rows, length, [row for text in others for row in text.rows])
     check_vocabulary(max(int(row.max()) for row in chosen), tokenizer)
     return RowText(name, chosen)
 
 
 def spread_rows(
-    parts: Sequence[NDArray[np.integer]], rows: int, length: int
+    parts: Sequence[NDArray[np.integer]],
+    rows: int,
+    length: int,
+    taken: Iterable[NDArray[np.int32]] = (),
 ) -> list[NDArray[np.int32]]:
     """Return rows that are evenly spaced over the whole segments of several arrays of ids.
+
+    Args:
+        parts: The arrays.
+        rows: How many.
+        length: Tokens of a row.
+        taken: Rows that are left out.
 
     Raises:
         SystemExit: If there are fewer segments than rows.
     """
-    places = [(part, start) for part in parts for start in range(0, len(part) - length + 1, length)]
+    used = {row.tobytes() for row in taken}
+    places = [
+        (part, start)
+        for part in parts
+        for start in range(0, len(part) - length + 1, length)
+        if not used or part[start : start + length].astype(np.int32).tobytes() not in used
+    ]
     if rows < 1 or len(places) < rows:
         raise SystemExit(f"only {len(places)} rows of {length} tokens, {rows} are wanted")
     wanted = (places[index * len(places) // rows] for index in range(rows))
     return [np.array(part[start : start + length], dtype=np.int32) for part, start in wanted]
-
-
-def check_apart(texts: Mapping[str, RowText]) -> None:
-    """Refuse texts that share a row: what rules are chosen on would be measured.
-
-    Args:
-        texts: By use.
-
-    Raises:
-        SystemExit: If two of them do.
-    """
-    seen: dict[bytes, str] = {}
-    for use, text in texts.items():
-        own = {row.tobytes() for row in text.rows}
-        if shared := own & seen.keys():
-            raise SystemExit(
-                f"the texts --{seen[shared.pop()]} and --{use} must not share a row; name other "
-                "files"
-            )
-        seen |= dict.fromkeys(own, use)

@@ -108,7 +108,8 @@ PPL ratio       | {ppl_ratio:.3f}
 
 ## Checkpoints
 
-Damage is measured on other rows than quality is.
+Damage is measured on other rows than quality is. *Rule rows*: rules with a learned vector of their
+own.
 
 @ subjects
 checkpoint     | {subject}
@@ -116,6 +117,7 @@ checkpoint     | {subject}
 rules          | {rules:,}
 < residual     | {residual}
 < positions    | {unit_positions}
+rule rows      | {rule_rows:,}
 steps          | {steps?-}
 PPL base       | {ppl_base?-:.2f}
 damage on      | {damage_text}

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.token_reduction.__main__ import main, named
 from benchmarks.token_reduction.curve_points import new_points
-from benchmarks.token_reduction.row_texts import RowText, check_apart, spread_rows
+from benchmarks.token_reduction.row_texts import spread_rows
 from benchmarks.token_reduction.rule_policies import choose_rules
 from docs.make.reduction_pages import reduction_figure, reduction_summary
 from docs.make.results import benchmark_page
@@ -36,11 +36,8 @@ def ids_file(path: Path, seed: int) -> Path:
 @pytest.fixture
 def words(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
     """Options of a run in seconds."""
-    texts = [
-        word
-        for seed, use in enumerate(("test", "cut", "damage"))
-        for word in (f"--{use}", str(ids_file(tmp_path / f"{use}.npy", seed)))
-    ]
+    same, other = (ids_file(tmp_path / f"{seed}.npy", seed) for seed in range(2))
+    texts = ["--test", f"mine={same}", "--cut", str(same), "--damage", str(other)]
     numbers = ["--length", LENGTH, "--test-rows", 6, "--cut-rows", 50, "--damage-rows", 8]
     places = ["--cache", tmp_path / "cache", "--out", tmp_path / "curve.json"]
     subject = ["--checkpoints", f"tiny={tiny_checkpoint}", "--commit", "abc"]
@@ -58,11 +55,13 @@ def test_rows_are_evenly_spaced_over_the_segments_of_all_files() -> None:
         spread_rows(parts, 6, 4)
 
 
-def test_texts_that_share_a_row_are_refused() -> None:
-    one, two = np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32)
-    check_apart({"test": RowText("a", [one]), "cut": RowText("b", [two])})
-    with pytest.raises(SystemExit, match="--test and --damage must not share a row"):
-        check_apart({"test": RowText("a", [one]), "damage": RowText("b", [two, one])})
+def test_rows_of_another_text_are_left_out() -> None:
+    parts = [np.arange(16)]
+    first = spread_rows(parts, 2, 4)
+    assert [row[0] for row in first] == [0, 8]
+    assert [row[0] for row in spread_rows(parts, 2, 4, first)] == [4, 12]
+    with pytest.raises(SystemExit, match="only 2 rows of 4 tokens, 3 are wanted"):
+        spread_rows(parts, 3, 4, first)
 
 
 def test_checkpoints_are_named_by_themselves_or_by_their_place() -> None:
@@ -118,6 +117,7 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert page == benchmark_page(report)
     assert "![Top-1, KL and perplexity ratio against token reduction](curve.svg)" in page
     assert "tiny, highest count, 70%: " in page
+    assert "6 rows of 12 tokens of *mine*" in page and "50 rows of *0.npy*" in page
     assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
     assert len(list((tmp_path / "cache" / "token_reduction").iterdir())) == 1
     # A second call measures what is missing and nothing else, with the table that was kept.
