@@ -61,6 +61,8 @@ _FORMULAS: Final = {
 def _form(config: CheckpointConfig) -> str:
     """Return the form of a module in words."""
     placed = "" if config.unit_positions == "compact" else ", preserved unit positions"
+    placed += "" if config.residual == "none" else f", {config.residual} residual"
+    placed += f", {config.rule_rows:,} rule rows" if config.rule_rows else ""
     size = f"d {config.hidden_size}"
     if config.kind == "linear":
         return f"one linear layer over the span's embeddings side by side, {size}{placed}"
@@ -134,7 +136,8 @@ def card(
         origin=_origin(rules),
         config=config,
         form=_form(config),
-        formula=_FORMULAS[config.kind, config.depth, config.module_positions],
+        formula=_FORMULAS[config.kind, config.depth, config.module_positions]
+        + (f" + {config.rule_rows}d" if config.rule_rows else ""),
         parameters=sum(p.numel() for p in checkpoint.module.parameters()),
         recipe=recipe,
         budget=_budget(recipe),

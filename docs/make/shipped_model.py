@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.page_template import Part, Report, filled_in, page
+from umim_core.config.form import ModuleForm
 
 NAME: Final = "shipped_model"
 LABELS: Final = {
@@ -103,8 +104,9 @@ def _rules(report: Report) -> str:
 
 def _positions(report: Report) -> str:
     form = report["module"]["form"]
-    placed = report | {"positions": form["positions"], "square": report["module"]["hidden_size"]}
-    return filled_in(_MODULE, placed)
+    others = ModuleForm.model_validate(form | {"positions": "none"}).deviations()
+    words = "".join(f", {word}" for word in others)
+    return filled_in(_MODULE, report | {"positions": form["positions"], "others": words})
 
 
 _RULES: Final = (
@@ -114,7 +116,7 @@ _RULES: Final = (
     "{rules.bytes!i:.1f} MiB."
 )
 _MODULE: Final = (
-    "Module: d {module.hidden_size}, {module.heads} heads, positions `{positions}`, "
+    "Module: d {module.hidden_size}, {module.heads} heads, positions `{positions}`{others}, "
     "{module.parameters:,} parameters, stored in {module.stored} ({module.bytes!i:.1f} MiB). On "
     "{rounding.rows} test rows its KL is {rounding.shipped.kl:.4f} nats, before rounding "
     "{rounding.run.kl:.4f}; Top-1 is {rounding.shipped.top1:.4f} and {rounding.run.top1:.4f}."

@@ -84,7 +84,10 @@ def store(
 
     def write(directory: Path) -> None:
         module = load_file(checkpoint / "model.safetensors")
-        cast = {name: value.to(DTYPES[weights]) for name, value in module.items()}
+        cast = {
+            name: value.to(DTYPES[weights]) if value.is_floating_point() else value  # or ids
+            for name, value in module.items()
+        }
         save_file(cast, directory / "model.safetensors")
         (directory / "model.safetensors").chmod(0o644)
         shutil.copyfile(settings / "config.json", directory / "config.json")
@@ -181,13 +184,14 @@ def _task_name(scores: Mapping[str, Artifact]) -> str | None:
 
 
 def _module(shipped: Path, config: CheckpointConfig) -> dict[str, object]:
-    weights = load_file(shipped / "model.safetensors")
-    (dtype,) = {str(value.dtype).removeprefix("torch.") for value in weights.values()}
+    stored = load_file(shipped / "model.safetensors").values()
+    weights = [value for value in stored if value.is_floating_point()]  # the rest are ids
+    (dtype,) = {str(value.dtype).removeprefix("torch.") for value in weights}
     return {
         "form": config.form(),
         "hidden_size": config.hidden_size,
         "heads": config.num_heads,
-        "parameters": sum(value.numel() for value in weights.values()),
+        "parameters": sum(value.numel() for value in weights),
         "stored": dtype,
         "bytes": (shipped / "model.safetensors").stat().st_size,
     }

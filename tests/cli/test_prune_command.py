@@ -174,10 +174,13 @@ def test_the_budget_can_be_measured_on_other_text(umim: Umim, given: Given) -> N
 
 
 def test_an_untrained_checkpoint_is_measured(umim: Umim, made: Path, given: Given) -> None:
-    assert umim("init", made / "model", "--rules", made / "start/rules", "--out", "new").code == 0
+    rules = ("--rules", made / "start/rules", "--rule-rows", len(SPANS))
+    assert umim("init", made / "model", *rules, "--out", "new").code == 0
     done = umim("prune", "new", given[1], "--target-tr", 0.1, "--out", "less")
     assert done.code == 0, done.err
-    assert "--residual last" in done.out
+    kept = Checkpoint.load("less")
+    assert kept.config.rule_rows == len(kept.rules) < len(SPANS)
+    assert f"--residual last --unit-positions compact --rule-rows {len(SPANS)}" in done.out
 
 
 def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> None:

@@ -164,6 +164,11 @@ def test_recipes_are_frozen() -> None:
         ("benchmark", {"rules": ["natural"]}, "rules is no field any more.*Leave it out"),
         ("cluster.workers", 3, "workers must divide every batch_size"),
         ("cluster", {"strategy": "deepspeed", "workers": 0}, "strategy deepspeed needs workers"),
+        (
+            "cells",
+            [{"backbone": "a", "rule_rows": -1}],
+            r"cells\.0\.rule_rows: .*greater than or equal to 0; got -1",
+        ),
         ("adapt.dpo.bf16", True, r"adapt\.dpo\.bf16: Extra inputs are not permitted; got True"),
         ("benchmark.prompt_lengths", [256, 4], r"benchmark\.prompt_lengths\.1: .*; got 4"),
         ("adapt", None, "a cell asks for adaptation, but the recipe has no 'adapt' section"),
@@ -180,6 +185,15 @@ def test_a_field_out_of_bounds_is_named(
     path = write(tmp_path / "mine.yaml", changed(where, value))
     with pytest.raises(ConfigError, match=rf"^mine\.yaml: .*{message}.*"):
         load_recipe(path)
+
+
+def test_rule_rows_are_refused_where_optimisers_are_sharded(tmp_path: Path) -> None:
+    rowed = changed("cells", [{"backbone": "a", "rule_rows": 2}]) | {"adapt": None}
+    write(tmp_path / "ddp.yaml", rowed)
+    assert load_recipe(tmp_path / "ddp.yaml").cells[0].rule_rows == 2
+    sharded = rowed | {"cluster": {"workers": 1, "strategy": "deepspeed"}}
+    with pytest.raises(ConfigError, match="rule_rows: ZeRO-2 cannot move single rows"):
+        load_recipe(write(tmp_path / "sharded.yaml", sharded))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from docs.make.cards import card
+from support.merge_modules import give_rows
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.merging.module import MergeModule
@@ -24,15 +25,22 @@ FORMS = [
     ({"depth": 3}, "2 layers of self-attention over the span, then attention pooling"),
     ({"depth": 3, "positions": "learned"}, "then attention pooling, d 16"),
     ({"kind": "linear"}, "one linear layer over the span's embeddings side by side, d 16"),
+    ({"residual": "last"}, "positions `none`, last residual, "),
+    ({"rule_rows": 2}, "positions `none`, 2 rule rows, "),
 ]
 
 
 def checkpoint(rules: RuleSet, **form: Any) -> Checkpoint:
-    module = MergeModule(16, 4, **form)
+    rows = form.get("rule_rows", 0)
+    module = MergeModule(16, 4, **{name: form[name] for name in form if name != "rule_rows"})
+    if rows:
+        give_rows(module, [(1, 2 + row) for row in range(rows)])
     placed = form.get("positions", "none")
     fields = {"hidden_size": 16, "num_heads": 4, "module_positions": placed, "depth": 1}
     fields |= {
         "kind": "attention",
+        "residual": "none",
+        "rule_rows": 0,
         "unit_positions": "compact",
         "training": {"steps": 7, "best_step": 5},
     }
@@ -61,8 +69,8 @@ def test_a_card_names_form_and_parameters(form: dict[str, Any], words: str) -> N
     assert words in text
     parameters = sum(p.numel() for p in made.module.parameters())
     line = next(line for line in text.splitlines() if line.startswith("- **Module**"))
-    (terms,) = re.findall(r"\((\d+)d² \+ (\d+)d\)", line)
-    assert int(terms[0]) * 16**2 + int(terms[1]) * 16 == parameters
+    (terms,) = re.findall(r"\((\d+)d² \+ (\d+)d(?: \+ (\d+)d)?\)", line)
+    assert int(terms[0]) * 16**2 + (int(terms[1]) + int(terms[2] or 0)) * 16 == parameters
     assert f"{parameters:,} parameters" in line
 
 

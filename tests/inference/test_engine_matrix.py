@@ -23,6 +23,7 @@ from support.engine_matrix import (
     settings,
     tail_apart,
 )
+from support.merge_modules import give_rows
 from support.pairwise import pairwise
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import Forward
@@ -53,6 +54,7 @@ MATRIX = [
     bound=[0.0, LIKELY],
     raw_tail=[0, 3],
     damage=[None, CHEAP],
+    rule_rows=[False, True],
 )
 @torch.no_grad()
 def test_every_step_equals_a_forward_from_scratch(
@@ -62,10 +64,13 @@ def test_every_step_equals_a_forward_from_scratch(
     bound: float,
     raw_tail: int,
     damage: float | None,
+    rule_rows: bool,
 ) -> None:
     name, attention, dtype, tolerance = case
     backbone = build(name, dtype, attention)
     module, matcher = module_for(backbone), priced_rules(3, infix_free)
+    if rule_rows:
+        give_rows(module, matcher.rules.ids_by_order[2][::2].tolist())
     decoding = matcher if damage is None else cheap_rules(matcher)
     prompts = random_prompts(5, rows)
     compared = cuts = 0

@@ -141,8 +141,9 @@ def from_scratch(
     for ids, matcher in zip(parts, matchers, strict=True):
         array = np.array(ids, dtype=np.int64)
         for start, length in zip(*matcher.segment(array), strict=True):
-            span = backbone.embed(torch.tensor(array[start : start + length]))
-            units.append(span if length == 1 else module(span[None], torch.tensor([length])))
+            own = torch.tensor(array[start : start + length])
+            span, size = backbone.embed(own), torch.tensor([length])
+            units.append(span if length == 1 else module(span[None], size, own[None]))
             ends.append(raw + int(start + length) - 1)
         raw += len(array)
     positions = list(range(len(units))) if unit_positions == "compact" else ends

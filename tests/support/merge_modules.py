@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,9 +48,9 @@ def module_of(
     return module.to(dtype).requires_grad_(False)
 
 
-def give_rows(module: MergeModule, spans: Sequence[tuple[int, ...]]) -> MergeModule:
+def give_rows(module: MergeModule, spans: Iterable[Sequence[int]]) -> MergeModule:
     """Give a module rule rows of those spans, numbers of about 1; return it."""
-    rules = RuleSet.from_spans(spans)
+    rules = RuleSet.from_spans(map(tuple, spans))
     module.rows = RuleRows(frequent_spans(rules, len(rules)), module.hidden_size).to(module.dtype)
     with torch.no_grad():
         module.rows.table.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(6))

@@ -18,7 +18,7 @@ from support.engine_matrix import (
     random_rules,
     settings,
 )
-from support.merge_modules import module_of
+from support.merge_modules import give_rows, module_of
 from support.second_device import DEVICE, moved, second_device
 from umim_core import UMIM
 from umim_core.backbone.backbone import wrap_backbone
@@ -43,12 +43,12 @@ PROCESSED = {
 
 def on(device: str, family: str, unit_positions: UnitPositions, *, rules: bool) -> Engine:
     backbone = build(family, torch.float32)
-    module = module_for(backbone)
+    matcher = random_rules(3, infix_free=False)
+    module = give_rows(module_for(backbone), matcher.rules.ids_by_order[2][::2].tolist())
     if device != "cpu":
         moved(backbone.model)
         moved(module)
-    matcher = random_rules(3, infix_free=False) if rules else None
-    return Engine(Compressed(backbone, module, matcher, unit_positions))
+    return Engine(Compressed(backbone, module, matcher if rules else None, unit_positions))
 
 
 def answers(

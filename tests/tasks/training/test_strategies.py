@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from support.merge_modules import give_rows
 from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
@@ -81,7 +82,10 @@ def job(
     rules.save(folder / "rules")
     module = MergeModule(backbone.hidden_size)
     module.initialise(0.3, torch.Generator().manual_seed(SEED))
-    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "start")
+    start = Compressed(backbone, module, Matcher(rules), "compact")
+    Checkpoint.of(start).save(folder / "start")
+    give_rows(module, spans[:2])
+    Checkpoint.of(start).save(folder / "rowed")
     rows = token_rows()
     TokenRows.of_rows(rows, [WIDTH] * ROWS).save(folder / "rows")
     plain = set(batch_indices(SEED, 0, 4, ROWS)[1::2])  # rank 1 has no merge in the first step
@@ -110,6 +114,11 @@ def job(
 def on(job: TrainJob, kind: str) -> TrainJob:
     """Return the job over rows of that kind."""
     return replace(job, train=str(Path(job.train).with_name(kind)))
+
+
+def rowed(job: TrainJob) -> TrainJob:
+    """Return the job of a module with rule rows; rank 1 has no merge in the first step."""
+    return replace(on(job, "one-sided"), start=str(Path(str(job.start)).with_name("rowed")))
 
 
 def train_jobs(_: int, *jobs: dict[str, Any]) -> None:
@@ -142,7 +151,7 @@ def runs(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in STRATEGIES
         for kind in KINDS
     ]
-    run_pair(out, jobs)
+    run_pair(out, [*jobs, replace(rowed(job), out=str(out / "rule-rows"))])
     return out
 
 
@@ -220,6 +229,22 @@ def test_ranks_hold_equal_weights(runs: Path, name: str) -> None:
     )
 
 
+def test_rule_rows_of_two_ranks_end_as_those_of_one_process(
+    job: TrainJob, runs: Path, tmp_path: Path
+) -> None:
+    run_worker(asdict(replace(rowed(job), out=str(tmp_path))))
+    for step in (1, 2):
+        pair, alone = state(runs / "rule-rows", step), state(tmp_path, step)
+        assert torch.equal(pair["optimizer.rows.steps"], alone["optimizer.rows.steps"])
+        torch.testing.assert_close(
+            weights(runs / "rule-rows", step), weights(tmp_path, step), atol=2e-5, rtol=1e-4
+        )
+        other = state(runs / "rule-rows", step, rank=1)
+        names = [name for name in pair if name.startswith(("module.", "optimizer.rows."))]
+        assert all(torch.equal(pair[name], other[name]) for name in names)
+    assert pair["optimizer.rows.steps"].tolist() == [2, 0]  # only the first rule occurs
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_that_is_nan_on_one_rank_is_skipped_on_all(
     job: TrainJob, runs: Path, name: str
@@ -238,17 +263,18 @@ def test_a_step_that_is_nan_on_one_rank_is_skipped_on_all(
 def test_two_ranks_resume_from_the_state_before_a_torn_one_bit_for_bit(
     job: TrainJob, runs: Path, tmp_path: Path
 ) -> None:
-    jobs = [replace(job, strategy=name, out=str(tmp_path / name)) for name in STRATEGIES]
-    for name in STRATEGIES:
-        shutil.copytree(runs / f"{name}-rows" / "state", tmp_path / name / "state")
+    jobs = {f"{name}-rows": replace(job, strategy=name) for name in STRATEGIES}
+    jobs["rule-rows"] = rowed(job)
+    for name in jobs:
+        shutil.copytree(runs / name / "state", tmp_path / name / "state")
         newest = tmp_path / name / "state" / "step-00000002"
         torn = newest / "rank-1.safetensors"
         torn.write_bytes(torn.read_bytes()[:-1])
-    run_pair(tmp_path, jobs)
-    for name in STRATEGIES:
+    run_pair(tmp_path, [replace(job, out=str(tmp_path / name)) for name, job in jobs.items()])
+    for name in jobs:
         for file in ("rank-0.safetensors", "rank-1.safetensors", "rank-0.json", "manifest.json"):
             place = Path("state", "step-00000002", file)
-            again, first = tmp_path / name / place, runs / f"{name}-rows" / place
+            again, first = tmp_path / name / place, runs / name / place
             assert again.read_bytes() == first.read_bytes()
 
 

@@ -121,6 +121,24 @@ def test_adaptation_goes_on_with_the_positions_of_its_start(
     assert abs(preserved - compact) > 1e-6
 
 
+def test_adaptation_keeps_the_rows_of_the_rules_that_stay(
+    job: TrainJob, backbone: Backbone, tmp_path: Path
+) -> None:
+    rowed = replace(job, form={"rule_rows": 9})  # more than there are rules
+    rules = RuleSet.from_spans([(1, 2), (3, 4, 5)])
+    model = start_model(rowed, backbone, Matcher(rules))
+    assert model.require_module().rows.spans.tolist() == [[1, 2, -1, -1], [3, 4, 5, -1]]
+    with torch.no_grad():
+        model.require_module().rows.table.normal_()
+    Checkpoint.of(model).save(tmp_path / "start")
+    task = Matcher(RuleSet.from_spans([(3, 4, 5), (8, 9)]))
+    start = replace(rowed, start=str(tmp_path / "start"))
+    module = start_model(start, backbone, task).require_module()
+    assert module.rows.spans.tolist() == [[3, 4, 5, -1]]
+    assert torch.equal(module.rows.table, model.require_module().rows.table[1:])
+    assert module.rows.table.requires_grad
+
+
 def test_a_checkpoint_names_its_positions_only_where_they_deviate(
     backbone: Backbone, tmp_path: Path
 ) -> None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from support.tiny_training import CONFIG, SEED, SPANS, Run, train_here
-from tasks.training.strategies import DdpStrategy
+from tasks.training.strategies import DdpStrategy, DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_state import Progress
+from umim_core.errors import ConfigError
 
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 
@@ -59,6 +60,11 @@ def test_rows_count_in_the_norm_and_are_clipped_with_the_rest(tmp_path: Path) ->
     torch.testing.assert_close(first, want, rtol=1e-4, atol=1e-8)
     moved = objective.module.rows.table.detach().abs().max()
     assert float(moved) == pytest.approx(3.0 * 1e-2, rel=1e-3)  # AdamW's first step
+
+
+def test_sharded_optimisers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"need strategy ddp: ZeRO-2 .*; got deepspeed"):
+        DeepSpeedStrategy(Run(tmp_path, rule_rows=2).objective(), CONFIG)
 
 
 def test_rows_make_the_loss_fall_faster(tmp_path: Path) -> None:
