@@ -46,12 +46,7 @@ from umim_core.model.umim import UMIM
 from umim_core.rules.rule_prices import read_prices, write_prices
 from umim_core.rules.rules_table import read_table, write_table
 from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
-from umim_core.store.artifacts import (
-    read_json,
-    read_manifest,
-    sha256_file,
-    write_manifest,
-)
+from umim_core.store.artifacts import read_json, read_manifest, sha256_file, write_manifest
 from umim_core.store.publication import publish_directory
 
 ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
