@@ -10,6 +10,9 @@ confidence, say) are one more checkpoint. All checkpoints read the same rows of 
 is ids (.npy files), text as ``umim mine`` takes it, or a split of the docstring corpus; its rows
 are evenly spaced over it, and none of them is a row of another text, also in the same file.
 
+``--ages 0 16 64`` adds span eviction, with all rules: nothing is merged, and the KV cache drops
+spans that old but for their last columns; its reduction is the cache's.
+
 Damage tables are kept under ``--cache``. With ``--commit`` the same call goes on behind the points
 that were finished, and further checkpoints, policies and reductions join those in ``--out``.
 """
@@ -155,7 +158,7 @@ def measure_subject(
         }
     digest = None if table is None else table_digest(table)
     points[:] = [point for point in points if digest is None or point["table"] in (None, digest)]
-    wanted = list(new_points(points, options.policies, options.reductions, digest))
+    wanted = list(new_points(points, options.policies, options.reductions, digest, options.ages))
     if not wanted:
         return
     base = perplexity(rows, umim.compressed.base(), options.batch_size)
@@ -173,7 +176,7 @@ def measure_subject(
             point["unreached"] = str(error.value)
         else:
             point["cut_token_reduction"] = chosen.token_reduction
-            point |= subject.measure(chosen.rules, rows, options.batch_size)
+            point |= subject.measure(chosen.rules, rows, options.batch_size, point.get("age"))
         point["seconds"] = time.perf_counter() - began
         points.append(point)
         points.sort(key=by_place)
@@ -202,6 +205,7 @@ main = Benchmark(
         "checkpoints": {"nargs": "+", "default": [EMBEDDED], "metavar": "[NAME=]PATH"},
         "policies": POLICIES,
         "reductions": list(REDUCTIONS),
+        "ages": {"nargs": "+", "type": int, "default": [], "metavar": "TOKENS"},
         "test": _FILES,
         "cut": _FILES,
         "damage": _FILES,

@@ -23,6 +23,7 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes
 
 DAMAGE: Final = "damage"
 ALL: Final = "all"  # no choice: every rule
+EVICTION: Final = "eviction"  # every rule, spans evicted from the KV cache and not merged
 Floats = NDArray[np.float64]
 
 
@@ -53,7 +54,7 @@ def choose_rules(
     """Return the rules of a policy that meet a token reduction.
 
     Args:
-        policy: One of ``POLICIES``.
+        policy: One of ``POLICIES``, or ``EVICTION``.
         target: The token reduction; None keeps every rule.
         umim: Whose rules they are.
         text: Ids and borders of the text that the reduction is met on.

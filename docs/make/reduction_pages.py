@@ -22,6 +22,7 @@ _POLICIES: Final = {
     "count": "highest count",
     "saved": "most saved tokens",
     "all": "all rules",
+    "eviction": "span eviction",
 }
 _PANELS: Final = {
     "top1": "Top-1",
@@ -36,7 +37,8 @@ def _shown(report: Report) -> Iterator[Report]:
     for point in walk(report, "subjects.*subject.points.*number"):
         if "unreached" not in point:
             aligned = {x: point["alignment"][x] for x in ("top1_states", "kl_states")}
-            yield point | aligned | {"label": _POLICIES[point["policy"]]}
+            age = f", age {point['age']}" if "age" in point else ""
+            yield point | aligned | {"label": _POLICIES[point["policy"]] + age}
 
 
 def _texts(report: Report) -> str:
@@ -89,7 +91,9 @@ model in nats, both at unit ends as in the paper; *states*: the same at every st
 passes through. *PPL ratio*: perplexity over that of the base model on the same rows, with the
 paired standard error. ± is the standard error over rows of text. Rules are chosen by *least damage*
 (divergence of an occurrence over the tokens that it saves), *highest count* in the corpus they were
-mined from, or *most saved tokens* (count times n - 1).
+mined from, or *most saved tokens* (count times n - 1). *Span eviction* merges nothing: with all
+rules, a span keeps only its last column in the KV cache from an age in tokens on; *TR* is then the
+cache's, and the prefill is whole.
 
 @ shown
 checkpoint      | {subject}
@@ -216,7 +220,8 @@ def _curves(report: Report) -> list[_Curve]:
     for policy in policies or ["all"]:
         for name in names:
             own = [p for p in _shown(report) if p["subject"] == name]
-            points = [p for p in own if p["policy"] in (policy, "all")]
+            ends = {policy} if policy == "eviction" else {policy, "all"}
+            points = [p for p in own if p["policy"] in ends]
             if not any(p["policy"] == policy for p in points):
                 continue
             points.sort(key=lambda point: float(point["token_reduction"]))

@@ -98,7 +98,7 @@ def test_points_of_another_damage_table_are_measured_anew() -> None:
 
 
 def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_path: Path) -> None:
-    words += ["--reductions", "0.1", "0.2", "0.7"]
+    words += ["--reductions", "0.1", "0.2", "0.7", "--ages", "0", "1"]
     assert main(words) == 0
     out = tmp_path / "curve.json"
     report = json.loads(out.read_text("utf-8"))
@@ -106,7 +106,15 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert [(p["policy"], p["target"]) for p in points] == [
         *((policy, x) for policy in ("damage", "count", "saved") for x in (0.1, 0.2, 0.7)),
         ("all", None),
+        ("eviction", None),
+        ("eviction", None),
     ]
+    merged, *evicted = points[-3:]
+    assert [point["age"] for point in evicted] == [0, 1]
+    for point in evicted:
+        assert point["rules"] == merged["rules"]
+        assert point["token_reduction"] <= merged["token_reduction"]
+        assert point["kl"]["mean"] != merged["kl"]["mean"]
     reached = [point for point in points if "unreached" not in point]
     assert {point["target"] for point in points if point not in reached} == {0.7}
     for point in reached:
@@ -118,6 +126,7 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert "![Top-1, KL and perplexity ratio against token reduction](curve.svg)" in page
     assert "tiny, highest count, 70%: " in page
     assert "6 rows of 12 tokens of *mine*" in page and "50 rows of *0.npy*" in page
+    assert "| span eviction, age 1 " in page
     assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
     assert len(list((tmp_path / "cache" / "token_reduction").iterdir())) == 1
     # A second call measures what is missing and nothing else, with the table that was kept.
