@@ -6,7 +6,8 @@ CHECKPOINT is the directory that a finished run printed. Its measurements and it
 by the digests that each stage records of what it was given. What ships is stored smaller: the
 module in bfloat16 (``--weights float32`` keeps it), the rules without the matcher's tables,
 which are built in memory. What the rounding changes is measured and stands in the results.
-``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding.
+``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
+``--merge`` and ``--raw-tail`` are what it recommends to its users.
 """
 
 from __future__ import annotations
@@ -20,103 +21,39 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from docs.make import shipped_model
 from docs.make.document import RESULTS, ROOT
 from docs.make.results import documents_of
+from docs.make.shipped_form import DTYPES, TABLE, store
 from docs.make.shipping_trail import trail
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import parts
 from tasks.stages.evaluate import rows_of
 from tasks.stages.mixture import RECORD
-from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
-    CHECKPOINT_SCHEMA,
     CheckpointConfig,
     read_config,
     resolve_checkpoint,
 )
+from umim_core.config.form import MERGES
 from umim_core.config.recipe import DEFAULT_TASK, Recipe
 from umim_core.errors import ConfigError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.model.umim import UMIM
-from umim_core.rules.rule_prices import read_prices, write_prices
-from umim_core.rules.rules_table import read_table, write_table
-from umim_core.rules.ruleset import RULES_SCHEMA, RuleSet
-from umim_core.store.artifacts import read_json, read_manifest, sha256_file, write_manifest
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import (
+    read_json,
+    sha256_file,
+)
 from umim_core.store.publication import publish_directory
 
 ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
 SUMS: Final = ROOT / "tests" / "embedded" / "assets.sha256"
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 MAX_RULES_BYTES: Final = 4 << 20
 _ROUNDING_ROWS: Final = 8
-_LEVEL: Final = 19  # of zstd: a fifth smaller than a run's own table
-_TABLE: Final = "rules.parquet"
-_WRITTEN_ANEW: Final = ("kind", "schema", "digest", "files", "seal")
-
-
-def store(
-    checkpoint: Path, out: Path, weights: str = "bfloat16", priced: Path | None = None
-) -> None:
-    """Write a checkpoint in the form that ships; what lies at ``out`` is replaced.
-
-    Args:
-        checkpoint: Its directory.
-        out: Where it goes.
-        weights: Data type of the stored module; in memory it is float32.
-        priced: The same with measured rules: its prices and its bound of decoding ship.
-
-    Raises:
-        ConfigError: If the priced checkpoint has other rules, another module or other settings.
-    """
-    if priced is not None:
-        _check_priced(checkpoint, priced)
-    settings = priced or checkpoint
-
-    def write(directory: Path) -> None:
-        module = load_file(checkpoint / "model.safetensors")
-        cast = {
-            name: value.to(DTYPES[weights]) if value.is_floating_point() else value  # or ids
-            for name, value in module.items()
-        }
-        save_file(cast, directory / "model.safetensors")
-        (directory / "model.safetensors").chmod(0o644)
-        shutil.copyfile(settings / "config.json", directory / "config.json")
-        rules = directory / "rules"
-        rules.mkdir()
-        described = read_manifest(checkpoint / "rules", kind="rules", schema=RULES_SCHEMA)
-        write_table(rules / _TABLE, *read_table(checkpoint / "rules" / _TABLE), _LEVEL)
-        if (prices := read_prices(settings / "rules")) is not None:
-            write_prices(rules, prices)
-        body = {name: value for name, value in described.items() if name not in _WRITTEN_ANEW}
-        write_manifest(rules, kind="rules", schema=RULES_SCHEMA, body=body)
-        write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
-
-    read_manifest(checkpoint, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
-    shutil.rmtree(out, ignore_errors=True)
-    publish_directory(out, write)
-
-
-def _check_priced(checkpoint: Path, priced: Path) -> None:
-    """Refuse prices of another checkpoint."""
-    own, measured = (
-        {
-            "rules": found.rules.digest,
-            "module": found.module.digest(),
-            "settings": found.config.model_dump(exclude={"decode_max_damage"}),
-        }
-        for found in map(Checkpoint.load, (checkpoint, priced))
-    )
-    if odd := [part for part in own if own[part] != measured[part]]:
-        raise ConfigError(
-            "--priced must be what umim prune --keep-all made of the checkpoint that ships",
-            f"other {odd[0]}",
-            f"Measure it: umim prune {checkpoint} TEXTS --keep-all.",
-        )
 
 
 def results_of(
@@ -157,7 +94,7 @@ def results_of(
         "rules": {
             "orders": {str(n): count for n, count in rules.counts_by_order.items()},
             "origin": rules.origin.described(),
-            "bytes": (shipped / "rules" / _TABLE).stat().st_size,
+            "bytes": (shipped / "rules" / TABLE).stat().st_size,
         },
         "corpus": _corpus(found.corpus),
         "corpus_tokens": {
@@ -227,6 +164,7 @@ def ship(
     weights: str = "bfloat16",
     commit: str | None = None,
     priced: Path | None = None,
+    defaults: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Store and measure a checkpoint; only then is what ships replaced.
 
@@ -237,6 +175,7 @@ def ship(
         weights: Data type of the stored module.
         commit: Of the source tree that trained it.
         priced: As in ``store``.
+        defaults: As in ``store``.
 
     Returns:
         Its results.
@@ -246,8 +185,8 @@ def ship(
     """
     with TemporaryDirectory() as folder:
         made = Path(folder) / shipped.parent.name / shipped.name
-        store(checkpoint, made, weights, priced)
-        size = (made / "rules" / _TABLE).stat().st_size
+        store(checkpoint, made, weights, priced, defaults)
+        size = (made / "rules" / TABLE).stat().st_size
         if size > MAX_RULES_BYTES:
             raise ConfigError(
                 f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
@@ -277,6 +216,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--name", default="umim-smollm2-135m", help="what it will be called")
     parser.add_argument("--weights", choices=DTYPES, default="bfloat16")
     parser.add_argument("--commit", help="of the tree that trained it")
+    parser.add_argument("--merge", choices=MERGES, help="what a generation merges by default")
+    parser.add_argument("--raw-tail", type=int, help="last tokens of a prompt that stay raw then")
     parser.add_argument("--priced", help="the same, as umim prune --keep-all wrote it")
     options = parser.parse_args(arguments)
     recipe = find_recipe(options.recipe)
@@ -285,7 +226,9 @@ def main(arguments: list[str] | None = None) -> None:
     checkpoint = resolve_checkpoint(options.checkpoint).resolve()
     shipped = ASSETS / options.name / "checkpoint"
     priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
-    results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced)
+    given = {"merge": options.merge, "raw_tail": options.raw_tail}
+    defaults = {name: value for name, value in given.items() if value is not None}
+    results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced, defaults)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for document in (*shipped_model.cards(), *documents_of(file)):

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from docs.make import shipped_model, shipping
 from docs.make.results import documents_of
-from docs.make.shipping import results_of, store, write_sums
+from docs.make.shipped_form import store
+from docs.make.shipping import results_of, write_sums
 from docs.make.shipping_trail import check_training, scores_of
 from support.merge_modules import give_rows
 from support.tiny_mixture import mixture_recipe
@@ -24,6 +25,7 @@ from tasks.run.stage import StageSpec, run_stage
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_file
 
 
@@ -54,6 +56,17 @@ def test_the_module_can_be_kept_as_it_is(tiny_checkpoint: Path, tmp_path: Path) 
         assert torch.equal(after.module.state_dict()[name], value)
 
 
+def test_the_ids_of_rule_rows_are_not_rounded(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    spans = [(1, 2), (257, 1023)]  # bfloat16 holds neither 257 nor 1023
+    made = Checkpoint.load(tiny_checkpoint)
+    made.with_contents(give_rows(made.module, spans), RuleSet.from_spans(spans)).save(
+        tmp_path / "made"
+    )
+    store(tmp_path / "made", tmp_path / "shipped")
+    rows = Checkpoint.load(tmp_path / "shipped").module.rows
+    assert rows is not None and len(rows) == 2
+
+
 def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: Path) -> None:
     made = Checkpoint.load(tiny_checkpoint)
     prices = np.arange(len(made.rules), dtype=np.float32)
@@ -64,7 +77,9 @@ def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: 
     shipped = Checkpoint.load(tmp_path / "shipped")
     assert shipped.config == priced.config != made.config
     assert shipped.rules.require_prices().tolist() == prices.tolist()
-    store(tmp_path / "shipped", tmp_path / "again")  # a checkpoint that has them keeps them
+    told = {"merge": "prompt", "raw_tail": 16}
+    store(tmp_path / "shipped", tmp_path / "again", defaults=told)  # prices that are there stay
+    assert Checkpoint.load(tmp_path / "again").config == priced.recommending(**told).config
     assert Checkpoint.load(tmp_path / "again").rules.require_prices().tolist() == prices.tolist()
     made.with_contents(made.module, rules.take(prices > 0)).save(tmp_path / "fewer")
     with pytest.raises(ConfigError, match=r"--priced must be what .*; got other rules"):

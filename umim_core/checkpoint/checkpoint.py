@@ -11,11 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint_files import (
     CHECKPOINT_SCHEMA,
@@ -24,23 +19,17 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
-from umim_core.errors import (
-    BackboneMismatchError,
-    CheckpointError,
-    ConfigError,
-    TokenizerMismatchError,
-)
+from umim_core.checkpoint.module_weights import WEIGHTS, read_module, write_module
+from umim_core.config.form import Merge, check_merge, check_raw_tail
+from umim_core.errors import BackboneMismatchError, TokenizerMismatchError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.forms.rule_rows import RuleRows
-from umim_core.merging.module import MAX_SPAN, MergeModule, with_rows_of
+from umim_core.merging.module import MergeModule, with_rows_of
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_manifest, write_json, write_manifest
 from umim_core.store.publication import publish_directory
 
 _log: Final = logging.getLogger("umim")
-_SPANS: Final = "rows.spans"  # tensors of rule rows
-_TABLE: Final = "rows.table"
 
 
 @dataclass(frozen=True)
@@ -119,6 +108,21 @@ class Checkpoint:
         config = self.config.model_copy(update={"decode_max_damage": bound})
         return replace(self, config=config)
 
+    def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
+        """Return the checkpoint with other defaults of its generations.
+
+        Args:
+            merge: What is merged where a caller does not say it.
+            raw_tail: Last tokens of each prompt that stay raw, likewise.
+
+        Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
+        """
+        check_merge(merge)
+        check_raw_tail(raw_tail, merge)
+        config = self.config.model_copy(update={"merge": merge, "raw_tail": raw_tail})
+        return replace(self, config=config)
+
     def noting(self, backbone: Backbone, reason: str) -> Checkpoint:
         """Return the checkpoint with a note that it is used with a backbone of another kind.
 
@@ -193,13 +197,8 @@ class Checkpoint:
 
     def write(self, directory: Path) -> None:
         """Write the checkpoint's files into an existing, empty directory."""
-        weights = {
-            name: _single(value.detach()).cpu().contiguous()
-            for name, value in self.module.state_dict().items()
-        }
         write_json(directory / "config.json", self.config.model_dump(mode="json"))
-        save_file(weights, directory / "model.safetensors")
-        (directory / "model.safetensors").chmod(0o644)  # save_file leaves it to the owner alone
+        write_module(self.module, directory / WEIGHTS)
         (directory / "rules").mkdir()
         self.rules.write(directory / "rules")
         write_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA, body={})
@@ -223,14 +222,8 @@ class Checkpoint:
         directory = resolve_checkpoint(name)
         read_manifest(directory, kind="checkpoint", schema=CHECKPOINT_SCHEMA)
         config = read_config(directory)
-        with torch.device("meta"):  # a declared size allocates nothing and draws no weights
-            module = MergeModule.of(config, config.hidden_size, config.num_heads)
-        weights = _read_weights(directory / "model.safetensors", module, config.rule_rows)
         rules = RuleSet.load(directory / "rules")
-        if config.rule_rows:
-            module.rows = _rows(directory, weights, rules)
-        module.load_state_dict(weights, assign=True)
-        return cls(config, module.eval().requires_grad_(False), rules)
+        return cls(config, read_module(directory / WEIGHTS, config, rules), rules)
 
 
 def _shape(module: MergeModule) -> dict[str, Any]:
@@ -244,52 +237,3 @@ def _shape(module: MergeModule) -> dict[str, Any]:
         "residual": module.residual,
         "rule_rows": 0 if module.rows is None else len(module.rows),
     }
-
-
-def _single(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in single precision, unless it holds ids."""
-    return value.float() if value.is_floating_point() else value
-
-
-def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> RuleRows:
-    """Return the rule rows that a checkpoint's weights hold, each of one of its rules."""
-    try:
-        rows = RuleRows.of(weights[_SPANS], weights[_TABLE])
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{directory} must hold rule rows of spans", str(error), "Train it again."
-        ) from error
-    if (own := rows.of_rules(rules)) is not rows:
-        raise CheckpointError(
-            f"{directory} must hold rule rows of its own rules alone",
-            f"{0 if own is None else len(own)} of {len(rows)} are",
-            "Train it again.",
-        )
-    return rows
-
-
-def _read_weights(path: Path, module: MergeModule, rule_rows: int) -> dict[str, torch.Tensor]:
-    """Read exactly the tensors that module and rule rows have, checked before any is allocated."""
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if rule_rows:
-        wanted |= {_SPANS: (rule_rows, MAX_SPAN), _TABLE: (rule_rows, module.hidden_size)}
-    limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
-    if path.stat().st_size > limit:
-        raise CheckpointError(
-            f"{path} must hold a module of size {module.hidden_size}",
-            f"{path.stat().st_size} bytes, more than {limit}",
-            "This is not a merge module; name another checkpoint.",
-        )
-    try:
-        with safe_open(path, framework="pt") as stream:
-            found = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
-            if found != wanted:
-                raise CheckpointError(
-                    f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
-                )
-            weights = {key: _single(stream.get_tensor(key)) for key in wanted}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
-    if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:
-        raise CheckpointError(f"{path} must hold finite weights", odd, "Train it again.")
-    return weights

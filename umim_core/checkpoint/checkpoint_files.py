@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from umim_core.checkpoint.own_checkpoints import own_checkpoint, own_checkpoints
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import Merge, ModuleForm, check_raw_tail
 from umim_core.config.model_base import LATER
 from umim_core.embedded.assets import embedded_names, embedded_path
-from umim_core.errors import CheckpointError, did_you_mean
+from umim_core.errors import CheckpointError, ConfigError, did_you_mean
 from umim_core.store.artifacts import canonical_json, read_json
 
 if TYPE_CHECKING:
@@ -64,6 +71,8 @@ class CheckpointConfig(ModuleForm):
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.
+        merge: What a generation merges, where a caller does not say it.
+        raw_tail: Last tokens of a generation's prompt that stay raw, likewise.
         backbone_model: What the fingerprint was made of; None in old checkpoints.
     """
 
@@ -78,6 +87,16 @@ class CheckpointConfig(ModuleForm):
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
     backbone_model: Annotated[BackboneRecord | None, LATER] = None
     decode_max_damage: Annotated[float | None, LATER, Field(allow_inf_nan=False)] = None
+    merge: Annotated[Merge, LATER] = "all"
+    raw_tail: Annotated[int, LATER, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _has_a_merged_prompt(self) -> Self:
+        try:
+            check_raw_tail(self.raw_tail, self.merge)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
 
 
 def read_config(directory: Path) -> CheckpointConfig:

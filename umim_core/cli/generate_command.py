@@ -14,7 +14,6 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
-    RawTailOption,
     SpecialTokensOption,
     given_text,
 )
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _TEXT_TOKENS: Final = 64
 _REPLY_TOKENS: Final = 256
-MergeOption = Annotated[Merge, typer.Option(help="What is merged; none is the base model.")]
 
 
 def generate(
@@ -78,12 +76,22 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
     ] = None,
-    merge: MergeOption = "all",
-    raw_tail: RawTailOption = 0,
+    merge: Annotated[
+        Merge | None,
+        typer.Option(
+            help="What is merged; none is the base model. [default: the checkpoint's, else all]"
+        ),
+    ] = None,
+    raw_tail: Annotated[
+        int | None,
+        typer.Option(
+            help="Last tokens of the prompt that stay raw. [default: the checkpoint's, else 0]"
+        ),
+    ] = None,
     decode_min_probability: Annotated[
-        float,
+        float | None,
         typer.Option(help="Merge a generated span only if its later tokens were this likely."),
-    ] = 0.0,
+    ] = None,
     decode_max_damage: Annotated[
         float | None,
         typer.Option(
@@ -123,7 +131,7 @@ def generate(
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Continue a prompt, or answer a message, with merging in the prompt and while decoding.
+    """Continue a prompt, or answer a message; the checkpoint says what merges, unless you do.
 
     With --json and several samples the fields of each stand in "samples".
     """
@@ -255,7 +263,7 @@ def _document(out: GenerationOutput) -> dict[str, object]:
     samples = [_sample(out, row) for row in range(len(out.text))]
     timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
     body = samples[0] if len(samples) == 1 else {"samples": samples}
-    return {**body, "timings": timings}
+    return {**body, "merge": out.merge, "raw_tail": out.raw_tail, "timings": timings}
 
 
 def _sample(out: GenerationOutput, row: int) -> dict[str, object]:

@@ -8,14 +8,12 @@ One forward per token, always, with one new unit per row::
             yes  roll back its earlier units,
                  feed the surrogate           cache length - rolled back + 1
 
-With ``decode_min_probability`` a y that was less likely than that begins a unit: rules see the
-generated tokens as texts that are cut before each such y. ``decode_max_damage`` names the rules
-that generated tokens merge by (``decode_rules``); prompts merge by all. With ``span_eviction``
-nothing is merged, and the columns of old spans go (``row_eviction``).
+Prompts merge by all rules, y by those of ``decode_rules``. With ``decode_min_probability`` a less
+likely y begins a unit, as if the generated text was cut there. With ``span_eviction`` nothing is
+merged, and the columns of old spans go (``row_eviction``).
 
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
-Rows that have ended are fed along with the others and gain nothing. Samples of one prompt share its
-prefill.
+Rows that have ended are fed, too, and gain nothing. Samples of one prompt share its prefill.
 
 Positions are contiguous over units (``compact``, the paper's) or those of the units' last raw
 tokens (``preserved``), as the module was trained.
@@ -188,6 +186,8 @@ class Engine:
             tuple(row.output(units, b, request.logprobs is not None) for b, row in enumerate(rows)),
             Timings(clock.laps[0], sum(clock.laps[1:])),
             state,
+            request.merge,
+            request.raw_tail,
         )
 
     def _room(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from umim_core.backbone.row_cache import RowCache
+from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.stopping import StopReason
 from umim_core.merging.compressed import Compressed
@@ -196,11 +197,15 @@ class EngineOutput:
         rows: One entry per prompt and sample.
         timings: Where the time went.
         state: The cache and the raw ids, to continue with another turn.
+        merge: What was merged.
+        raw_tail: Last tokens of each prompt that stayed raw.
     """
 
     rows: tuple[RowOutput, ...]
     timings: Timings = field(compare=False)
     state: GenerationState = field(compare=False, repr=False)
+    merge: Merge = field(compare=False)
+    raw_tail: int = field(compare=False)
 
 
 @dataclass(frozen=True)

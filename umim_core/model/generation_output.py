@@ -8,6 +8,7 @@ from rich.console import Console
 from transformers import TextStreamer
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.config.form import Merge
 from umim_core.inference.outputs import EngineOutput, GenerationState, Spans, Timings, TopTokens
 from umim_core.inference.stopping import StopReason
 from umim_core.model.showing import Decode, Piece, View, unit_texts
@@ -34,6 +35,8 @@ class GenerationOutput:
         timings: Seconds to the first token and for the others.
         state: To continue with another turn: ``generate(..., past=output.state)``.
         decode: The backbone's, to show the texts.
+        merge: What was merged: what the caller said, else what the checkpoint recommends.
+        raw_tail: Last tokens of each prompt that stayed raw, likewise.
     """
 
     text: tuple[str, ...]
@@ -51,6 +54,8 @@ class GenerationOutput:
     timings: Timings = field(compare=False)
     state: GenerationState = field(compare=False, repr=False)
     decode: Decode = field(compare=False, repr=False)
+    merge: Merge = field(default="all", compare=False)
+    raw_tail: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
@@ -73,6 +78,8 @@ class GenerationOutput:
             timings=output.timings,
             state=output.state,
             decode=backbone.decode,
+            merge=output.merge,
+            raw_tail=output.raw_tail,
         )
 
     @property
@@ -103,6 +110,9 @@ class GenerationOutput:
             f"saved, cumulative KV TR {self.cumulative_kv_reduction[row]:.1%}; first token after "
             f"{1000 * self.timings.first_token:,.0f} ms"
         )
+        if (self.merge, self.raw_tail) != ("all", 0):
+            tail = f", raw tail {self.raw_tail}" if self.raw_tail else ""
+            summary += f"; merge {self.merge}{tail}"
         return View(tuple(pieces), summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:

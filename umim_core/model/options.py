@@ -10,6 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState, Observer
@@ -58,9 +59,11 @@ class GenerateOptions(TypedDict, total=False):
         num_return_sequences: Another name of ``n``.
         seed: For sampling; equal seeds give equal texts. None draws one from torch's global
             generator, so that every call samples anew and ``torch.manual_seed`` repeats them all.
-        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model).
+        merge: ``all`` (prompt and generated tokens), ``prompt``, or ``none`` (the base model); by
+            default what the checkpoint recommends, else ``all``.
         match_border: Whether a rule may begin in the prompt and end in the output (False).
-        raw_tail: Last tokens of each prompt that stay raw (0); with ``past``, of what is added.
+        raw_tail: Last tokens of each prompt that stay raw (what the checkpoint recommends, else
+            0); with ``past``, of what is added.
         decode_min_probability: Merge a generated span only if the model gave each of its tokens
             behind the first at least this probability, before temperature and the like (0: merge
             every completed span; see ``Request``).
@@ -118,6 +121,7 @@ class GenerateOptions(TypedDict, total=False):
     observer: Observer | None
 
 
+_DECODING: Final = ("match_border", "decode_min_probability", "decode_max_damage")
 # What a GenerationConfig says itself.
 _SETTINGS: Final = (
     "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
@@ -146,6 +150,20 @@ def check_options(options: GenerateOptions) -> GenerateOptions:
         raise GenerationError("past must be a state", type(past).__name__, "Pass output.state.")
     named = {_ALIASES.get(name, name): value for name, value in options.items()}
     return cast("GenerateOptions", named)
+
+
+def with_recommended(options: GenerateOptions, config: CheckpointConfig) -> GenerateOptions:
+    """Return options with what the checkpoint recommends where the caller said nothing.
+
+    A caller who gives an option of merging while decoding has said that generated tokens merge; one
+    who opens the border, that the prompt's end does.
+    """
+    given: dict[str, object] = {"merge": config.merge, "raw_tail": config.raw_tail}
+    if any(options.get(name) is not None for name in _DECODING):
+        del given["merge"]
+    if options.get("match_border") or (given | options).get("merge") == "none":
+        del given["raw_tail"]
+    return cast("GenerateOptions", given | options)
 
 
 def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:

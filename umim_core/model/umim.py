@@ -23,17 +23,13 @@ from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
 from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import PromptInput, encode_prompts, prompt_items
-from umim_core.model.loading import (
-    LoadOptions,
-    check_load_options,
-    find_backbone,
-    find_checkpoint,
-)
+from umim_core.model.loading import LoadOptions, check_load_options, find_backbone, find_checkpoint
 from umim_core.model.options import (
     GenerateOptions,
     check_options,
     generation_config,
     request,
+    with_recommended,
 )
 from umim_core.model.text_scores import score_texts, text_perplexity
 from umim_core.rules.leaks import LeakPolicy, check_export
@@ -175,7 +171,7 @@ class UMIM:
         options: GenerateOptions,
         streamer: TextPieces | None = None,
     ) -> Steps:
-        options = check_options(options)
+        options = with_recommended(check_options(options), self.checkpoint.config)
         past = options.get("past")
         items = prompt_items(prompts, options.get("input_ids"), options.get("attention_mask"))
         return self.engine.steps(

@@ -1,0 +1,83 @@
+"""Defaults of a generation that a checkpoint recommends, and what a caller says instead."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import CheckpointError, ConfigError
+from umim_core.store.artifacts import read_json, write_json, write_manifest
+
+TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: Path) -> Checkpoint:
+    return Checkpoint.load(tiny_checkpoint).recommending("prompt", 2)
+
+
+@pytest.fixture
+def umim(checkpoint: Checkpoint, tiny_umim: UMIM, tmp_path: Path) -> UMIM:
+    checkpoint.save(tmp_path / "recommending")
+    return UMIM(tiny_umim.backbone, Checkpoint.load(tmp_path / "recommending"))
+
+
+@pytest.mark.parametrize(
+    ("said", "merge", "raw_tail"),
+    [
+        ({}, "prompt", 2),
+        ({"merge": "all"}, "all", 2),
+        ({"raw_tail": 0}, "prompt", 0),
+        ({"merge": "none"}, "none", 0),
+        ({"decode_min_probability": 0.5}, "all", 2),
+        ({"match_border": True}, "all", 0),
+    ],
+)
+def test_a_recommendation_is_taken_where_the_caller_says_nothing(
+    umim: UMIM, tiny_umim: UMIM, said: dict[str, object], merge: str, raw_tail: int
+) -> None:
+    found = umim.generate(TEXT, max_new_tokens=4, **said)
+    assert (found.merge, found.raw_tail) == (merge, raw_tail)
+    whole = said | {"merge": merge, "raw_tail": raw_tail}
+    assert found == tiny_umim.generate(TEXT, max_new_tokens=4, **whole)
+
+
+def test_a_stream_takes_it_too(umim: UMIM) -> None:
+    stream = umim.stream(TEXT, max_new_tokens=4)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(stream)
+    assert (end.value.value.merge, end.value.value.raw_tail) == ("prompt", 2)
+
+
+def test_what_was_merged_is_shown_where_it_is_not_everything(umim: UMIM, tiny_umim: UMIM) -> None:
+    shown = []
+    for model in (umim, tiny_umim):
+        console = Console(file=io.StringIO(), width=400)
+        model.generate(TEXT, max_new_tokens=4).show(console)
+        shown.append(console.file.getvalue())
+    assert "; merge prompt, raw tail 2" in shown[0] and "raw tail" not in shown[1]
+
+
+def test_without_a_recommendation_a_configuration_keeps_its_bytes(
+    checkpoint: Checkpoint, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    checkpoint.recommending("all").save(tmp_path / "plain")
+    texts = [(path / "config.json").read_bytes() for path in (tmp_path / "plain", tiny_checkpoint)]
+    assert texts[0] == texts[1]
+
+
+def test_a_raw_tail_of_nothing_merged_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="raw_tail needs a prompt that is merged"):
+        checkpoint.recommending("none", 2)
+    checkpoint.save(tmp_path / "made")
+    config = dict(read_json(tmp_path / "made" / "config.json"))
+    write_json(tmp_path / "made" / "config.json", config | {"merge": "none"})
+    write_manifest(tmp_path / "made", kind="checkpoint", schema=1, body={})
+    with pytest.raises(CheckpointError, match="raw_tail needs a prompt that is merged"):
+        Checkpoint.load(tmp_path / "made")

@@ -1,0 +1,100 @@
+"""Weights of a checkpoint's module: ``model.safetensors``, checked before any is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from umim_core.checkpoint.checkpoint_files import CheckpointConfig
+from umim_core.errors import CheckpointError, ConfigError
+from umim_core.merging.forms.rule_rows import RuleRows
+from umim_core.merging.module import MAX_SPAN, MergeModule
+from umim_core.rules.ruleset import RuleSet
+
+WEIGHTS: Final = "model.safetensors"
+_SPANS: Final = "rows.spans"  # tensors of rule rows
+_TABLE: Final = "rows.table"
+
+
+def write_module(module: MergeModule, path: Path) -> None:
+    """Write a module's weights in single precision."""
+    weights = {
+        name: _single(value.detach()).cpu().contiguous()
+        for name, value in module.state_dict().items()
+    }
+    save_file(weights, path)
+    path.chmod(0o644)  # save_file leaves it to the owner alone
+
+
+def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeModule:
+    """Return the module that ``write_module`` wrote, its weights fixed.
+
+    Args:
+        path: The file.
+        config: The module's form and sizes.
+        rules: The checkpoint's rules; rule rows are rows of these.
+
+    Raises:
+        CheckpointError: If the weights do not fit the configuration, or are not finite.
+    """
+    with torch.device("meta"):  # a declared size allocates nothing and draws no weights
+        module = MergeModule.of(config, config.hidden_size, config.num_heads)
+    weights = _read_weights(path, module, config.rule_rows)
+    if config.rule_rows:
+        module.rows = _rows(path.parent, weights, rules)
+    module.load_state_dict(weights, assign=True)
+    return module.eval().requires_grad_(False)
+
+
+def _single(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in single precision, unless it holds ids."""
+    return value.float() if value.is_floating_point() else value
+
+
+def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> RuleRows:
+    """Return the rule rows that a checkpoint's weights hold, each of one of its rules."""
+    try:
+        rows = RuleRows.of(weights[_SPANS], weights[_TABLE])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{directory} must hold rule rows of spans", str(error), "Train it again."
+        ) from error
+    if (own := rows.of_rules(rules)) is not rows:
+        raise CheckpointError(
+            f"{directory} must hold rule rows of its own rules alone",
+            f"{0 if own is None else len(own)} of {len(rows)} are",
+            "Train it again.",
+        )
+    return rows
+
+
+def _read_weights(path: Path, module: MergeModule, rule_rows: int) -> dict[str, torch.Tensor]:
+    """Read exactly the tensors that module and rule rows have, checked before any is allocated."""
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if rule_rows:
+        wanted |= {_SPANS: (rule_rows, MAX_SPAN), _TABLE: (rule_rows, module.hidden_size)}
+    limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
+    if path.stat().st_size > limit:
+        raise CheckpointError(
+            f"{path} must hold a module of size {module.hidden_size}",
+            f"{path.stat().st_size} bytes, more than {limit}",
+            "This is not a merge module; name another checkpoint.",
+        )
+    try:
+        with safe_open(path, framework="pt") as stream:
+            found = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+            if found != wanted:
+                raise CheckpointError(
+                    f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
+                )
+            weights = {key: _single(stream.get_tensor(key)) for key in wanted}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
+    if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:
+        raise CheckpointError(f"{path} must hold finite weights", odd, "Train it again.")
+    return weights
