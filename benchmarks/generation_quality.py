@@ -7,7 +7,8 @@ Prompts are the first 100 tokens of held-out documents: docstrings for the embed
 lines of a text file for a named one. Up to 100 tokens follow; an end-of-sequence token ends a text.
 Every decoding runs without merging (the base model), with merged prompts, with merged prompts and
 generated tokens, and with the latter where tokens were likely (``decode_min_probability``) or by
-cheap rules (``decode_max_damage``, nats per saved token; only where the rules carry prices).
+cheap rules (``decode_max_damage``, nats per saved token; only where the rules carry prices). Span
+eviction merges nothing: columns of spans leave the cache when they are some tokens old.
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
 perplexity is that of the generated tokens under the base model, given the prompt. With ``--commit``
 the same call goes on behind the rows that were finished, and one with other bounds adds theirs.
@@ -49,7 +50,12 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")  # rows of the report
 BOUNDS: Final = (0.3, 0.6, 0.9)  # further rows
 DAMAGES: Final = (0.25, 0.5, 1.0, 2.0)  # likewise
-_EVERY_RULE: Final[Report] = {"decode_min_probability": 0.0, "decode_max_damage": None}
+AGES: Final = (0, 16, 64)  # likewise
+_UNBOUNDED: Final[Report] = {
+    "decode_min_probability": 0.0,
+    "decode_max_damage": None,
+    "span_eviction": None,
+}
 Ids = NDArray[np.int64]
 
 
@@ -105,7 +111,7 @@ def generate(
         merge: What is merged.
         batch_size: Prompts per batch.
         seed: Of the whole run.
-        bounds: Bounds of merging while decoding, by their names in ``Request``.
+        bounds: Bounds of merging and age of eviction, by their names in ``Request``.
         settings: transformers' settings.
     """
     config = GenerationConfig(**settings)
@@ -122,13 +128,13 @@ def run(
     merge: Merge,
     seed: int,
     batch_size: int,
-    row: Report = _EVERY_RULE,
+    row: Report = _UNBOUNDED,
 ) -> list[RowOutput]:
     """Generate in one of the decodings; an end-of-sequence token ends a text.
 
     Without a bound on damage in the row all rules merge, whatever the checkpoint's own bound is.
     """
-    bounds = {name: row[name] for name in _EVERY_RULE}
+    bounds = {name: row[name] for name in _UNBOUNDED}
     if bounds["decode_max_damage"] is None:
         bounds["decode_max_damage"] = math.inf
     settings = {
@@ -154,18 +160,22 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
 
 
 def new_rows(
-    done: Sequence[Report], probabilities: Sequence[float], damages: Sequence[float]
+    done: Sequence[Report],
+    probabilities: Sequence[float],
+    damages: Sequence[float],
+    ages: Sequence[int],
 ) -> Iterator[Report]:
-    """Yield decoding, merging and bounds of every row that is not done."""
+    """Yield decoding, merging, bounds and age of eviction of every row that is not done."""
     ways: list[Report] = [
         *({"merge": merge} for merge in MERGES),
         *({"merge": "all", "decode_min_probability": least} for least in probabilities),
         *({"merge": "all", "decode_max_damage": most} for most in damages),
+        *({"merge": "none", "span_eviction": age} for age in ages),
     ]
-    known = [_EVERY_RULE | old for old in done]
+    known = [_UNBOUNDED | old for old in done]
     for decoding in DECODINGS:
         for way in ways:
-            row = {"decoding": decoding} | _EVERY_RULE | way
+            row = {"decoding": decoding} | _UNBOUNDED | way
             if not any(old | row == old for old in known):
                 yield row
 
@@ -204,7 +214,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
         rows = earlier["rows"] if earlier | found == earlier else []
         report["subjects"][name] = found | {"rows": rows}
         damages = [] if umim.rules.prices is None else options.max_damage
-        for row in new_rows(list(rows), options.min_probability, damages):
+        for row in new_rows(list(rows), options.min_probability, damages, options.span_eviction):
             rows.append(measure(subject, row, options.seeds, options.batch_size))
             save(report, options.out)
 
@@ -232,6 +242,7 @@ main = Benchmark(
         "seeds": 5,
         "min_probability": {"nargs": "*", "type": float, "default": list(BOUNDS)},
         "max_damage": {"nargs": "*", "type": float, "default": list(DAMAGES)},
+        "span_eviction": {"nargs": "*", "type": int, "default": list(AGES)},
         "batch_size": 32,
         "cache": CACHE,
     },

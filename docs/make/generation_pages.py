@@ -16,6 +16,8 @@ def _texts(found: Report) -> Iterator[Report]:
         least, most = row.get("decode_min_probability", 0.0), row.get("decode_max_damage")
         where = f" where p >= {least:g}" if least else ""
         where += "" if most is None else f" by rules of at most {most:g} nats per saved token"
+        age = row.get("span_eviction")
+        where += "" if age is None else f", spans evicted at {age:,} tokens"
         yield row | {"label": MERGE_LABELS[row["merge"]] + where}
 
 
@@ -221,7 +223,8 @@ an end-of-sequence token ends a text. Mean ± standard deviation over {seeds} se
 draws nothing and is one run. *Rep-n*: 1 - different / all n-grams of token ids, mean over texts
 (lower repeats less); *Dist-n*: the same ratio over the whole set (higher is more diverse; it falls
 as a set grows). *PPL*: of the generated tokens under the base model, given the prompt. *Gen-KV TR*:
-1 - U_T / T of the generated tokens; *cumulative*: 1 - sum U_t / sum t.
+1 - U_T / T of the generated tokens; *cumulative*: 1 - sum U_t / sum t. Eviction also drops columns
+of the prompt while tokens are generated; they count there, too.
 
 @ subjects
 """,
@@ -255,7 +258,9 @@ PPL              | {metrics.ppl:.2f}
 cumulative KV TR | {metrics.cumulative_kv_reduction!p:.1f %}
 """,
             texts=_texts,
-            merged=lambda found: (row for row in _texts(found) if row["merge"] != "none"),
+            merged=lambda found: (
+                row for row in _texts(found) if row["label"] != MERGE_LABELS["none"]
+            ),
         ),
     ),
 )
