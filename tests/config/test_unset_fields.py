@@ -35,8 +35,7 @@ STAYS = {
         MiningConfig.protect MiningConfig.min_documents MiningConfig.sample_tokens
         MiningConfig.max_candidates RulesConfig.rule_budget CellRules.rules""",
     "a policy of the paper or its alternative, which an ablation may take": """
-        AdaptConfig.settings DistillConfig.hidden_terms ModuleForm.rule_rows
-        DistillConfig.row_rate""",
+        AdaptConfig.settings DistillConfig.hidden_terms""",
     "products in float32, for machines without fast bfloat16": "LanguageModelConfig.bf16",
     "other methods and tasks to compare on, which cost a measurement each": """
         Recipe.baselines Recipe.tasks""",
