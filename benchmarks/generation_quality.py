@@ -37,7 +37,7 @@ from umim_core.evaluation.generation_quality import GenerationQuality, generatio
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids
-from umim_core.store.artifacts import digest_of, finite_or_none
+from umim_core.store.artifacts import digest_of, finite_or_none, sha256_bytes
 from umim_core.text.tokens import tokenize_documents
 
 PROMPT_TOKENS: Final = 100
@@ -212,8 +212,14 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
         }
         earlier = report["subjects"].get(name, {})
         rows = earlier["rows"] if earlier | found == earlier else []
+        prices = umim.rules.prices
+        if prices is not None:  # no digest of the rules depends on them
+            digest = sha256_bytes(prices.tobytes())
+            found["prices_digest"] = digest
+            if earlier.get("prices_digest", digest) != digest:
+                rows = [row for row in rows if row.get("decode_max_damage") is None]
         report["subjects"][name] = found | {"rows": rows}
-        damages = [] if umim.rules.prices is None else options.max_damage
+        damages = [] if prices is None else options.max_damage
         for row in new_rows(list(rows), options.min_probability, damages, options.span_eviction):
             rows.append(measure(subject, row, options.seeds, options.batch_size))
             save(report, options.out)

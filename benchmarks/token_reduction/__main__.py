@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +40,7 @@ from benchmarks.token_reduction.rule_policies import (
     table_digest,
 )
 from umim_core import UMIM
-from umim_core.errors import RuleSetError
+from umim_core.errors import RuleSetError, did_you_mean
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.rules.pruning import check_target
 from umim_core.text.token_ids import UniformOffsets
@@ -62,11 +62,27 @@ def named(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def check_tables(tables: Iterable[str], checkpoints: Iterable[str]) -> None:
+    """Refuse a damage table of no checkpoint: it would not be used.
+
+    Raises:
+        SystemExit: If a name is none of the checkpoints'.
+    """
+    known = list(checkpoints)
+    for name in tables:
+        if name not in known:
+            raise SystemExit(
+                f"--damage-table must name a checkpoint ({', '.join(known)}), got {name}. "
+                + (did_you_mean(name, known) or "Leave it out.")
+            )
+
+
 def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every point of every checkpoint; each is written at once."""
     for target in options.reductions:
         check_target(target)
     checkpoints, tables = named(options.checkpoints), named(options.damage_table)
+    check_tables(tables, checkpoints)
     tokenizer: str | None = None
     texts: dict[str, RowText] = {}
     for name, where in checkpoints.items():
@@ -153,6 +169,7 @@ def measure_subject(
             "rows": table.origin.rows,
             "window": table.origin.window,
             "met": int((table.occurrences > 0).sum()),
+            "given": given is not None,
             "own_module": table.origin.module_digest == umim.module.digest(),
             "text_digest": table.origin.text_digest,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -45,7 +45,7 @@ class Subject:
         Their spans are merged, or evicted at an age in tokens.
         """
         states = MERGED if age is None else EvictedStates(age)
-        compressed = replace(self.umim.compressed, matcher=Matcher(rules))
+        compressed = self.umim.compressed.merging_by(Matcher(rules))
         aligned = evaluate_alignment(rows, compressed, batch_size, states).metrics()
         read = perplexity(rows, compressed, batch_size, states)
         nats, error = read.increase_over(self.base)

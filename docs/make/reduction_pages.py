@@ -24,6 +24,13 @@ _POLICIES: Final = {
     "all": "all rules",
     "eviction": "span eviction",
 }
+_CHOOSING: Final = ("damage", "count", "saved")  # all rules are where each of these ends
+_SUMMARISED: Final = ("count", "damage", "saved", "all", "eviction")  # the first that was measured
+_GIVEN: Final = {
+    None: "",  # results of before the origin was noted
+    False: ", other rows than quality",
+    True: ", given: not checked",
+}
 _PANELS: Final = {
     "top1": "Top-1",
     "kl": "KL (nats)",
@@ -75,7 +82,8 @@ def _subjects(report: Report) -> Iterator[Report]:
 
 def _damage(found: Report) -> str:
     module = "" if found["own_module"] else ", with another module"
-    return f"{found['tokens']:,} tokens ({found['text_digest'][:12]}){module}"
+    given = _GIVEN[found.get("given")]
+    return f"{found['tokens']:,} tokens ({found['text_digest'][:12]}){module}{given}"
 
 
 REDUCTION: Final = page(
@@ -112,8 +120,9 @@ PPL ratio       | {ppl_ratio:.3f}
 
 ## Checkpoints
 
-Damage is measured on other rows than quality is. *Rule rows*: rules with a learned vector of their
-own.
+*Damage on*: the text that the damage of the rules was measured on. Of a table that was *given*,
+only a text that is exactly the rows of quality was refused: it may hold some of them. *Rule rows*:
+rules with a learned vector of their own.
 
 @ subjects
 checkpoint     | {subject}
@@ -124,7 +133,7 @@ rules          | {rules:,}
 rule rows      | {rule_rows:,}
 steps          | {steps?-}
 PPL base       | {ppl_base?-:.2f}
-damage on      | {damage_text}
+< damage on    | {damage_text}
 
 Measured, and this page written, by `python -m benchmarks.token_reduction`.
 """,
@@ -147,15 +156,15 @@ KL              | {kl:.3f}
 PPL ratio       | {ppl_ratio:.3f}
 
 {backbones}, {texts.test.rows} rows of {length} tokens. PPL ratio: perplexity over the base model's
-on the same rows. Of each token reduction the choice of rules with the least KL; all:
+on the same rows. One choice of rules for each checkpoint, whatever came of it; the others:
 [{name}.md](docs/results/{name}.md).
 """,
-    rows=lambda report: _best(report),
+    rows=lambda report: _summarised(report),
 )
 
 
 def reduction_summary(folder: Path = RESULTS) -> str:
-    """Return README's part: a figure and the best rows of every result file; empty without one."""
+    """Return README's part: a figure and a table of every result file; empty without one."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
     reports = [r for r in found if isinstance(r, dict) and r.get("benchmark") == "token_reduction"]
     parts = [_SUMMARY(report | {"backbones": _backbones(report)}) for report in reports]
@@ -167,16 +176,17 @@ def _backbones(report: Report) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _best(report: Report) -> list[Report]:
-    """Return, of each checkpoint and token reduction asked for, the policy of the least KL."""
-    best: dict[tuple[str, float], Report] = {}
-    for point in _shown(report):
-        place = point["subject"], point["target"]
-        if point["target"] is None:
-            continue
-        if place not in best or point["kl"]["mean"] < best[place]["kl"]["mean"]:
-            best[place] = point
-    return list(best.values())
+def _summarised(report: Report) -> Iterator[Report]:
+    """Yield the points of one policy of each checkpoint.
+
+    It is fixed in advance: the best of several on the measured rows would be chosen by them, and
+    what the policies really save differs.
+    """
+    shown = list(_shown(report))
+    for name in report["subjects"]:
+        own = [point for point in shown if point["subject"] == name]
+        policy = next((x for x in _SUMMARISED if any(p["policy"] == x for p in own)), None)
+        yield from (point for point in own if point["policy"] == policy)
 
 
 @dataclass(frozen=True)
@@ -194,10 +204,12 @@ def reduction_figure(report: Report) -> Figure:
     """Draw the three quantities against token reduction, a line per checkpoint and policy."""
     curves = _curves(report)
     figure = Figure(figsize=(12.6, 4.6 + 0.22 * ((len(curves) + 2) // 3)))
+    evicted = any(point["policy"] == "eviction" for curve in curves for point in curve.points)
+    saved = "Token reduction (%" + ("; span eviction: of the cache)" if evicted else ")")
     for axes, (quantity, label) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
         for curve in curves:
             _draw(axes, curve, quantity)
-        axes.set(xlabel="Token reduction (%)", title=label)
+        axes.set(xlabel=saved, title=label)
         axes.set_xlim(left=0)
         if quantity == "kl":
             axes.set_ylim(bottom=0)
@@ -211,33 +223,43 @@ def reduction_figure(report: Report) -> Figure:
 
 
 def _curves(report: Report) -> list[_Curve]:
-    """Return one line per checkpoint and policy; all of a checkpoint's rules end each."""
-    names = list(report["subjects"])
-    policies = [
-        x for x in _POLICIES if any(p["policy"] == x for p in _shown(report)) and x != "all"
+    """Return one line per checkpoint and policy."""
+    names, shown = list(report["subjects"]), list(_shown(report))
+    lines = [
+        (policy, name, points)
+        for policy in _POLICIES
+        for name in names
+        if (points := _line([p for p in shown if p["subject"] == name], policy))
     ]
+    policies = list(dict.fromkeys(policy for policy, _, _ in lines))
     found = []
-    for policy in policies or ["all"]:
-        for name in names:
-            own = [p for p in _shown(report) if p["subject"] == name]
-            ends = {policy} if policy == "eviction" else {policy, "all"}
-            points = [p for p in own if p["policy"] in ends]
-            if not any(p["policy"] == policy for p in points):
-                continue
-            points.sort(key=lambda point: float(point["token_reduction"]))
-            place = policies.index(policy) if policies else 0
-            colour = names.index(name) if len(names) > 1 else place
-            parts = [name] * (len(names) > 1) + [_POLICIES[policy]]
-            found.append(
-                _Curve(
-                    ", ".join(parts),
-                    points,
-                    PALETTE[colour % len(PALETTE)],
-                    MARKERS[place],
-                    _DASHES[place % len(_DASHES)],
-                )
+    for policy, name, points in lines:
+        place = policies.index(policy)
+        colour = names.index(name) if len(names) > 1 else place
+        found.append(
+            _Curve(
+                ", ".join([name] * (len(names) > 1) + [_POLICIES[policy]]),
+                points,
+                PALETTE[colour % len(PALETTE)],
+                MARKERS[place],
+                _DASHES[place % len(_DASHES)],
             )
+        )
     return found
+
+
+def _line(own: list[Report], policy: str) -> list[Report]:
+    """Return the points of a checkpoint's line of a policy, by rising token reduction.
+
+    All rules end the line of each policy that chooses; without one they are a line of their own.
+    """
+    measured = {point["policy"] for point in own}
+    chosen = measured.intersection(_CHOOSING)
+    if policy not in measured or (policy == "all" and chosen):
+        return []
+    parts = {policy, "all"} if policy in chosen else {policy}
+    points = [point for point in own if point["policy"] in parts]
+    return sorted(points, key=lambda point: float(point["token_reduction"]))
 
 
 def _draw(axes: Axes, curve: _Curve, quantity: str) -> None:

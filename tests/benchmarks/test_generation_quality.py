@@ -120,6 +120,16 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     out.write_text(json.dumps(interrupted), "utf-8")
     assert main([str(option) for option in options]) == 0
     assert json.loads(out.read_text("utf-8")) == report
+    # With other prices, only the rows under a bound on them are measured anew.
+    cheaper = replace(made.rules, prices=np.zeros(len(made.rules), np.float32))
+    made.with_contents(made.module, cheaper).save(tmp_path / "cheaper")
+    options[options.index(tmp_path / "priced")] = tmp_path / "cheaper"
+    assert main([str(option) for option in options]) == 0
+    again = json.loads(out.read_text("utf-8"))["subjects"]["tiny"]["rows"]
+    free = [row for row in rows if row["decode_max_damage"] is None]
+    assert again[: len(free)] == free and len(again) == len(rows)
+    cheap = [row["metrics"] for row in again[len(free) :: 2]]  # all rules are under the bound now
+    assert cheap == [row["metrics"] for row in rows[2::7]]
 
 
 def test_a_page_shows_means_deviations_and_shares() -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from benchmarks.common import Report
 from benchmarks.token_reduction.__main__ import main, named
 from benchmarks.token_reduction.curve_points import new_points
 from benchmarks.token_reduction.row_texts import spread_rows
 from benchmarks.token_reduction.rule_policies import choose_rules
-from docs.make.reduction_pages import reduction_figure, reduction_summary
+from docs.make.reduction_pages import REDUCTION, reduction_figure, reduction_summary
 from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.evaluation.rule_damage import measure_damage
@@ -126,7 +127,7 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert "![Top-1, KL and perplexity ratio against token reduction](curve.svg)" in page
     assert "tiny, highest count, 70%: " in page
     assert "6 rows of 12 tokens of *mine*" in page and "50 rows of *0.npy*" in page
-    assert "| span eviction, age 1 " in page
+    assert "| span eviction, age 1 " in page and "), other rows than quality" in page
     assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
     assert len(list((tmp_path / "cache" / "token_reduction").iterdir())) == 1
     # A second call measures what is missing and nothing else, with the table that was kept.
@@ -141,16 +142,19 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert again == report
 
 
-def test_readme_shows_the_best_policy_of_every_target_where_there_are_results(
+def test_readme_shows_one_policy_of_every_checkpoint_where_there_are_results(
     tmp_path: Path,
 ) -> None:
     assert reduction_summary(tmp_path) == ""
-    (tmp_path / "b.json").write_text(json.dumps(results()), "utf-8")
+    report = results()
+    del report["subjects"]["two"]["points"][1]  # it has no other choice of rules
+    (tmp_path / "b.json").write_text(json.dumps(report), "utf-8")
     (tmp_path / "a.json").write_text("[]", "utf-8")
     summary = reduction_summary(tmp_path)
     rows = [line for line in summary.splitlines() if "%" in line]
     assert [[cell.strip() for cell in row.split("|")[1:4]] for row in rows] == [
         ["one", "highest count", "10.0%"],
+        ["three", "all rules", "40.0%"],
         ["two", "least damage", "10.0%"],
     ]
     assert (
@@ -159,23 +163,65 @@ def test_readme_shows_the_best_policy_of_every_target_where_there_are_results(
     assert "base-model, 3 rows of 8 tokens." in summary
 
 
-def test_a_curve_has_a_line_per_checkpoint_and_policy_that_ends_with_all_rules() -> None:
-    figure = reduction_figure(results())
+def drawn(report: Report) -> dict[str, list[list[float]]]:
+    """Points of the lines of KL, by their labels."""
+    figure = reduction_figure(report)
     assert isinstance(figure, Figure)
     lines = [container.lines[0].get_xydata().tolist() for container in figure.axes[1].containers]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert dict(zip(labels, lines, strict=True)) == {
+    assert figure.axes[1].get_xlabel().startswith("Token reduction (%")
+    return dict(zip(labels, lines, strict=True))
+
+
+def test_a_curve_has_a_line_per_checkpoint_and_policy_that_ends_with_all_rules() -> None:
+    assert drawn(results()) == {
         "one, least damage": [[10, 0.3], [30, 0.9]],
         "one, highest count": [[10, 0.2], [30, 0.9]],
         "two, least damage": [[10, 0.3]],
         "two, highest count": [[10, 0.5]],
+        "three, all rules": [[40, 0.8]],
+        "three, span eviction": [[35, 0.1]],
     }
 
 
-def results() -> dict[str, object]:
-    """Results of two checkpoints, as the benchmark writes them."""
+def test_all_rules_alone_are_drawn_and_an_axis_says_that_eviction_saves_cache() -> None:
+    report = results()
+    report["subjects"] = {"three": report["subjects"]["three"]}
+    assert drawn(report) == {"all rules": [[40, 0.8]], "span eviction": [[35, 0.1]]}
+    merged, evicted = report["subjects"]["three"]["points"]
+    labels = []
+    for points in ([merged], [evicted]):
+        report["subjects"]["three"]["points"] = points
+        labels.append(reduction_figure(report).axes[0].get_xlabel())
+    assert labels == ["Token reduction (%)", "Token reduction (%; span eviction: of the cache)"]
 
-    def point(policy: str, target: float | None, reduction: float, kl: float) -> dict[str, object]:
+
+@pytest.mark.parametrize(
+    ("noted", "words"),
+    [
+        ({}, "96 tokens (000000000000)"),
+        ({"given": False}, "96 tokens (000000000000), other rows than quality"),
+        ({"given": True}, "96 tokens (000000000000), given: not checked"),
+    ],
+    ids=["of before", "measured", "given"],
+)
+def test_a_page_claims_other_rows_only_where_they_were_checked(noted: Report, words: str) -> None:
+    report = results()
+    damage = {"tokens": 96, "text_digest": "0" * 64, "own_module": True}
+    report["subjects"]["one"]["damage"] = damage | noted
+    row = next(line for line in REDUCTION(report).splitlines() if "base-model" in line)
+    assert row.split("|")[-2].strip() == words
+
+
+def test_a_damage_table_of_no_checkpoint_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit, match=r"\(tiny\), got tinny\. Did you mean 'tiny'"):
+        main([*words, "--damage-table", "tinny=somewhere"])
+
+
+def results() -> Report:
+    """Results of three checkpoints, as the benchmark writes them."""
+
+    def point(policy: str, target: float | None, reduction: float, kl: float) -> Report:
         return {
             "policy": policy,
             "target": target,
@@ -189,8 +235,12 @@ def results() -> dict[str, object]:
             "alignment": {"top1_states": 0.8, "kl_states": 0.4},
         }
 
+    subject = {"backbone": "base-model", "rules": 5, "rule_rows": 0}
+    subject |= {"residual": "none", "unit_positions": "compact"}
+    evicted = point("eviction", None, 0.35, 0.1) | {"age": 16}
     subjects = {
         "one": [point("damage", 0.1, 0.1, 0.3), point("count", 0.1, 0.1, 0.2)],
+        "three": [point("all", None, 0.4, 0.8), evicted],
         "two": [point("damage", 0.1, 0.1, 0.3), point("count", 0.1, 0.1, 0.5)],
     }
     subjects["one"].append(point("all", None, 0.3, 0.9))
@@ -198,8 +248,7 @@ def results() -> dict[str, object]:
         "benchmark": "token_reduction",
         "name": "b",
         "length": 8,
-        "texts": {"test": {"rows": 3}},
-        "subjects": {
-            name: {"backbone": "base-model", "points": found} for name, found in subjects.items()
-        },
+        "texts": {x: {"rows": 3, "name": "x", "digest": "0" * 64} for x in ("test", "cut")},
+        "protect": [],
+        "subjects": {name: subject | {"points": found} for name, found in subjects.items()},
     }

@@ -158,5 +158,10 @@ def method_scorer(method: Method, compressed: Compressed, max_units: int) -> Any
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:
-    """Return the same backbone, its spans cut and merged by a baseline."""
-    return replace(compressed, module=method.merger, matcher=method.segmenter)
+    """Return the same backbone, its spans cut and merged by a baseline.
+
+    A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
+    """
+    return replace(
+        compressed, module=method.merger, matcher=method.segmenter, decode_max_damage=None
+    )
