@@ -36,6 +36,9 @@ def umim(checkpoint: Checkpoint, tiny_umim: UMIM, tmp_path: Path) -> UMIM:
         ({"merge": "none"}, "none", 0),
         ({"decode_min_probability": 0.5}, "all", 2),
         ({"match_border": True}, "all", 0),
+        ({"merge": "all", "raw_tail": 0}, "all", 0),
+        ({"match_border": False}, "prompt", 2),
+        ({"decode_min_probability": 0.0}, "prompt", 2),
     ],
 )
 def test_a_recommendation_is_taken_where_the_caller_says_nothing(

@@ -28,7 +28,6 @@ _MESSAGE: Final = (
 )
 _PROMPT: Final = "Return the sum of the array elements over a given"
 _NEW_TOKENS: Final = 48
-_RAW_TAIL: Final = 16  # tokens at a chat's end that stay raw
 _TIMING: Final = BenchmarkConfig(
     prompt_lengths=(1024,),  # fewer where the backbone has fewer positions
     new_tokens=2,
@@ -119,12 +118,10 @@ def _say(as_json: bool, line: str) -> None:
 
 
 def _generated(umim: UMIM) -> GenerationOutput:
-    """Return an answer of a chat model to a prompt with a raw end, or a text that goes on."""
+    """Return an answer of a chat model, or a text that goes on, merged as recommended."""
     if umim.backbone.require_tokenizer().chat_template is not None:
         chat = [{"role": "user", "content": _MESSAGE}]
-        return umim.generate(
-            chat, merge="prompt", raw_tail=_RAW_TAIL, max_new_tokens=_NEW_TOKENS, do_sample=False
-        )
+        return umim.generate(chat, max_new_tokens=_NEW_TOKENS, do_sample=False)
     return umim.generate(
         _PROMPT, max_new_tokens=_NEW_TOKENS, do_sample=False, repetition_penalty=1.3
     )

@@ -121,7 +121,6 @@ class GenerateOptions(TypedDict, total=False):
     observer: Observer | None
 
 
-_DECODING: Final = ("match_border", "decode_min_probability", "decode_max_damage")
 # What a GenerationConfig says itself.
 _SETTINGS: Final = (
     "max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "min_p",
@@ -156,10 +155,12 @@ def with_recommended(options: GenerateOptions, config: CheckpointConfig) -> Gene
     """Return options with what the checkpoint recommends where the caller said nothing.
 
     A caller who gives an option of merging while decoding has said that generated tokens merge; one
-    who opens the border, that the prompt's end does.
+    who opens the border, that the prompt's end does. ``match_border=False`` and a probability of 0
+    are the defaults and say nothing.
     """
     given: dict[str, object] = {"merge": config.merge, "raw_tail": config.raw_tail}
-    if any(options.get(name) is not None for name in _DECODING):
+    likely, damage = options.get("decode_min_probability"), options.get("decode_max_damage")
+    if options.get("match_border") or likely or damage is not None:
         del given["merge"]
     if options.get("match_border") or (given | options).get("merge") == "none":
         del given["raw_tail"]

@@ -220,7 +220,8 @@ class UMIM:
 
         Args:
             text: Any text; it may be empty.
-            raw_tail: Last tokens that stay raw.
+            raw_tail: Last tokens that stay raw; 0 whatever the checkpoint recommends, since the
+                text need not be a prompt.
             add_special_tokens: Whether to add special tokens; None does as the tokenizer does.
 
         Raises:
