@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -189,10 +189,16 @@ def test_each_run_has_prompts_of_its_own() -> None:
     assert cut_prompts(text, (2, 4, 3), 0, "greedy").text is None
 
 
-def test_a_given_text_is_generated_by_every_row() -> None:
-    backbone = tiny()
+@pytest.mark.parametrize("bound", [None, 0.0])
+def test_a_given_text_is_generated_by_every_row_and_merged_by_all_rules(
+    bound: float | None,
+) -> None:
+    rules = replace(NATURAL.rules, prices=np.ones(len(NATURAL.rules), np.float32))
+    compressed = Compressed(
+        tiny(), MergeModule(16), Matcher(rules), "compact", decode_max_damage=bound
+    )
     prompts = cut_prompts(IDS, (2, 9, 8), 0, "text")
-    run = time_run(Engine(Compressed(backbone, MergeModule(16), NATURAL, "compact")), prompts, 8)
+    run = time_run(Engine(compressed), prompts, 8)
     for row, text in enumerate(prompts.text[:, :-1]):  # the last token is not fed
         starts = [len(NATURAL.segment(text[: n + 1])[0]) for n in range(7)]
         assert (run.cache_lengths[row, 1:] - run.cache_lengths[row, 0]).tolist() == starts

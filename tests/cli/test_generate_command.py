@@ -136,7 +136,7 @@ def test_a_raw_tail_and_a_bound_on_probabilities_are_those_of_the_library(
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
     flags = ["--raw-tail", 4, "--decode-min-probability", 0.5, "--decode-max-damage", "inf"]
     found = json.loads(generate(*flags, "--json").out)
-    assert (found["merge"], found["raw_tail"]) == ("all", 4)
+    assert (found["merge"], found["raw_tail"], found["span_eviction"]) == ("all", 4, None)
     assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
     assert found["generated_spans"] == [list(span) for span in expected.generated_spans[0]]
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
@@ -147,6 +147,7 @@ def test_span_eviction_is_that_of_the_library(generate: Generate, tiny_umim: UMI
     found = json.loads(generate("--merge", "none", "--span-eviction", 2, "--json").out)
     assert found["cache_lengths"] == list(expected.cache_lengths[0])
     assert found["cache_lengths"][0] < 11 and found["token_reduction"] == 0
+    assert found["span_eviction"] == expected.span_eviction == 2
 
 
 def test_show_prints_the_prompt_the_text_and_figures(generate: Generate) -> None:

@@ -214,9 +214,23 @@ def test_the_rules_of_decoding_are_bounded_by_price_or_by_effect(umim: Umim, giv
     assert Checkpoint.load("two").config.decode_max_damage == 0.0
 
 
+def test_an_earlier_bound_goes_with_the_prices_it_was_set_by(umim: Umim, given: Given) -> None:
+    bounded = document(umim("prune", *given, "--keep-all", "--json", "--decode-max-damage", 0))
+    again = ("--keep-all", "--json", "--damage", bounded["damage"], "--out", "again")
+    found = document(umim("prune", bounded["checkpoint"], given[1], *again))
+    assert Checkpoint.load(str(bounded["checkpoint"])).config.decode_max_damage == 0.0
+    assert Checkpoint.load("again").config.decode_max_damage is None
+    assert (found["decode_max_damage"], found["decode_rules"]) == (None, len(SPANS))
+
+
 ERRORS = {
     "two bounds": (("--keep-all", "--decode-tr", 0.1, "--decode-max-damage", 1), "need one bound"),
     "no bound": (("--keep-all", "--decode-max-damage", "nan"), "must be finite; got nan"),
+    "dear": (
+        ("--target-tr", 0.1, "--decode-tr", 0.2),
+        "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay; got "
+        "--decode-tr 0.2 and --target-tr 0.1",
+    ),
     "no goal": ((), "needs a target or --keep-all, and not both; got neither"),
     "two goals": (("--target-tr", 0.1, "--keep-all"), "not both; got --target-tr 0.1 and"),
     "all, digits": (("--keep-all", "--keep-digits"), "keeps every rule"),

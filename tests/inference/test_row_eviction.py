@@ -82,6 +82,10 @@ def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:
     assert [lengths[0] for lengths in whole.cache_lengths] == [6, 6, 6]
     plain = tiny_umim.generate(prompt, n=3, max_new_tokens=6, merge="none", do_sample=True, seed=0)
     assert whole.ids == plain.ids
+    assert "; merge none, span eviction 0: " in out.views[0].summary
+    dropped = 11 - out.cache_lengths[0][-1]  # six tokens of the prompt, five that were fed
+    assert f"{dropped} of 11 columns dropped" in out.views[0].summary
+    assert "eviction" not in plain.views[0].summary
 
 
 def test_an_evicted_state_is_not_continued(tiny_umim: UMIM) -> None:

@@ -6,6 +6,7 @@ it merged while decoding, and a repeated prompt would find all of them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,13 +107,17 @@ def cut_prompts(
 
 
 def time_run(engine: Engine, prompts: Prompts, new_tokens: int) -> Timing:
-    """Time one greedy generation that never ends early."""
+    """Time one greedy generation that never ends early.
+
+    All rules merge, whatever the checkpoint's own bound of decoding is.
+    """
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
         max_new_tokens=new_tokens, do_sample=False
     )
     forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
     synchronize(engine.backbone.device)
-    output = engine.generate(list(prompts.ids), config, Request(logits_processor=forced))
+    request = Request(logits_processor=forced, decode_max_damage=math.inf)
+    output = engine.generate(list(prompts.ids), config, request)
     lengths = np.array([row.cache_lengths for row in output.rows], dtype=np.int64)
     return Timing(output.timings.first_token, output.timings.decode, lengths)
 

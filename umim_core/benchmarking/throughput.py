@@ -5,7 +5,8 @@ median of the pairs' ratios. Throughput counts original tokens. Matching, mergin
 to UMIM's time.
 
     rules         fixed-pairs: a controlled token reduction; 50 %: two raw tokens are one unit
-                  natural: the checkpoint's rules, token reduction as realised
+                  natural: all rules of the checkpoint, those above its bound of decoding, too;
+                  token reduction as realised
     phases        prefill: up to the first token; decode: after it; request: both
 """
 

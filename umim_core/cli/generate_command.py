@@ -263,7 +263,8 @@ def _document(out: GenerationOutput) -> dict[str, object]:
     samples = [_sample(out, row) for row in range(len(out.text))]
     timings = {"first_token": out.timings.first_token, "decode": out.timings.decode}
     body = samples[0] if len(samples) == 1 else {"samples": samples}
-    return {**body, "merge": out.merge, "raw_tail": out.raw_tail, "timings": timings}
+    ways = {"merge": out.merge, "raw_tail": out.raw_tail, "span_eviction": out.span_eviction}
+    return {**body, **ways, "timings": timings}
 
 
 def _sample(out: GenerationOutput, row: int) -> dict[str, object]:

@@ -81,7 +81,7 @@ def prune(
         float | None,
         typer.Option(
             "--decode-tr",
-            help="The same by effect: the cheapest rules that reach this token reduction.",
+            help="The same by effect: the cheapest rules, and ties, that reach this reduction.",
         ),
     ] = None,
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = FIELD,
@@ -106,10 +106,10 @@ def prune(
     )
 
     _check_goal(target_tr, every_rule, keep_digits, protect)
-    _check_decoding(decode_max_damage, decode_tr)
     for target in (target_tr, decode_tr):
         if target is not None:
             check_target(target)
+    _check_decoding(decode_max_damage, decode_tr, target_tr)
     root = artifact_root()
     goal = "all" if target_tr is None else target_tr
     name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{goal}")
@@ -152,15 +152,12 @@ def prune(
         cut = keep_all(table, text)
     else:
         cut = prune_by_damage(table, text, target_tr, tokenizer, patterns)
-    made = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
     if decode_tr is not None:
         price = cut.rules.require_prices()
         decode_max_damage = cut_to_budget(cut.rules, price, text, decode_tr).most
-    if decode_max_damage is not None:
-        made = made.decoding_under(decode_max_damage)
-    made.save(place / "checkpoint")
-    bound = made.config.decode_max_damage
-    decoding = cut.rules if bound is None else rules_under(cut.rules, bound)
+    made = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
+    made.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
+    decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
     record_checkpoint(root, name, place / "checkpoint")
     left = ~cut.kept
     figures = Pruning(
@@ -178,7 +175,8 @@ def prune(
         damage_dropped=float(table.kl[left].sum() / table.kl.sum()),
         savings_dropped=float(table.saved_tokens[left].sum() / table.saved_tokens.sum()),
         protect=cut.rules.origin.protect,
-        decode_max_damage=bound,
+        decode_target=decode_tr,
+        decode_max_damage=decode_max_damage,
         decode_rules=len(decoding),
         decode_token_reduction=token_reduction(*text, Matcher(decoding)),
     )
@@ -211,8 +209,8 @@ def _check_goal(
         )
 
 
-def _check_decoding(bound: float | None, target: float | None) -> None:
-    """Refuse two bounds of decoding, and one that is no number."""
+def _check_decoding(bound: float | None, target: float | None, prompts: float | None) -> None:
+    """Refuse two bounds of decoding, one that is no number, and one that prompts do not reach."""
     if bound is not None and target is not None:
         raise ConfigError(
             "the rules of decoding need one bound",
@@ -222,6 +220,12 @@ def _check_decoding(bound: float | None, target: float | None) -> None:
     if bound is not None and not math.isfinite(bound):
         raise ConfigError(
             "--decode-max-damage must be finite", bound, "Leave it out to merge by all rules."
+        )
+    if target is not None and prompts is not None and target > prompts:
+        raise ConfigError(
+            "--decode-tr must not exceed --target-tr: generated tokens merge by rules that stay",
+            f"--decode-tr {target} and --target-tr {prompts}",
+            "Lower --decode-tr, or raise --target-tr.",
         )
 
 

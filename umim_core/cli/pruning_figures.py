@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+_NOTABLE: Final = 1.1  # times the token reduction that was asked for
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Pruning:
         damage_dropped: Share of the measured divergence that the other rules held.
         savings_dropped: Share of the saved tokens that they held.
         protect: Patterns of tokens that no rule holds.
+        decode_target: Token reduction that was asked of the rules that generated tokens merge by;
+            None where none was.
         decode_max_damage: Most price of the rules that generated tokens merge by; None for all.
         decode_rules: How many these are.
         decode_token_reduction: With these alone.
@@ -44,6 +49,7 @@ class Pruning:
     damage_dropped: float
     savings_dropped: float
     protect: tuple[str, ...]
+    decode_target: float | None
     decode_max_damage: float | None
     decode_rules: int
     decode_token_reduction: float
@@ -59,6 +65,12 @@ class Pruning:
             f"{self.decode_max_damage} nats per saved token: token reduction "
             f"{self.decode_token_reduction:.2%} of the held-out text"
         )
+        wanted = self.decode_target
+        if wanted is not None and self.decode_token_reduction > _NOTABLE * wanted:
+            decoding += (
+                f", more than the {wanted:.2%} asked for: many rules have the price of the dearest "
+                "one, as rules that were not met do, and a bound takes all of them"
+            )
         return [
             f"{self.rules_before:,} rules, {self.rules_met:,} of them met in "
             f"{self.measured_tokens:,} tokens",

@@ -5,8 +5,7 @@
 
 ``merge=prompt`` (default) compresses the context and leaves the continuation raw; ``merge=all``
 matches the whole sequence, scored by two-stage accounting, and merges while generating;
-``merge=none`` is the backbone through lm-eval's own ``hf`` model, number for number. Raw token ids
-are what lm-eval sees in every mode.
+``merge=none`` is lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in every mode.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, method
 from umim_core.evaluation.model_args import check_modes, open_model_args
 from umim_core.evaluation.scoring import Request as ScoreRequest
 from umim_core.evaluation.scoring import Scorer
+from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
@@ -107,8 +107,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
-        )
-        compressed = compressed.reading(self.merge, raw_tail)
+        ).reading(self.merge, raw_tail)
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:
             raise BackboneError("lm-eval needs a tokenizer", self.backbone.name, "Attach one.")
@@ -123,6 +122,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         )
         self.compressed, self.method = compressed, method
         self.scorer: AnyScorer | None = None
+        self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
             self.scorer = method_scorer(made, compressed, self.max_length)
@@ -144,6 +144,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
 
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``)."""
+        bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
             "backbone": self.backbone.name,
@@ -153,7 +154,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             "dtype": str(self.backbone.dtype),
             "merge": self.merge,
             "raw_tail": self.compressed.raw_tail,
-            "decode_max_damage": self.compressed.decode_max_damage,
+            "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
             "method": self.method or "umim",
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
@@ -235,6 +236,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                 request = replace(
                     wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
                 )
+                self._decode_bounds[decode_bound(request, engine.compressed)] = None
                 texts += self._generate(engine, prompts, wanted, request)
                 for prompt, text in zip(prompts, texts[-len(prompts) :], strict=True):
                     self.cache_hook.add_partial("generate_until", (prompt, options), text)

@@ -188,6 +188,7 @@ class Engine:
             state,
             request.merge,
             request.raw_tail,
+            request.span_eviction,
         )
 
     def _room(
@@ -282,8 +283,7 @@ class Engine:
         cache.begin(1)
         positions = None
         if raw_lengths is not None:
-            fed = torch.tensor(raw_lengths, device=self.backbone.device) - 1
-            positions = fed[:, None]
+            positions = torch.tensor(raw_lengths, device=self.backbone.device)[:, None] - 1
         hidden = self._forward(self._step_embeddings(step), cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]

@@ -157,7 +157,8 @@ class RowOutput:
     def gen_kv_reduction(self) -> float:
         """1 - U_T / T: entries saved at the end among the T generated tokens fed; 0 if T = 0.
 
-        Above 1 where border matching took more units of the prompt back than the tokens added.
+        Above 1 where border matching took more units of the prompt back than the tokens added, or
+        span eviction dropped more columns than that, old spans of the prompt included.
 
         Source: paper, "Generation Quality" (Gen-KV TR).
         """
@@ -199,6 +200,7 @@ class EngineOutput:
         state: The cache and the raw ids, to continue with another turn.
         merge: What was merged.
         raw_tail: Last tokens of each prompt that stayed raw.
+        span_eviction: Age at which columns of spans left the cache; None where none left.
     """
 
     rows: tuple[RowOutput, ...]
@@ -206,6 +208,7 @@ class EngineOutput:
     state: GenerationState = field(compare=False, repr=False)
     merge: Merge = field(compare=False)
     raw_tail: int = field(compare=False)
+    span_eviction: int | None = field(compare=False)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ class GenerationOutput:
             negative, in the prompt.
         cache_lengths: Units in the cache after the prefill and after each fed token.
         token_reduction: (raw tokens - units) / raw tokens of the prompt.
-        gen_kv_reduction: Share of the generated tokens' cache entries saved at the end.
+        gen_kv_reduction: Share of the generated tokens' cache entries saved at the end; above 1
+            where entries of the prompt went, too (``match_border``, ``span_eviction``).
         cumulative_kv_reduction: The same, summed over all steps.
         stop_reasons: ``eos``, ``stop_string``, ``criteria`` or ``length``.
         logprobs: The model's log-probability of each generated id; None unless asked for.
@@ -37,6 +38,7 @@ class GenerationOutput:
         decode: The backbone's, to show the texts.
         merge: What was merged: what the caller said, else what the checkpoint recommends.
         raw_tail: Last tokens of each prompt that stayed raw, likewise.
+        span_eviction: Age in tokens at which columns of spans left the cache; None without.
     """
 
     text: tuple[str, ...]
@@ -56,6 +58,7 @@ class GenerationOutput:
     decode: Decode = field(compare=False, repr=False)
     merge: Merge = field(default="all", compare=False)
     raw_tail: int = field(default=0, compare=False)
+    span_eviction: int | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, output: EngineOutput, backbone: Backbone) -> GenerationOutput:
@@ -80,6 +83,7 @@ class GenerationOutput:
             decode=backbone.decode,
             merge=output.merge,
             raw_tail=output.raw_tail,
+            span_eviction=output.span_eviction,
         )
 
     @property
@@ -113,6 +117,10 @@ class GenerationOutput:
         if (self.merge, self.raw_tail) != ("all", 0):
             tail = f", raw tail {self.raw_tail}" if self.raw_tail else ""
             summary += f"; merge {self.merge}{tail}"
+        if self.span_eviction is not None:
+            read = border + max(0, len(ids) - 1)
+            dropped = read - self.cache_lengths[row][-1]
+            summary += f", span eviction {self.span_eviction}: {dropped} of {read} columns dropped"
         return View(tuple(pieces), summary, "umim-generation")
 
     def show(self, console: Console | None = None) -> None:
