@@ -70,6 +70,18 @@ def test_rule_rows_that_do_not_fit_are_refused(
         Checkpoint.load(tmp_path / "x")
 
 
+def test_rows_of_other_rules_than_the_matchers_are_not_saved(
+    tiny_llama: Backbone, tmp_path: Path
+) -> None:
+    module = give_rows(module_of("paper", tiny_llama.hidden_size), SPANS)
+    matcher = Matcher(RuleSet.from_spans(SPANS[1:]))
+    Checkpoint.of(Compressed(tiny_llama, module, matcher, "compact")).save(tmp_path / "x")
+    back = Checkpoint.load(tmp_path / "x")
+    assert back.config.rule_rows == 2
+    assert back.module.rows.spans.tolist() == [[3, 4, 5, -1], [6, 7, 8, 9]]
+    assert torch.equal(back.module.rows.table, module.rows.table[1:])
+
+
 def test_rows_stay_with_their_rules(tiny_llama: Backbone) -> None:
     checkpoint = make(tiny_llama)
     kept = checkpoint.with_contents(checkpoint.module, RuleSet.from_spans([(3, 4, 5), (8, 9)]))

@@ -196,6 +196,15 @@ def test_rule_rows_are_refused_where_optimisers_are_sharded(tmp_path: Path) -> N
         load_recipe(write(tmp_path / "sharded.yaml", sharded))
 
 
+@pytest.mark.parametrize("rate", ["distill.row_rate", "adapt.sft.row_rate"])
+def test_a_rate_of_rule_rows_needs_a_cell_with_rows(tmp_path: Path, rate: str) -> None:
+    raw = changed(rate, 4.0)
+    with pytest.raises(ConfigError, match=rf"{rate} needs a cell with rule_rows .*; got 4: leave"):
+        load_recipe(write(tmp_path / "mine.yaml", raw))
+    raw["cells"][0]["rule_rows"] = 2
+    assert load_recipe(write(tmp_path / "rowed.yaml", raw)).cells[0].rule_rows == 2
+
+
 @pytest.mark.parametrize(
     ("raw", "remedy"),
     [

@@ -193,13 +193,11 @@ def test_time_is_that_of_the_flops_and_of_the_exchange() -> None:
     assert told["seconds"] == pytest.approx(10 * told["step_seconds"])
 
 
-def test_rule_rows_are_parameters() -> None:
-    plain, rowed = (
-        predict("llama", ModuleForm(rule_rows=k)).memory_parts["module and AdamW"]
-        for k in (0, 1000)
-    )
-    held = 4 * 5  # weights, gradient, DDP's bucket, two moments
-    assert rowed - plain == pytest.approx(1000 * CONFIGS["llama"].hidden_size * held)
+def test_rule_rows_take_their_table_and_moments_and_no_exchange() -> None:
+    plain, rowed = (predict("llama", ModuleForm(rule_rows=k)) for k in (0, 1000))
+    added = rowed.memory_parts["module and AdamW"] - plain.memory_parts["module and AdamW"]
+    assert added == pytest.approx(1000 * CONFIGS["llama"].hidden_size * 4 * 3)
+    assert rowed.figures["exchange_seconds"] == plain.figures["exchange_seconds"]
 
 
 def test_a_step_is_not_faster_than_the_memory() -> None:

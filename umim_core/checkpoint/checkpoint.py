@@ -65,6 +65,8 @@ class Checkpoint:
     ) -> Checkpoint:
         """Bind module and rules to the backbone and the unit positions they were trained with.
 
+        Rule rows of spans that are no rules of the matcher go.
+
         Args:
             compressed: The model with its rules.
             training: How the module was trained.
@@ -72,7 +74,8 @@ class Checkpoint:
         Raises:
             ConfigError: If there is no merge module or there are no rules.
         """
-        backbone, module = compressed.backbone, compressed.require_module()
+        backbone, rules = compressed.backbone, compressed.require_matcher().rules
+        module = with_rows_of(compressed.require_module(), rules)
         config = CheckpointConfig(
             **_shape(module),
             unit_positions=compressed.unit_positions,
@@ -84,7 +87,7 @@ class Checkpoint:
             backbone_model=BackboneRecord.of(backbone),
             decode_max_damage=compressed.decode_max_damage,
         )
-        return cls(config, module, compressed.require_matcher().rules)
+        return cls(config, module, rules)
 
     def with_contents(self, module: MergeModule, rules: RuleSet) -> Checkpoint:
         """Return a checkpoint of the same origin with another module and other rules.

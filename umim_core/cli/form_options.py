@@ -28,8 +28,8 @@ RuleRowsOption = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Most frequent rules that have a learned vector each, added to what the module gives; "
-        "0: none (the paper).",
+        help="Most frequent rules that have a vector each, zero until trained, added to what the "
+        "module gives; 0: none (the paper).",
     ),
 ]
 

@@ -204,6 +204,26 @@ class ModuleForm(StableDump):
         return (self.kind, self.module_positions, self.residual) == (PAPER, "none", "none")
 
 
+def check_row_rate(name: str, rate: float, trained: Sequence[ModuleForm]) -> None:
+    """Refuse a learning rate of rule rows where no form that is trained has any.
+
+    It would change stage keys and nothing else.
+
+    Args:
+        name: Of the field.
+        rate: Its value.
+        trained: The forms of what it trains.
+
+    Raises:
+        ValueError: If it is not 1, the default, and no form has rule rows.
+    """
+    if rate != 1.0 and not any(form.rule_rows for form in trained):
+        raise ValueError(
+            f"{name} needs a cell with rule_rows that it trains; got {rate:g}: leave it out, or "
+            "give such a cell rule_rows"
+        )
+
+
 def check_merge(merge: str, known: Sequence[Merge] = MERGES) -> None:
     """Refuse a value of ``merge`` that does not exist, or that a caller has no use for.
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig, TaskSizes
-from umim_core.config.form import ModuleForm
+from umim_core.config.form import ModuleForm, check_row_rate
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.hidden_term import HiddenTerms, OwnTerms
 from umim_core.config.model_base import (
@@ -276,6 +276,10 @@ class Recipe(RunRecipe, StableDump):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'adapt' section")
         if self.cluster.strategy == "deepspeed" and any(cell.rule_rows for cell in self.cells):
             raise ValueError("rule_rows: ZeRO-2 cannot move single rows; take strategy ddp")
+        check_row_rate("distill.row_rate", self.distill.row_rate, self.cells)
+        if self.adapt is not None:
+            adapted = [cell for cell in self.cells if cell.adapt]
+            check_row_rate("adapt.sft.row_rate", self.adapt.sft.row_rate, adapted)
         if self.task is None and any(cell.adapt for cell in self.cells):
             raise ValueError("a cell asks for adaptation, but the recipe has no 'task' section")
         sizes = [self.distill.batch_size]

@@ -9,7 +9,8 @@ T raw tokens and S units of one GPU's rows, M spans, c bytes of a number.
                for a row's units before its first merge are few
     memory     weights + module + the larger of teacher and student + what the process itself takes
     time       FLOPs over 45 % of the peak, or the bytes that must move, whichever takes longer,
-               and the all-reduce of the module's gradient, 2 (g - 1) / g times its bytes
+               and the all-reduce of the module's gradient, 2 (g - 1) / g times its bytes; of rule
+               rows ranks exchange those of a step alone, which is left out
 
 What autograd keeps of a block whose weights are frozen, per unit (inputs of its products are not
 kept, as no weight needs them):
@@ -89,7 +90,8 @@ def predict_distillation(
     held = min(rows, micro_batch or rows) / rows
     memory = {
         "weights": float(width * shape.weights),
-        "module": _trained_bytes(trained, strategy, hardware.gpus),
+        "module": _trained_bytes(trained, strategy, hardware.gpus)
+        + _row_bytes(shape.hidden_size, form),
         "spans": spans * _span_bytes(shape.hidden_size, form),
         "teacher": held * raw * kept,
         "student": held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
@@ -150,8 +152,15 @@ def predict_distillation(
 def _parameters(hidden_size: int, form: ModuleForm) -> int:
     with torch.device("meta"):
         module = MergeModule.of(form, hidden_size)
-    rows = form.rule_rows * hidden_size  # at most: there may be fewer rules
-    return sum(parameter.numel() for parameter in module.parameters()) + rows
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _row_bytes(hidden_size: int, form: ModuleForm) -> float:
+    """Return bytes of the rule rows' table and of its two moments, at most: rules may be fewer.
+
+    Their gradients are sparse, and DDP has no bucket for them (``tasks/training/strategies.py``).
+    """
+    return 3.0 * _WIDE * form.rule_rows * hidden_size
 
 
 def _trained_bytes(parameters: int, strategy: str, gpus: int) -> float:
