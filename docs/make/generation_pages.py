@@ -1,4 +1,4 @@
-"""Pages of the benchmarks of generation and evaluation."""
+"""Pages of the benchmarks of generation: engine, generated texts, cache capacity."""
 
 from __future__ import annotations
 
@@ -188,30 +188,6 @@ Gates of logits are in units of 1e-5: none at batch size 1, one in batches.
         for case in walk(report["cases"], "*name")
         if "parts" in case
         for part in walk(case, "parts.*part")
-    ),
-)
-PERPLEXITY: Final = page(
-    """\
-# Perplexity: one forward against the base model and the listing
-
-{rows} rows of {length} tokens on {device}, float32. *plain*: no rule lies inside another; *nested*:
-all frequent spans. The listing runs a forward over the units and one more for every token hidden in
-a span, for the first row. Ratios are medians over alternating pairs, with quartiles; *difference*:
-largest of a token's log-probability between both, in nats.
-
-@ ours
-backbone: rules    | {backbone}: {name}
-rules              | {rules:,}
-TR                 | {token_reduction:.1%}
-base               | {base model.seconds:.3f s}
-ours               | {seconds:.3f s}
-times base         | {times_base:.2f}
-listing of one row | {listing_seconds:.3f s}
-times ours         | {listing_times:.1f}
-difference         | {difference:.1e}
-""",
-    ours=lambda report: (
-        row for row in walk(report, "backbones.*backbone.*name") if row["name"] != "base model"
     ),
 )
 QUALITY: Final = page(

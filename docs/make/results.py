@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 
 from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
-from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, PERPLEXITY, QUALITY
+from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
-from docs.make.task_pages import STOCK_TASKS
+from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
 from docs.make.training_pages import DDP, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
 from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.report.ablation_data import AblationData

@@ -1,4 +1,4 @@
-"""Page of the benchmark of lm-eval's stock tasks."""
+"""Pages of the benchmarks of evaluation: lm-eval's stock tasks, and perplexity."""
 
 from __future__ import annotations
 
@@ -130,4 +130,28 @@ backbone {backbone_fingerprint:.12}, module {module_digest:.12}, rules {rules_di
     means=_means,
     equality=_equality,
     sets=_sets,
+)
+PERPLEXITY: Final = page(
+    """\
+# Perplexity: one forward against the base model and the listing
+
+{rows} rows of {length} tokens on {device}, float32. *plain*: no rule lies inside another; *nested*:
+all frequent spans. The listing runs a forward over the units and one more for every token hidden in
+a span, for the first row. Ratios are medians over alternating pairs, with quartiles; *difference*:
+largest of a token's log-probability between both, in nats.
+
+@ ours
+backbone: rules    | {backbone}: {name}
+rules              | {rules:,}
+TR                 | {token_reduction:.1%}
+base               | {base model.seconds:.3f s}
+ours               | {seconds:.3f s}
+times base         | {times_base:.2f}
+listing of one row | {listing_seconds:.3f s}
+times ours         | {listing_times:.1f}
+difference         | {difference:.1e}
+""",
+    ours=lambda report: (
+        row for row in walk(report, "backbones.*backbone.*name") if row["name"] != "base model"
+    ),
 )
