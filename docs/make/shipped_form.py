@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, CheckpointConfig, read_config
+from umim_core.checkpoint.checkpoint_files import CHECKPOINT_SCHEMA, read_config
+from umim_core.config.form import check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.rules.rule_prices import read_prices, write_prices
 from umim_core.rules.rules_table import read_table, write_table
@@ -42,13 +43,16 @@ def store(
         defaults: What it recommends to its users: ``merge``, ``raw_tail``.
 
     Raises:
-        ConfigError: If the priced checkpoint has other rules, another module or other settings.
+        ConfigError: If the priced checkpoint has other rules, another module or other settings, or
+            if ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
     """
+    measured = priced or checkpoint
+    config = read_config(measured).model_copy(update=dict(defaults or {}))
+    check_merge(config.merge)
+    check_raw_tail(config.raw_tail, config.merge)
     if priced is not None:
         _check_priced(checkpoint, priced)
-    measured = priced or checkpoint
-    config = read_config(measured).model_dump(mode="json") | dict(defaults or {})
-    content = CheckpointConfig.model_validate(config).model_dump(mode="json")
+    content = config.model_dump(mode="json")
 
     def write(directory: Path) -> None:
         module = load_file(checkpoint / "model.safetensors")

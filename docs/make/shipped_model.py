@@ -109,6 +109,18 @@ def _positions(report: Report) -> str:
     return filled_in(_MODULE, report | {"positions": form["positions"], "others": words})
 
 
+def _recommended(report: Report) -> str:
+    """Say how a generation differs from the tables; nothing where it does not."""
+    found = report.get("recommended", _MERGED)
+    return "" if found == _MERGED else filled_in(_RECOMMENDED, found)
+
+
+_MERGED: Final = {"merge": "all", "raw_tail": 0}
+_RECOMMENDED: Final = (
+    '`generate` takes `merge="{merge}"` and `raw_tail={raw_tail}` where a call does not say it. '
+    "The tables leave no raw tail: they merge all spans of a text, and of a question those of its "
+    "context."
+)
 _RULES: Final = (
     "Rules: {total:,} spans ({orders} tokens), every n-gram that occurs at least "
     "{rules.origin.tau} times in {corpus_tokens.train:,.0f} training tokens and passes the filters "
@@ -135,6 +147,8 @@ split. Alignment is measured on {protocol.alignment_rows} rows of each text, per
 tokens that merging saves. Top-1: how often UMIM's most probable next token is the base model's;
 Top-10: share of its ten; MRR: mean reciprocal rank; KL: nats per prediction from the base model's
 distribution. *Increase*: ln(PPL UMIM / PPL base), its error paired by row.
+
+@ recommended
 
 @ texts
 < test text      | {text}
@@ -169,6 +183,7 @@ _PARTS: dict[str, Any] = {
     "files": _files,
     "rules": _rules,
     "module": _positions,
+    "recommended": _recommended,
 }
 _BASE: Final = (
     "The figures of the base model are those of its published 4-bit weights (GGUF Q4_1), "

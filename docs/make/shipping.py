@@ -70,7 +70,7 @@ def results_of(
     found, config = trail(checkpoint, recipe), read_config(checkpoint)
     facts, metrics = found.distilled.manifest()["facts"], found.evaluated.metrics
     names = ["", *(f"_part_{name}" for name in parts(found.tokenized))]
-    rules = RuleSet.load(shipped / "rules")
+    rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
     return {
         "benchmark": shipped_model.NAME,
@@ -82,6 +82,7 @@ def results_of(
             "versions": {"python": facts["python"], **facts["versions"]},
         },
         "backbone": config.backbone,
+        "recommended": {"merge": ships.merge, "raw_tail": ships.raw_tail},
         "training": {
             **{name: config.training[name] for name in ("steps", "best_step", "seed")},
             "batch_size": batch,

@@ -54,6 +54,31 @@ def test_rollback_moves_and_clears_no_state() -> None:
     assert cache.layers[0].keys.data_ptr() == address
 
 
+def test_dropped_columns_leave_their_row_and_no_other() -> None:
+    cache = RowCache(2, 3, max_length=8)
+
+    def both(value: float) -> None:
+        cache.begin(1)
+        for layer in range(2):
+            new = states(value, 10 * value, 100 * value) + layer
+            cache.update(new, -new, layer)
+        cache.commit(torch.ones(3))
+
+    for value in (1.0, 2.0, 3.0, 4.0):
+        both(value)
+    before = [layer.keys[1].clone() for layer in cache.layers]
+    cache.drop([[0, 2], [], [3]])
+    assert cache.lengths.tolist() == [2, 4, 3]
+    both(5.0)  # each row goes on behind its own last column
+    assert cache.lengths.tolist() == [3, 5, 4]
+    for number, layer in enumerate(cache.layers):
+        assert torch.equal(layer.keys[1, :, :4], before[number][:, :4])
+        for row, kept in enumerate([[2, 4, 5], [10, 20, 30, 40, 50], [100, 200, 300, 500]]):
+            expected = [value + number for value in kept]
+            assert layer.keys[row, 0, : len(kept), 0].tolist() == expected
+            assert (-layer.values[row, 0, : len(kept), 0]).tolist() == expected
+
+
 def test_attention_gets_a_view_up_to_the_longest_row() -> None:
     cache = RowCache(1, 1, max_length=100)
     seen = write(cache, 1.0)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from docs.make import shipped_model, shipping
+from docs.make.document import RESULTS
 from docs.make.results import documents_of
 from docs.make.shipped_form import store
 from docs.make.shipping import results_of, write_sums
@@ -85,6 +86,32 @@ def test_prices_and_the_bound_of_decoding_ship(tiny_checkpoint: Path, tmp_path: 
     with pytest.raises(ConfigError, match=r"--priced must be what .*; got other rules"):
         store(tiny_checkpoint, tmp_path / "odd", priced=tmp_path / "fewer")
     assert not (tmp_path / "odd").exists()
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"merge": "none", "raw_tail": 16}, "raw_tail needs a prompt that is merged"),
+        ({"raw_tail": -1}, "raw_tail must be an integer of at least 0"),
+        ({"merge": "some"}, "merge must be one of"),
+    ],
+)
+def test_defaults_of_no_effect_are_refused_before_anything_is_replaced(
+    defaults: dict[str, object], message: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "shipped").mkdir()
+    with pytest.raises(ConfigError, match=message):
+        store(tiny_checkpoint, tmp_path / "shipped", defaults=defaults)
+    assert (tmp_path / "shipped").is_dir()
+
+
+def test_a_card_says_where_generation_differs_from_its_tables() -> None:
+    results = json.loads((RESULTS / "smollm2.json").read_text("utf-8"))
+    assert '`merge="prompt"` and `raw_tail=16` where a call' in shipped_model.card(results)
+    same = results | {"recommended": {"merge": "all", "raw_tail": 0}}
+    del results["recommended"]  # results of before it was noted
+    assert shipped_model.card(same) == shipped_model.card(results)
+    assert "where a call" not in shipped_model.card(same)
 
 
 def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:

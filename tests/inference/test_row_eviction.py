@@ -73,6 +73,29 @@ def test_every_step_equals_a_masked_forward(
     assert all(row.token_reduction == 0 and not row.generated_spans for row in output.rows)
 
 
+@torch.no_grad()
+def test_a_row_that_ended_leaves_the_others_as_they_are() -> None:
+    backbone, matcher = build("llama"), random_rules(3, False)
+    prompts, engine = (
+        random_prompts(5, 4),
+        Engine(Compressed(backbone, module_for(backbone), matcher, "compact")),
+    )
+    request = Request(merge="none", span_eviction=0, seed=0)
+    whole = engine.generate(prompts, settings(12, do_sample=False), request).rows
+    ends = int(whole[0].ids[2])
+    found = engine.generate(prompts, settings(12, do_sample=False, eos_token_id=ends), request).rows
+    sizes = []
+    for row, prompt, free in zip(found, prompts, whole, strict=True):
+        size = next((n for n, x in enumerate(free.ids, 1) if x == ends), len(free.ids))
+        assert list(row.ids) == list(free.ids[:size])
+        (alone,) = engine.generate(
+            [prompt], settings(12, do_sample=False, eos_token_id=ends), request
+        ).rows
+        assert row.cache_lengths == alone.cache_lengths
+        sizes.append(size)
+    assert min(sizes) < max(sizes)
+
+
 def test_samples_of_a_prompt_lose_their_own_columns(tiny_umim: UMIM) -> None:
     options = {"merge": "none", "span_eviction": 0, "do_sample": True, "seed": 0}
     prompt = "w1 w2 w9 w3 w4 w5"
