@@ -11,12 +11,13 @@ import torch
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
+from umim_core.baselines.methods import MergedSpans
 from umim_core.baselines.pooled_embeddings import mean_embedding
 from umim_core.baselines.truncation import Truncation
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer
+from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer, merged_by
 from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
 from umim_core.evaluation.scoring import Request, Scorer
 from umim_core.merging.compressed import Compressed
@@ -124,6 +125,12 @@ def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
     with pytest.raises(EvaluationError, match="does not generate"):
         model.generate_until([], disable_tqdm=True)
+
+
+def test_a_baseline_has_no_bound_of_the_checkpoints_own_rules(umim: Scorer) -> None:
+    bounded = replace(umim.compressed, decode_max_damage=1.0)
+    found = merged_by(MergedSpans(MATCHER, mean_embedding), bounded)
+    assert found.matcher is MATCHER and found.decode_max_damage is None
 
 
 def test_any_segmenter_cuts_what_a_baseline_merges(tiny_llama: Backbone) -> None:
