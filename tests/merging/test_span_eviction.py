@@ -38,6 +38,11 @@ def test_the_worked_example() -> None:
     assert last_queries(cut, 1, certain=0).tolist() == [NEVER, 3, NEVER, 6, 6, NEVER, NEVER]
 
 
+def test_the_first_token_of_a_text_keeps_its_column() -> None:
+    cut = np.array([0, 3]), np.array([3, 2])
+    assert last_queries(cut, 0, certain=0).tolist() == [NEVER, 2, NEVER, 4, NEVER]
+
+
 def test_a_mask_hides_old_columns_of_spans_alone() -> None:
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     rows = [np.arange(8), np.array([1, 2])]
@@ -70,7 +75,7 @@ def read_step_by_step(
             j
             for s, n in zip(*matcher.segment(ids[: t + 1]), strict=True)
             if t - (s + n - 1) >= age and t - s >= 3
-            for j in range(s, s + n - 1)
+            for j in range(max(s, 1), s + n - 1)
         }
         kept = [column for column, j in enumerate(held) if j not in gone]
         held = [held[column] for column in kept]

@@ -5,12 +5,12 @@ old go (``merging.span_eviction``); those that stay keep their positions. A prom
 before anything goes, and its spans are certain at its end; no span crosses the border to the
 generated tokens, as in merging.
 
-With the prompt a b c, the rule (a, b), W = 1 and the generated tokens x y::
+With the prompt a b c d, the rule (b, c), W = 1 and the generated tokens x y::
 
-    columns   a b c     read whole; (a, b) is one token old
-              b c       after the prefill
-              b c x     positions 1 2 3
-              b c x y
+    columns   a b c d     read whole; (b, c) is one token old
+              a c d       after the prefill
+              a c d x     positions 0 2 3 4
+              a c d x y
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from umim_core.inference.outputs import GenerationState
 from umim_core.inference.request import Request
 from umim_core.inference.rows import Row
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.span_eviction import CERTAIN
+from umim_core.merging.span_eviction import CERTAIN, SINKS
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.trie import Ints
 
@@ -72,7 +72,9 @@ class RowEviction:
         """Let a certain span wait for its age."""
         if length > 1:
             end = start + length - 1
-            self._waiting[row].append((max(end + self._age, start + certain), range(start, end)))
+            self._waiting[row].append(
+                (max(end + self._age, start + certain), range(max(start, SINKS), end))
+            )
 
     def drop(self, cache: RowCache) -> None:
         """Drop what is old once a forward is done."""

@@ -16,6 +16,10 @@ With the ids a b c d e f g, the rules (b, c) and (d, e, f), and W = 1::
     columns of d, e          x  x  x  x      (d, e, f) is one token old when g was read
     column of c           x  x  x  x  x      the last of its span stays
 
+The first token of a text keeps its column whatever the rules say: where nothing else is of interest
+a model attends to it (an attention sink), and without it later states lose their scale. Source:
+Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024).
+
 A query is computed before its own token can age a span: with W = 0 the last token of a span still
 sees all of it, and the next one is the first that does not.
 
@@ -41,6 +45,7 @@ from umim_core.rules.grams import ORDERS
 
 Ints = NDArray[np.int64]
 CERTAIN: Final = ORDERS[-1] - 1  # tokens behind a unit's first after which no rule changes the unit
+SINKS: Final = 1  # first tokens of a text whose columns always stay
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -48,7 +53,7 @@ def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
     """Return the last token that sees the column of each token of a text.
 
     A worked example, W = 0: units (a), (b, c) of 3 tokens give [never, 4, never]; as a prompt,
-    whose units are certain at its end (``certain=0``), [never, 2, never].
+    whose units are certain at its end (``certain=0``), [never, 2, never]. Token 0 always stays.
 
     Args:
         cut: Starts and lengths of the text's units [S].
@@ -62,6 +67,7 @@ def last_queries(cut: Segmentation, age: int, certain: int = CERTAIN) -> Ints:
     ends = starts + lengths - 1
     last = np.repeat(np.maximum(ends + age, starts + certain), lengths)
     last[ends] = _NEVER
+    last[:SINKS] = _NEVER
     return last
 
 
