@@ -22,7 +22,7 @@ from umim_core.distill.optimizer import (
     parameters,
     set_rate,
 )
-from umim_core.distill.row_optimizer import row_table
+from umim_core.distill.row_optimizer import row_table, row_tensors
 from umim_core.errors import ConfigError
 
 ZERO2_CONFIG: Final = Path(__file__).resolve().parents[2] / "infra/deepspeed/zero2.json"
@@ -50,9 +50,9 @@ class DdpStrategy(AdamWStrategy):
 
     def __init__(self, objective: nn.Module, config: TrainConfig) -> None:
         world = dist.get_world_size() if dist.is_initialized() else 1
-        if world > 1 and (table := row_table(objective)) is not None:
+        if world > 1:  # the index of the rows is the same everywhere: it need not be broadcast
             nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-                objective, [table[0]]
+                objective, row_tensors(objective)
             )
         # No parameter is unused; but only so does DDP keep its buckets as they are. Else it packs
         # them anew after its first step, and three ranks or more that resume add in another order

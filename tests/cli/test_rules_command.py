@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, console
+from support.merge_modules import give_rows
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
@@ -173,14 +173,14 @@ def test_an_empty_rule_set_is_shown(umim: Umim, folder: Path) -> None:
     assert document(umim("rules", "none", "--json"))["top"] == []
 
 
-def test_a_checkpoint_shows_the_rules_inside(
+def test_a_checkpoint_shows_the_rules_inside_and_its_rows(
     umim: Umim, folder: Path, tiny_llama, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     rules = ruleset(COUNTED, tokenizer_fingerprint(tiny_tokenizer))
-    module = MergeModule(tiny_llama.hidden_size)
-    module.initialise(1.0, torch.Generator().manual_seed(0))
+    module = give_rows(MergeModule(tiny_llama.hidden_size), [(1, 2), (2, 1)])
     Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact")).save("checkpoint")
     assert document(umim("rules", "checkpoint", "--json"))["digest"] == rules.digest
+    assert "order; 2 rules have a row" in umim("rules", "checkpoint").out
 
 
 def test_collisions_are_shown_only_where_the_module_does_not_see_the_order(

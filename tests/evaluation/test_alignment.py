@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from support.engine_matrix import families, from_scratch, module_for, tiny_backbone
+from support.family_configs import EXACT
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.distill.alignment_metrics import METRICS, row_metrics
@@ -31,6 +34,15 @@ def build(dtype: torch.dtype = torch.float64, vocab: int = VOCAB) -> Backbone:
     return tiny_backbone(families(64)["llama"](), vocab, dtype, "sdpa")
 
 
+def build_with_head_bias() -> Backbone:
+    """A model whose head adds a bias that is not zero."""
+    backbone = tiny_backbone(EXACT["phi"](), VOCAB, torch.float64, "sdpa")
+    assert backbone.head_bias is not None
+    with torch.no_grad():
+        backbone.head_bias.copy_(torch.linspace(-2.0, 2.0, VOCAB))
+    return backbone
+
+
 def random_rows() -> list[np.ndarray]:
     """Rows full of spans, of different lengths; the last has none."""
     rng = np.random.default_rng(0)
@@ -43,14 +55,22 @@ def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
     return {name: float(torch.cat([v[name] for v in values]).mean()) for name in METRICS}
 
 
-@pytest.mark.parametrize("unit_positions", ["compact", "preserved"])
-@pytest.mark.parametrize("spans", [NESTED, FLAT])
+@pytest.mark.parametrize(
+    ("make", "spans", "unit_positions"),
+    [
+        *product([build], [NESTED, FLAT], ["compact", "preserved"]),
+        (build_with_head_bias, FLAT, "compact"),
+    ],
+)
 @torch.no_grad()
 def test_both_sets_of_rows_equal_forwards_from_scratch(
-    spans: list[tuple[int, ...]], unit_positions: UnitPositions, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Backbone],
+    spans: list[tuple[int, ...]],
+    unit_positions: UnitPositions,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
-    backbone, matcher, rows = build(), Matcher(RuleSet.from_spans(spans)), random_rows()
+    backbone, matcher, rows = make(), Matcher(RuleSet.from_spans(spans)), random_rows()
     module = module_for(backbone)
     aligned, states, by_row = [], [], []
     for row in rows:

@@ -24,7 +24,7 @@ _TABLE: Final = "rows.table"
 def write_module(module: MergeModule, path: Path) -> None:
     """Write a module's weights in single precision."""
     weights = {
-        name: _single(value.detach()).cpu().contiguous()
+        name: _single(name, value.detach()).cpu().contiguous()
         for name, value in module.state_dict().items()
     }
     save_file(weights, path)
@@ -51,9 +51,9 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
     return module.eval().requires_grad_(False)
 
 
-def _single(value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in single precision, unless it holds ids."""
-    return value.float() if value.is_floating_point() else value
+def _single(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in single precision, unless it holds the ids of spans."""
+    return value if name == _SPANS else value.float()
 
 
 def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> RuleRows:
@@ -92,7 +92,7 @@ def _read_weights(path: Path, module: MergeModule, rule_rows: int) -> dict[str, 
                 raise CheckpointError(
                     f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
                 )
-            weights = {key: _single(stream.get_tensor(key)) for key in wanted}
+            weights = {key: _single(key, stream.get_tensor(key)) for key in wanted}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
     if odd := [key for key, value in weights.items() if not bool(torch.isfinite(value).all())]:

@@ -7,7 +7,7 @@ import torch
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, RuleSetError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
@@ -24,7 +24,14 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
         rules: The most frequent have rows, as many as the form says.
         form: The policies.
         seed: Of the weights.
+
+    Raises:
+        RuleSetError: If the form has rule rows and there are no rules.
     """
+    if form.rule_rows and not len(rules):
+        raise RuleSetError(
+            "rule rows need at least one rule", 0, "Lower tau, or leave rule_rows out."
+        )
     module = MergeModule.of(form, backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     if form.rule_rows:

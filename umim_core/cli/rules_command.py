@@ -46,6 +46,7 @@ class _Inspection:
     top: list[Rule]
     collision_rate: float | None
     collisions: list[list[Rule]]
+    rule_rows: int
     heldout: _HeldOut | None
     leaks: list[Leak] | None
 
@@ -84,7 +85,7 @@ def rules(
     source = source_of(tuple(heldout), field=field) if heldout else None
     found = RuleSet.load(_rule_directory(directory))
     known = None if tokenizer is None else _tokenizer_of(found, tokenizer)
-    ordered = _sees_order(directory)
+    ordered, rule_rows = _module_form(directory)
     inspection = _Inspection(
         directory=directory,
         rules=found,
@@ -92,6 +93,7 @@ def rules(
         top=top_rules(found, top),
         collision_rate=None if ordered else collision_rate(found),
         collisions=[] if ordered else collision_examples(found, _GROUPS),
+        rule_rows=rule_rows,
         heldout=None if source is None else _measure(found, source, known),
         leaks=scan_rules(found, known) if scan and known is not None else None,
     )
@@ -114,13 +116,13 @@ def _rule_directory(name: str) -> Path:
     )
 
 
-def _sees_order(name: str) -> bool:
-    """Return whether a checkpoint's module sees the order; no for rules alone, the paper's form."""
+def _module_form(name: str) -> tuple[bool, int]:
+    """Return whether a checkpoint's module sees the order, and its rule rows; no and 0 of rules."""
     path = named_place(name)
     if not (path / "config.json").is_file():
-        return False
-
-    return not read_config(path).permutation_invariant
+        return False, 0
+    config = read_config(path)
+    return not config.permutation_invariant, config.rule_rows
 
 
 def _tokenizer_of(rules: RuleSet, name: str) -> PreTrainedTokenizerBase:
@@ -179,6 +181,7 @@ def _document(inspection: _Inspection) -> dict[str, object]:
         "infix_free": rules.infix_free,
         "top": [entry(rule) for rule in inspection.top],
         "collision_rate": inspection.collision_rate,
+        "rule_rows": inspection.rule_rows,
         "collisions": [[entry(rule) for rule in group] for group in inspection.collisions],
         "heldout": None if heldout is None else asdict(heldout),
         "leaks": None if leaks is None else [asdict(leak) for leak in leaks],
@@ -224,11 +227,9 @@ def _orders(rules: RuleSet) -> list[str]:
 
     lines = [f"{'':<10}{'rules':>12}{'share':>9}{'least':>12}{'median':>12}{'most':>14}"]
     for n, support in rules.support_by_order.items():
-        share = len(support) / max(1, len(rules))
-        line = f"{f'{n}-grams':<10}{len(support):>12,}{share:>9.1%}"
+        line = f"{f'{n}-grams':<10}{len(support):>12,}{len(support) / max(1, len(rules)):>9.1%}"
         if len(support):
-            middle = int(np.median(support))
-            line += f"{support.min():>12,}{middle:>12,}{support.max():>14,}"
+            line += f"{support.min():>12,}{int(np.median(support)):>12,}{support.max():>14,}"
         lines.append(line)
     return [*lines, f"{'all':<10}{len(rules):>12,}"]
 
@@ -246,8 +247,7 @@ def _top(inspection: _Inspection) -> list[str]:
         return []
     lines = ["Most frequent", f"{'count':>12}{'n':>4}   span"]
     for rule in inspection.top:
-        text = _shown(rule, inspection.tokenizer)
-        lines.append(f"{rule.count:>12,}{len(rule.ids):>4}   {text}")
+        lines.append(f"{rule.count:>12,}{len(rule.ids):>4}   {_shown(rule, inspection.tokenizer)}")
     return [*lines, ""]
 
 
@@ -256,9 +256,11 @@ def _collisions(inspection: _Inspection) -> list[str]:
         return [
             "The merge module sees the order of a span: no two rules share a surrogate by design"
         ]
+    count = inspection.rule_rows
+    rows = f"; {count:,} rules have a row, hence one of their own" if count else ""
     lines = [
         f"{inspection.collision_rate:.2%} of the rules have the surrogate of another rule "
-        "(in a module that does not see the order)"
+        f"(in a module that does not see the order{rows})"
     ]
     for group in inspection.collisions:
         texts = [f"{_shown(r, inspection.tokenizer)} ({r.count:,})" for r in group]
@@ -293,6 +295,6 @@ def _leak_lines(leaks: list[Leak]) -> list[str]:
 
     if not leaks:
         return ["Scan: no rule spells out an address, a key or a private number"]
-    lines = [f"Scan: rules that spell out private text: {len(leaks):,}"]
-    lines.append(f"{'count':>12}   {'kind':<18} span")
+    head = f"{'count':>12}   {'kind':<18} span"
+    lines = [f"Scan: rules that spell out private text: {len(leaks):,}", head]
     return lines + [f"{leak.count:>12,}   {leak.kind:<18} {visible(leak.text)}" for leak in leaks]

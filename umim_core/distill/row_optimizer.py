@@ -28,6 +28,15 @@ def row_table(objective: nn.Module) -> tuple[str, nn.Parameter] | None:
     return None
 
 
+def row_tensors(objective: nn.Module) -> list[str]:
+    """Return the names of the table and of the index of the rule rows that an objective trains."""
+    if (found := row_table(objective)) is None:
+        return []
+    own = found[0].removesuffix("table")
+    held = (*objective.named_parameters(), *objective.named_buffers())
+    return [name for name, _ in held if name.startswith(own)]
+
+
 class RowAdamW:
     """AdamW by rows, without weight decay.
 

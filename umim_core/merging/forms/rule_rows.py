@@ -72,7 +72,7 @@ class RuleRows(nn.Module):
         fits = spans.dtype == torch.int32 and spans.shape[1:] == (MAX_SPAN,)
         if not fits or not 0 < len(spans) < _MOST_ROWS:
             raise ConfigError(
-                f"rule rows must be of 1 to {_MOST_ROWS:,} spans of {MAX_SPAN} ids (int32)",
+                f"rule rows must be of 1 to {_MOST_ROWS - 1:,} spans of {MAX_SPAN} ids (int32)",
                 f"{tuple(spans.shape)} {spans.dtype}",
                 "Take the spans of a rule set.",
             )
