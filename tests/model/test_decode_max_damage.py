@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.altered_checkpoints import alter_config
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -18,7 +19,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
-from umim_core.store.artifacts import read_json, write_json, write_manifest
+from umim_core.store.artifacts import read_json
 
 PROMPT = [[7, 9, 11]]
 PRICE = 0.5
@@ -81,8 +82,6 @@ def test_a_bound_is_of_no_use_for_rules_without_prices(checkpoint: Checkpoint) -
 
 def test_a_bound_on_disk_is_a_finite_number(checkpoint: Checkpoint, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "made")
-    config = dict(read_json(tmp_path / "made" / "config.json"))
-    write_json(tmp_path / "made" / "config.json", config | {"decode_max_damage": "inf"})
-    write_manifest(tmp_path / "made", kind="checkpoint", schema=1, body={})
+    alter_config(tmp_path / "made", {"decode_max_damage": "inf"})
     with pytest.raises(CheckpointError, match="decode_max_damage"):
         Checkpoint.load(tmp_path / "made")

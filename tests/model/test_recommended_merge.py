@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from support.altered_checkpoints import alter_config
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import CheckpointError, ConfigError
-from umim_core.store.artifacts import read_json, write_json, write_manifest
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 
@@ -79,8 +79,6 @@ def test_a_raw_tail_of_nothing_merged_is_refused(checkpoint: Checkpoint, tmp_pat
     with pytest.raises(ConfigError, match="raw_tail needs a prompt that is merged"):
         checkpoint.recommending("none", 2)
     checkpoint.save(tmp_path / "made")
-    config = dict(read_json(tmp_path / "made" / "config.json"))
-    write_json(tmp_path / "made" / "config.json", config | {"merge": "none"})
-    write_manifest(tmp_path / "made", kind="checkpoint", schema=1, body={})
+    alter_config(tmp_path / "made", {"merge": "none"})
     with pytest.raises(CheckpointError, match="raw_tail needs a prompt that is merged"):
         Checkpoint.load(tmp_path / "made")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -25,6 +26,7 @@ from umim_core.distill.objectives import BatchLoss, DistillObjective
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
+from umim_core.distill.train_state import Progress
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
@@ -199,6 +201,24 @@ def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched]:
     )
     result = train(objective, strategy, run.config, seed=SEED, state_dir=run.folder)
     return result, objective
+
+
+class Stopped(Exception):
+    """Ends a run from outside."""
+
+
+def train_until(run: Run, last: int) -> None:
+    """Train in this process and end the run from outside right after a step."""
+
+    def stop(progress: Progress, total: int) -> None:
+        if progress.step == last:
+            raise Stopped
+
+    goal = run.objective()
+    strategy = make_strategy("ddp", goal, run.config)
+    with contextlib.suppress(Stopped):
+        train(goal, strategy, run.config, seed=SEED, state_dir=run.folder, on_step=stop)
+        raise AssertionError(f"the run ended before step {last}")
 
 
 def train_ray_rank(fields: Mapping[str, object]) -> None:

@@ -62,7 +62,7 @@ class GgufTensor:
         try:
             with np.errstate(invalid="ignore", over="ignore"):  # looked for below
                 flat = dequantize(rows, GGMLQuantizationType[self.kind])
-        except NotImplementedError as error:  # gguf has no list of the types that it can
+        except NotImplementedError as error:  # gguf publishes no list of those it knows
             raise BackboneError(
                 "the tensors of a GGUF file must have a type that can be dequantised",
                 f"{self.name} has {self.kind}",

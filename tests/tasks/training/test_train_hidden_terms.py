@@ -8,34 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_training import CONFIG, SEED, Run, train_here
-from tasks.training.strategies import DdpStrategy
+from support.tiny_training import CONFIG, Run, train_here, train_until
 from umim_core.config.hidden_term import HiddenTerm
-from umim_core.distill.train_loop import train
-from umim_core.distill.train_state import Progress
 
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 TERMS = (HiddenTerm(layers="all", weight=2.0), HiddenTerm(layers="last", distance="mse"))
-
-
-class Stopped(Exception):
-    """Ends a run from outside."""
 
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = Run(tmp_path / "whole", config=SHORT, hidden_terms=TERMS)
     train_here(whole)
     resumed = replace(whole, folder=tmp_path / "resumed")
-    goal = resumed.objective()
-
-    def stop(progress: Progress, total: int) -> None:
-        if progress.step == 4:  # one step after a state
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(
-            goal, DdpStrategy(goal, SHORT), SHORT, seed=SEED, state_dir=resumed.folder, on_step=stop
-        )
+    train_until(resumed, 4)  # one step after a state
     _, again = train_here(resumed)
     assert again.batches == 3  # steps 4, 5 and 6
     ours, theirs = resumed.state(6), whole.state(6)

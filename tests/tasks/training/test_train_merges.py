@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank
+from support.tiny_training import CONFIG, ROWS, SEED, Run, train_here, train_rank, train_until
 from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.training.strategies import DdpStrategy
 from umim_core.distill.train_loop import batch_indices, train
@@ -46,18 +46,7 @@ def test_a_resumed_run_counts_the_merges_before_it(tmp_path: Path) -> None:
     count = 2 * BATCH * STEPS
     first = batch_indices(SEED, 0, BATCH, count)
     run = Run(tmp_path, merges=tuple(index in first for index in range(count)))
-
-    class Stopped(Exception):
-        pass
-
-    def stop(*_: object) -> None:
-        if len(list(run.folder.glob("step-*/manifest.json"))):
-            raise Stopped
-
-    objective = run.objective()
-    strategy = DdpStrategy(objective, run.config)
-    with pytest.raises(Stopped):
-        train(objective, strategy, run.config, seed=SEED, state_dir=run.folder, on_step=stop)
+    train_until(run, CONFIG.checkpoint_every)
     result, objective = train_here(run)
     assert (objective.batches, result.progress.step) == (STEPS - CONFIG.checkpoint_every, STEPS)
 

@@ -8,37 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.tiny_training import CONFIG, SEED, SPANS, Run, train_here
-from tasks.training.strategies import DdpStrategy, DeepSpeedStrategy
+from support.tiny_training import CONFIG, SPANS, Run, train_here, train_until
+from tasks.training.strategies import DeepSpeedStrategy
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.distill.row_optimizer import row_tensors
-from umim_core.distill.train_loop import train
-from umim_core.distill.train_state import Progress
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet
 
 SHORT = CONFIG.model_copy(update={"max_steps": 6})
 
 
-class Stopped(Exception):
-    """Ends a run from outside."""
-
-
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = Run(tmp_path / "whole", config=SHORT, rule_rows=2)
     train_here(whole)
     resumed = replace(whole, folder=tmp_path / "resumed")
-    goal = resumed.objective()
-
-    def stop(progress: Progress, total: int) -> None:
-        if progress.step == 4:  # one step after a state
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(
-            goal, DdpStrategy(goal, SHORT), SHORT, seed=SEED, state_dir=resumed.folder, on_step=stop
-        )
+    train_until(resumed, 4)  # one step after a state
     train_here(resumed)
     ours, theirs = resumed.state(6), whole.state(6)
     assert ours.keys() == theirs.keys()
