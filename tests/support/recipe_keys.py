@@ -156,7 +156,7 @@ def _cache_backbone(folder: Path, name: str, commit: str) -> None:
     """Put a repository without weights into a hub's cache."""
     snapshot = _snapshot(folder, name, commit)
     repository = snapshot.parents[1]
-    words = Tokenizer(WordLevel({"<eos>": 0, name: 1}, unk_token="<eos>"))
+    words = Tokenizer(WordLevel({"<eos>": 0, name: 1, "word": 2}, unk_token="<eos>"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>").save_pretrained(snapshot)
     LlamaConfig(max_position_embeddings=4096).save_pretrained(snapshot)
     (repository / "refs").mkdir(exist_ok=True)
