@@ -42,12 +42,14 @@ _HELP: Final = {
     "isa": "instruction sets that oneDNN is held to",
     "length": "tokens of a row",
     "limit": "first questions of each task; all if absent",
+    "merge": "what the checkpoints merge",
     "min_probability": "bounds on the tokens of a span that is merged while decoding",
     "max_damage": "bounds on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",
     "pairs": "alternating runs of each side",
     "protect": "regular expressions of tokens that no rule may hold, or digits, capitals, newlines",
+    "raw_tails": "last tokens of a prompt or context that stay raw, each a setting of its own",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
     "ray_tokens": "read only the first so many of them",
     "reductions": "token reductions to meet",
@@ -55,6 +57,7 @@ _HELP: Final = {
     "rounds": "alternating runs of each side; 3 of those that take over 10 s",
     "seeds": "runs of each kind of sampling",
     "segments": "that train",
+    "sides": "models that merge nothing; differences are taken to the first of none, hf, no rules",
     "sizes": "those that the ids reach",
     "tau": "least count of an n-gram",
     "test": "text that quality is measured on, likewise",
@@ -138,6 +141,19 @@ def parse(
             given = value
         parser.add_argument(f"--{name.replace('_', '-')}", help=_HELP.get(name), **given)
     return parser.parse_args(arguments)
+
+
+def named(words: Sequence[str]) -> dict[str, str]:
+    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part.
+
+    Raises:
+        SystemExit: If two have the same name.
+    """
+    pairs = [word.rpartition("=") for word in words]
+    found = {name or Path(where).name: where for name, _, where in pairs}
+    if len(found) < len(words):
+        raise SystemExit(f"every checkpoint needs a name of its own: {', '.join(words)}")
+    return found
 
 
 def fresh(module: str, **options: object) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from benchmarks.common import Report
-from benchmarks.stock_tasks.task_cells import BASE, HF, NO_RULES
+from benchmarks.stock_tasks.task_sides import BASE, HF, NO_RULES
 from umim_core.errors import ArtifactError
 
 METRICS: Final = ("acc", "acc_norm")
@@ -52,12 +52,12 @@ def check_same_questions(task: str, cells: Mapping[str, Report]) -> None:
         )
 
 
-def summary(cell: Report, base: Report | None) -> Report:
+def summary(cell: Report, base: Report) -> Report:
     """Return accuracies, their paired differences to the base model, and token reductions.
 
     Args:
         cell: One task, one side.
-        base: The same task on the base model; without it there are no differences.
+        base: The same task on the base model.
     """
     found: Report = {
         name: cell[name] for name in ("questions", "of", "split", "seconds", "inputs", "contexts")
@@ -65,11 +65,8 @@ def summary(cell: Report, base: Report | None) -> Report:
     for metric in METRICS:
         if metric in cell:
             found[metric] = mean_of(cell[metric])
-            if base is not None:
-                differences = np.subtract(cell[metric], base[metric])
-                found[f"{metric}_difference"] = mean_of(differences)
-    if base is not None:
-        found["choices_changed"] = float(np.mean(choices(cell) != choices(base)))
+            found[f"{metric}_difference"] = mean_of(np.subtract(cell[metric], base[metric]))
+    found["choices_changed"] = float(np.mean(choices(cell) != choices(base)))
     found["token_reduction"] = reduction(cell["inputs"]) or 0.0
     found["context_token_reduction"] = reduction(cell["contexts"])
     return found
@@ -100,13 +97,11 @@ def compare(cells: Mapping[str, Report]) -> Report:
     return found
 
 
-def averages(tasks: Mapping[str, Report]) -> Report:
-    """Return the mean over tasks of every side; a task without acc_norm counts its acc there."""
+def averages(tasks: Mapping[str, Report], sides: Iterable[str]) -> Report:
+    """Return the mean over tasks of some sides; a task without acc_norm counts its acc there."""
     found: Report = {}
-    for side in ("none", "prompt", "all"):
-        rows = [task["sides"][side] for task in tasks.values() if side in task["sides"]]
-        if not rows:
-            continue
+    for side in sides:
+        rows = [task["sides"][side] for task in tasks.values()]
         tallies = {
             of: {x: sum(row[of][x] for row in rows) for x in ("raw", "units")}
             for of in ("inputs", "contexts")
@@ -117,8 +112,6 @@ def averages(tasks: Mapping[str, Report]) -> Report:
             "seconds": sum(row["seconds"] for row in rows),
         }
         for name in ("", "_difference"):
-            if any(f"acc{name}" not in row for row in rows):
-                continue  # there is no base model to compare with
             found[side] |= {
                 f"acc{name}": mean_of_means([row[f"acc{name}"] for row in rows]),
                 f"acc_norm{name}": mean_of_means(

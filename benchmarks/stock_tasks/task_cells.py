@@ -5,87 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import Report, facts
-from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.backbone.tokenizer_files import resolve_backbone
-from umim_core.checkpoint.checkpoint import Checkpoint
+from benchmarks.common import Report
 from umim_core.evaluation.scoring import Tally
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.api.task import Task
-
-HF: Final = "hf"  # lm-eval's own model
-BASE: Final = "none"
-NO_RULES: Final = "no rules"  # our scorer over an empty rule set
-SIDES: Final = (HF, BASE, NO_RULES, "prompt", "all")
-LIBRARIES: Final = ("lm_eval", "numpy", "torch", "transformers")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One checkpoint under measurement; its backbone is loaded when it is first needed.
-
-    Attributes:
-        checkpoint: Module and rules.
-        name: What the results call it.
-        backbone_name: Name or directory of its backbone.
-        dtype: Of the backbone's weights.
-        batch_size: Answers per forward, or ``auto``.
-    """
-
-    checkpoint: Checkpoint
-    name: str
-    backbone_name: str
-    dtype: str
-    batch_size: int | str
-
-    @cached_property
-    def backbone(self) -> Backbone:
-        """The frozen model, shared by all sides but lm-eval's own."""
-        return load_backbone(self.backbone_name, dtype=self.dtype, local_files_only=True)
-
-    def side(self, name: str) -> LM:
-        """Return the lm-eval model of a side."""
-        from lm_eval.models.huggingface import HFLM
-
-        from umim_core.evaluation.harness import UmimLM
-
-        if name == HF:
-            where = resolve_backbone(self.backbone_name)
-            return HFLM(where, dtype=self.dtype, batch_size=self.batch_size, device="cpu")
-        checkpoint, merge = self.checkpoint, name
-        if name == NO_RULES:
-            origin = checkpoint.config.tokenizer_fingerprint
-            rules = RuleSet.from_spans([], tokenizer_fingerprint=origin)
-            checkpoint, merge = checkpoint.with_contents(checkpoint.module, rules), "prompt"
-        return UmimLM(checkpoint, merge, self.backbone, batch_size=self.batch_size)
-
-    def key(self, task: str, side: str, data: str, limit: int | None) -> Report:
-        """Return whatever decides the content of a cell; the backbone is the one in use."""
-        config, rules = self.checkpoint.config, self.checkpoint.rules
-        merges = side in ("prompt", "all")
-        return {
-            "task": task,
-            "side": side,
-            "limit": limit,
-            "data": data,
-            "backbone": self.backbone.fingerprint,
-            "tokenizer": self.backbone.tokenizer_fingerprint,
-            "module": self.checkpoint.module.digest() if merges else None,
-            "rules": rules.digest if merges else None,
-            "unit_positions": config.unit_positions if merges else None,
-            "dtype": self.dtype,
-            "batch_size": self.batch_size,
-            "versions": facts(LIBRARIES, None)["versions"],
-        }
 
 
 def find_cell(folder: Path, key: Mapping[str, Any]) -> Report | None:

@@ -22,13 +22,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from benchmarks.common import Benchmark, Report, go_on, save
+from benchmarks.common import Benchmark, Report, go_on, named, save
 from benchmarks.corpus import CACHE, EMBEDDED
 from benchmarks.token_reduction.curve_points import Subject, by_place, in_words, new_points
 from benchmarks.token_reduction.row_texts import RowText, read_rows
@@ -47,19 +47,6 @@ from umim_core.text.token_ids import UniformOffsets
 
 REDUCTIONS: Final = (0.05, 0.10, 0.15, 0.20, 0.30)
 _SETTINGS: Final = ("name", "texts", "length", "protect", "batch_size")
-
-
-def named(words: Sequence[str]) -> dict[str, str]:
-    """Return checkpoints by name, of NAME=WHERE or WHERE alone, which is named by its last part.
-
-    Raises:
-        SystemExit: If two have the same name.
-    """
-    pairs = [word.rpartition("=") for word in words]
-    found = {name or Path(where).name: where for name, _, where in pairs}
-    if len(found) < len(words):
-        raise SystemExit(f"every checkpoint needs a name of its own: {', '.join(words)}")
-    return found
 
 
 def check_tables(tables: Iterable[str], checkpoints: Iterable[str]) -> None:

@@ -24,9 +24,9 @@ PPL base        | {ppl_base:.2f}
 PPL UMIM        | {ppl_umim:.2f}
 
 Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
-{tasks.none.acc!p:.1f} % for the base model and {tasks.prompt.acc!p:.1f} % with merged contexts
-(TR of contexts {tasks.prompt.context_token_reduction:.1%}), a paired difference of
-{tasks.prompt.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
+{base.acc!p:.1f} % for the base model and {merged.acc!p:.1f} % with merged contexts{but}
+(TR of contexts {merged.context_token_reduction:.1%}), a paired difference of
+{merged.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
 {prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
 """,
     texts=lambda report: (
@@ -43,10 +43,18 @@ def first_screen() -> str:
     return _TABLE(
         {
             "texts": _read(_QUALITY)["texts"],
-            "tasks": tasks["mean"],
+            **_merged(tasks),
             "prefill": speed["cases"][_CASE]["phases"]["prefill"],
         }
     )
+
+
+def _merged(tasks: Report) -> Report:
+    """Return the means of the base and of the first setting that merges contexts."""
+    found = tasks["settings"].items()
+    label, setting = next(pair for pair in found if pair[1]["merge"] == "prompt")
+    but = f", but for their last {setting['raw_tail']} tokens" if setting["raw_tail"] else ""
+    return {"base": tasks["mean"][tasks["base"]], "merged": tasks["mean"][label], "but": but}
 
 
 def _read(name: str) -> Report:

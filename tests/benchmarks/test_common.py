@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import timing
-from benchmarks.common import ROOT, Benchmark, Report, at_least, at_most, facts, fresh, parse
+from benchmarks.common import ROOT, Benchmark, Report, at_least, at_most, facts, fresh, named, parse
 from benchmarks.timing import alternate, peak_bytes, ratio, spread, timed
 
 
@@ -135,6 +135,12 @@ def test_options_are_declared_by_type_default_or_choice() -> None:
     }
     with pytest.raises(SystemExit):
         parse("Doc.", declared, ["--sides", "c"])
+
+
+def test_checkpoints_are_named_by_themselves_or_by_their_place() -> None:
+    assert named(["a=x/y", "x/z"]) == {"a": "x/y", "z": "x/z"}
+    with pytest.raises(SystemExit, match="a name of its own"):
+        named(["a=x", "a=y"])
 
 
 def test_facts_name_versions_and_no_path() -> None:

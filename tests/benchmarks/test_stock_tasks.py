@@ -13,21 +13,22 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+from benchmarks.common import Report
 from benchmarks.stock_tasks.__main__ import gates, main
 from benchmarks.stock_tasks.paired import (
-    averages,
     check_same_questions,
     mean_of,
     mean_of_means,
     summary,
 )
-from benchmarks.stock_tasks.task_cells import SIDES, Subject, find_cell, keep_cell
+from benchmarks.stock_tasks.task_cells import find_cell, keep_cell
+from benchmarks.stock_tasks.task_sides import UNMERGED, Models, Side, base_of, settings
 from docs.make.results import benchmark_page
 from support.unit_counts import counted_tokens, read_spans
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.embedded.assets import embedded_path
-from umim_core.errors import ArtifactError, ConfigError
+from umim_core.errors import ArtifactError, BackboneMismatchError, ConfigError
 from umim_core.rules.ruleset import RuleSet
 
 SPLITS = """\
@@ -79,15 +80,18 @@ def test_the_error_of_a_mean_over_tasks_adds_up_by_squares() -> None:
     assert mean_of([0, 1, 1])["std"] == pytest.approx(np.sqrt(1 / 3 / 3))
 
 
-def test_without_a_base_there_are_no_differences() -> None:
-    counts = {"inputs": {"raw": 10, "units": 8}, "contexts": {"raw": 0, "units": 0}}
-    given = {"questions": 2, "of": 2, "split": "test", "seconds": 1.0, "acc": [1, 0]}
-    cell = given | counts | {"log_likelihoods": [[0.0, 1.0]] * 2}
-    found = summary(cell, None)
-    assert not {"acc_difference", "choices_changed"} & found.keys()
-    means = averages({"piqa": {"sides": {"prompt": found}}})["prompt"]
-    assert means["acc"]["mean"] == 0.5
-    assert not {"acc_difference", "acc_norm_difference"} & means.keys()
+def test_the_base_is_the_first_side_that_was_measured() -> None:
+    assert base_of(UNMERGED) == "none"
+    assert base_of(["no rules", "hf"]) == "hf"
+    assert base_of(["no rules"]) == "no rules"
+
+
+def test_settings_are_checkpoints_by_what_they_merge_with_raw_tails_of_contexts_alone() -> None:
+    found = [side.label for side in settings(["a", "b"], ["prompt", "all"], [0, 16, 16])]
+    of_each = ["prompt", "prompt, raw tail 16", "all"]
+    assert found == [f"{name}, {way}" for name in "ab" for way in of_each]
+    with pytest.raises(ConfigError, match="raw_tail must be an integer of at least 0"):
+        next(settings(["a"], ["all"], [-1]))
 
 
 def test_sides_with_other_questions_are_not_compared() -> None:
@@ -98,7 +102,7 @@ def test_sides_with_other_questions_are_not_compared() -> None:
 
 def test_one_question_is_refused(hub: Path) -> None:
     with pytest.raises(ConfigError, match="at least 2"):
-        main(["--hub", str(hub), "--checkpoint", "umim-docs-llama", "--limit", "1"])
+        main(["--hub", str(hub), "--checkpoints", "umim-docs-llama", "--limit", "1"])
 
 
 @pytest.mark.parametrize("name", ["backbone", "backbone.gguf"])
@@ -113,9 +117,9 @@ def test_a_relative_path_of_a_backbone_is_made_absolute(
 
     (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmarks.stock_tasks.task_cells.load_backbone", load)
+    monkeypatch.setattr("benchmarks.stock_tasks.task_sides.load_backbone", load)
     with pytest.raises(InterruptedError):
-        main(["--hub", str(hub), "--checkpoint", "umim-docs-llama", "--backbone", name])
+        main(["--hub", str(hub), "--checkpoints", "umim-docs-llama", "--backbone", name])
     assert found == [str(tmp_path / name)]
 
 
@@ -125,15 +129,13 @@ def test_a_relative_path_of_a_backbone_is_made_absolute(
 def test_every_input_is_part_of_a_cells_key(
     changed: str, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    def subject(**other: Any) -> Subject:
+    def models(checkpoint: Checkpoint, **other: Any) -> Models:
         given: dict[str, Any] = {
-            "checkpoint": Checkpoint.load(tiny_checkpoint),
-            "name": "tiny",
             "backbone_name": str(tiny_checkpoint.parent / "backbone"),
             "dtype": "float32",
             "batch_size": 4,
         }
-        return Subject(**given | other)
+        return Models({"tiny": checkpoint}, **given | other)
 
     checkpoint = Checkpoint.load(tiny_checkpoint)
     config, module, rules = checkpoint.config, checkpoint.module, checkpoint.rules
@@ -151,14 +153,16 @@ def test_every_input_is_part_of_a_cells_key(
         other["backbone_name"] = str(tmp_path / "backbone")
     elif changed in ("dtype", "batch_size"):
         other[changed] = {"dtype": "bfloat16", "batch_size": 8}[changed]
-    other["checkpoint"] = Checkpoint(config, module, rules)
+    altered = models(Checkpoint(config, module, rules), **other)
     limit = 3 if changed == "limit" else 2
-    for side in SIDES:
-        unmerged = side not in ("prompt", "all") and changed in ("module", "rules")
-        same = subject().key("piqa", side, "data", 2) == subject(**other).key(
-            "piqa", side, "data", limit
-        )
+    sides = [*map(Side, UNMERGED), *settings(["tiny"], ["prompt", "all"], [0, 2])]
+    for side in sides:
+        unmerged = side.way in UNMERGED and changed in ("module", "rules")
+        key = models(Checkpoint.load(tiny_checkpoint)).key("piqa", side, "data", 2)
+        same = key == altered.key("piqa", side, "data", limit)
         assert same == (not changed or unmerged)
+    keys = [json.dumps(altered.key("piqa", side, "data", 2)) for side in sides]
+    assert len(set(keys)) == len(sides) == 6
 
 
 def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:
@@ -171,7 +175,8 @@ def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:
 
 def test_log_likelihoods_are_gated_in_float32_only() -> None:
     row = {"difference": 2e-4, "other_choices": 0, "seconds": 2.0, "hf_seconds": 4.0}
-    report = {"tasks": {"piqa": {"against_hf": {"none": row, "no rules": row}}}}
+    report: Report = {"tasks": {"piqa": {"against_hf": {"none": row, "no rules": row}}}}
+    report["settings"] = {}
     found = gates(report | {"dtype": "float32"})
     assert found["none_difference_from_hf"] == (2.0, 1.0, False)
     assert found["no_rules_difference_from_hf"] == (0.2, 1.0, True)
@@ -179,16 +184,45 @@ def test_log_likelihoods_are_gated_in_float32_only() -> None:
     assert gates(report | {"dtype": "bfloat16"}) == {}
 
 
+@pytest.mark.parametrize(
+    ("saved", "lost", "gate"),
+    [
+        (0.15, 0.01, (1.0, 1.0, True)),
+        (0.21, 0.012, (1.2, 1.0, False)),
+        (0.149, 0.006, (0.6, 0.5, False)),
+        (0.08, -0.02, (-2.0, 0.5, True)),
+        (0.079, 0.3, None),
+    ],
+)
+def test_merged_contexts_are_gated_by_what_they_save(
+    saved: float, lost: float, gate: tuple[float, float, bool] | None
+) -> None:
+    mean = {"context_token_reduction": saved, "acc_difference": {"mean": -lost, "std": 0.1}}
+    whole = {"context_token_reduction": None, "acc_difference": {"mean": -0.5, "std": 0.1}}
+    found = gates(
+        {
+            "dtype": "float32",
+            "tasks": {},
+            "settings": {"a, prompt": {"merge": "prompt"}, "a, all": {"merge": "all"}},
+            "mean": {"a, prompt": mean, "a, all": whole},
+        }
+    )
+    assert list(found.values()) == ([] if gate is None else [gate])
+    assert all(name.endswith("a, prompt") for name in found)
+
+
 def test_a_run_is_resumed_from_its_cells_and_writes_its_page(hub: Path, tmp_path: Path) -> None:
     cells, out = tmp_path / "cells", tmp_path / "stock_tasks.json"
-    options = ["--hub", hub, "--cells", cells, "--checkpoint", "umim-docs-llama"]
-    options += ["--tasks", "piqa", "--limit", 2, "--out", out]
-    assert main([str(option) for option in options]) in (0, 1)  # 1: slower on a busy machine
+    given = ["--hub", hub, "--cells", cells, "--checkpoints", "docs=umim-docs-llama"]
+    given += ["--tasks", "piqa", "--limit", 2, "--out", out]
+    options = [*map(str, given), "--raw-tails", "0", "3"]
+    assert main(options) in (0, 1)  # 1: slower on a busy machine, or points were lost
     report = json.loads(out.read_text("utf-8"))
+    merged = {"docs, prompt": 0, "docs, prompt, raw tail 3": 3, "docs, all": 0}
     sides = report["tasks"]["piqa"]["sides"]
-    assert set(sides) == set(SIDES)
-    assert [sides[side]["questions"] for side in SIDES] == [2] * len(SIDES)
-    assert (sides["prompt"]["token_reduction"] > 0, sides["none"]["token_reduction"]) == (True, 0)
+    assert list(sides) == [*UNMERGED, *merged]
+    assert {side["questions"] for side in sides.values()} == {2}
+    assert list(report["mean"]) == ["none", *merged]
     assert report["tasks"]["piqa"]["against_hf"]["none"]["difference"] == 0.0
     assert report["tasks"]["piqa"]["against_hf"]["no rules"]["difference"] < 1e-4
     place = embedded_path("umim-docs-llama", "checkpoint")
@@ -199,20 +233,30 @@ def test_a_run_is_resumed_from_its_cells_and_writes_its_page(hub: Path, tmp_path
         for row in ROWS[:2]
         for choice in ("sol1", "sol2")
     ]
-    for merge in ("prompt", "all"):
-        counted = counted_tokens(pairs, merge, tokenizer, spans)
-        assert sides[merge]["inputs"] == dict(zip(("raw", "units"), counted, strict=True))
+    for label, tail in merged.items():
+        way = report["settings"][label]["merge"]
+        counted = counted_tokens(pairs, way, tokenizer, spans, tail)
+        assert sides[label]["inputs"] == dict(zip(("raw", "units"), counted, strict=True))
+    tailed, whole = (sides[f"docs, prompt{tail}"] for tail in (", raw tail 3", ""))
+    assert tailed["contexts"]["raw"] == whole["contexts"]["raw"]  # a raw tail stays in the count
+    assert 0 < tailed["context_token_reduction"] < whole["context_token_reduction"]
     page = benchmark_page(report)
     assert out.with_suffix(".md").read_text("utf-8") == page
-    assert "2 of 3" in page and "umim-docs-llama" in page
+    assert "2 of 3" in page and "docs, prompt, raw tail 3" in page and "lm-eval's own" in page
 
     written = {path: path.stat().st_mtime_ns for path in cells.iterdir()}
-    main([str(option) for option in options])
-    assert {path: path.stat().st_mtime_ns for path in cells.iterdir()} == written
+    main(options)
     assert json.loads(out.read_text("utf-8")) == report
+    main([*options, "--sides", "no rules", "--merge", "prompt"])
+    assert {path: path.stat().st_mtime_ns for path in cells.iterdir()} == written
+    fewer = json.loads(out.read_text("utf-8"))
+    assert list(fewer["mean"]) == ["no rules", *list(merged)[:2]]
+    assert fewer["tasks"]["piqa"]["against_hf"] == {}
+    page = out.with_suffix(".md").read_text("utf-8")
+    assert page == benchmark_page(fewer) and "lm-eval's own" not in page
 
-    main([*(str(option) for option in options), "--sides", "prompt", "all"])
-    alone = json.loads(out.read_text("utf-8"))
-    assert set(alone["mean"]) == {"prompt", "all"}
-    assert "_difference" not in json.dumps(alone["mean"])
-    assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(alone)
+
+def test_a_checkpoint_of_another_backbone_is_refused(hub: Path, tiny_checkpoint: Path) -> None:
+    names = ["--checkpoints", "umim-docs-llama", f"tiny={tiny_checkpoint}"]
+    with pytest.raises(BackboneMismatchError, match="belongs to"):
+        main(["--hub", str(hub), *names])

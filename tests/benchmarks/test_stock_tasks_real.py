@@ -11,7 +11,8 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from benchmarks.stock_tasks.__main__ import TASKS
 from benchmarks.stock_tasks.paired import choices, largest_difference
-from benchmarks.stock_tasks.task_cells import HF, Subject, score_cell
+from benchmarks.stock_tasks.task_cells import score_cell
+from benchmarks.stock_tasks.task_sides import BASE, HF, Models, Side
 from support.unit_counts import counted_tokens, read_spans
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -32,36 +33,36 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
+def models() -> Models:
     """The shipped checkpoint on its backbone, float32."""
     place = embedded_path(NAME, "checkpoint")
     if place is None or not (place / "config.json").is_file():
         pytest.skip(f"{NAME} is not built")
     if fault := model_fault(PACKAGED.find(MODEL)):
         pytest.skip(f"{fault}; umim fetch {MODEL}")
-    return Subject(Checkpoint.load(NAME), NAME, MODEL, "float32", 16)
+    return Models({NAME: Checkpoint.load(NAME)}, MODEL, "float32", 16)
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("task", TASKS)
 def test_merge_none_equals_lm_evals_own_model(
-    subject: Subject, task: str, monkeypatch: pytest.MonkeyPatch
+    models: Models, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from umim_core.evaluation.tasks.task_runs import load_tasks
 
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     with chdir(HUB):
         loaded = load_tasks([task])[task]
-        cells = {side: score_cell(subject.side(side), loaded, QUESTIONS) for side in (HF, "none")}
-    assert cells["none"]["questions"] == QUESTIONS
-    assert largest_difference(cells["none"], cells[HF]) <= TOLERANCE
-    assert choices(cells["none"]).tolist() == choices(cells[HF]).tolist()
+        cells = {way: score_cell(models.model(Side(way)), loaded, QUESTIONS) for way in (HF, BASE)}
+    assert cells[BASE]["questions"] == QUESTIONS
+    assert largest_difference(cells[BASE], cells[HF]) <= TOLERANCE
+    assert choices(cells[BASE]).tolist() == choices(cells[HF]).tolist()
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("merge", ["prompt", "all"])
+@pytest.mark.parametrize(("merge", "raw_tail"), [("prompt", 0), ("prompt", 16), ("all", 0)])
 def test_logged_tokens_and_units_equal_an_independent_count(
-    subject: Subject, merge: str, monkeypatch: pytest.MonkeyPatch
+    models: Models, merge: str, raw_tail: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from umim_core.evaluation.tasks.task_runs import load_tasks
 
@@ -69,12 +70,12 @@ def test_logged_tokens_and_units_equal_an_independent_count(
     place = embedded_path(NAME, "checkpoint")
     assert place is not None
     spans, tokenizer = read_spans(place / "rules"), load_tokenizer(MODEL)
-    model = subject.side(merge)
+    model = models.model(Side(merge, NAME, raw_tail))
     with chdir(HUB):
         for name, task in load_tasks(TASKS).items():
             logged = score_cell(model, task, 10)["inputs"]
             pairs = [instance.args for instance in task.instances]
             assert (name, *logged.values()) == (
                 name,
-                *counted_tokens(pairs, merge, tokenizer, spans),
+                *counted_tokens(pairs, merge, tokenizer, spans, raw_tail),
             )

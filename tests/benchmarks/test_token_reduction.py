@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.common import Report
-from benchmarks.token_reduction.__main__ import main, named
+from benchmarks.token_reduction.__main__ import main
 from benchmarks.token_reduction.curve_points import new_points
 from benchmarks.token_reduction.row_texts import spread_rows
 from benchmarks.token_reduction.rule_policies import choose_rules
@@ -64,12 +64,6 @@ def test_rows_of_another_text_are_left_out() -> None:
     assert [row[0] for row in spread_rows(parts, 2, 4, first)] == [4, 12]
     with pytest.raises(SystemExit, match="only 2 rows of 4 tokens, 3 are wanted"):
         spread_rows(parts, 3, 4, first)
-
-
-def test_checkpoints_are_named_by_themselves_or_by_their_place() -> None:
-    assert named(["a=x/y", "x/z"]) == {"a": "x/y", "z": "x/z"}
-    with pytest.raises(SystemExit, match="a name of its own"):
-        named(["a=x", "a=y"])
 
 
 @pytest.mark.parametrize(

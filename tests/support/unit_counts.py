@@ -33,6 +33,7 @@ def counted_tokens(
     merge: str,
     tokenizer: PreTrainedTokenizerBase,
     spans: set[tuple[int, ...]],
+    raw_tail: int = 0,
 ) -> tuple[int, int]:
     """Raw tokens and units of contexts with their answers, the border as ``merge`` puts it."""
     raw = units = 0
@@ -41,7 +42,8 @@ def counted_tokens(
         whole = tokenizer(context + answer, add_special_tokens=False)["input_ids"]
         raw += len(whole)
         if merge == "prompt":  # answers stay raw, and no rule crosses their beginning
-            units += count_units(whole[: len(prompt)], spans) + len(whole) - len(prompt)
+            merged = max(0, len(prompt) - raw_tail)
+            units += count_units(whole[:merged], spans) + len(whole) - merged
         else:
             units += count_units(whole, spans)
     return raw, units
