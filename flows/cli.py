@@ -146,12 +146,40 @@ def recipes(as_json: JsonFlag = False) -> None:
 
 
 @app.command()
-def report(as_json: JsonFlag = False) -> None:
+def report(
+    tables: Annotated[
+        bool,
+        typer.Option(
+            "--tables", help="Write the page of the paper's tables: its figures, ours, not run."
+        ),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
     """Print the path of the newest report page."""
+    if tables:
+        _report_tables(as_json)
+        return
     from tasks.run.recipes import newest_report
 
     path = newest_report()
     emit({"path": str(path)}, [str(path)], as_json)
+
+
+def _report_tables(as_json: bool) -> None:
+    from tasks.cluster.ray_cluster import CHECKOUT
+    from tasks.paper.paper_page import paper_page
+    from umim_core.checkpoint.own_checkpoints import artifact_root
+    from umim_core.store.disk import write_bytes
+
+    page, folder = paper_page(CHECKOUT / "docs" / "results"), artifact_root() / "paper-tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"html": folder / "paper-tables.html", "markdown": folder / "paper-tables.md"}
+    write_bytes(paths["html"], page.html.encode())
+    write_bytes(paths["markdown"], page.markdown.encode())
+    rows = [dict(zip(page.overview.headings, row, strict=True)) for row in page.overview.rows]
+    lines = [f"{row['label']:<38} ours: {row['ours, on']}" for row in rows]
+    shown = {name: str(path) for name, path in paths.items()}
+    emit(shown | {"tables": rows}, [*lines, "", *shown.values()], as_json)
 
 
 @app.command()

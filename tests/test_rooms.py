@@ -36,7 +36,17 @@ ROOMS = {
         "benchmarking",
         "cli",
     ),
-    "tasks": ("cluster", "tracking", "data", "training", "run", "report", "stages", "plan"),
+    "tasks": (
+        "cluster",
+        "tracking",
+        "data",
+        "training",
+        "run",
+        "report",
+        "paper",
+        "stages",
+        "plan",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import cards, files, readme, recipe_fields, results, shipped_model
+from docs.make import cards, files, paper_tables, readme, recipe_fields, results, shipped_model
 from docs.make.document import RESULTS, ROOT, Document
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
@@ -22,6 +22,7 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "files": files.documents,
     "cards": lambda: [*cards.documents(), *shipped_model.cards()],
     "recipe-fields": recipe_fields.documents,
+    "paper-tables": paper_tables.documents,
 }
 
 

@@ -11,7 +11,7 @@ field, ``{error?none:.1%}`` shows what follows the ``?``; if nothing does, the t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -123,9 +123,8 @@ def page(
 
     Blocks of the text have blank lines between them. A block that begins with ``@`` is a table:
     behind the sign stands where its rows lie (a path for :func:`walk`, or the name of a part that
-    returns them); then one line per column, the heading and the text of a cell with ``|`` between
-    them, ``<`` before the heading of a column of text. The first column is one unless ``>`` stands
-    there. Without columns, the named part returns the block itself. Any other block is a paragraph.
+    returns them); then one line per column, see :func:`filled_table`. Without columns, the named
+    part returns the block itself. Any other block is a paragraph.
 
     Args:
         text: The page, with fields.
@@ -142,17 +141,29 @@ def _block(text: str, parts: Mapping[str, Any]) -> Part:
     where = head.strip()
     if not lines:
         return parts[where]
+
+    def table(report: Report) -> str:
+        found = parts[where](report) if where in parts else walk(report, where)
+        return table_markdown(filled_table(lines, found))
+
+    return table
+
+
+def filled_table(lines: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Return rows under columns that are declared as text.
+
+    Args:
+        lines: One per column: the heading and the text of a cell with ``|`` between them, ``<``
+            before the heading of a column of text. The first column is one unless ``>`` stands
+            there.
+        rows: What the fields of the cells name, for every row.
+    """
     columns = [tuple(map(str.strip, line.split("|", 1))) for line in lines]
     heads = tuple(heading.lstrip("<> ") for heading, _ in columns)
     left = {index for index, (heading, _) in enumerate(columns) if heading.startswith("<")}
     left |= set() if columns[0][0].startswith(">") else {0}
-
-    def table(report: Report) -> str:
-        found = parts[where](report) if where in parts else walk(report, where)
-        cells = tuple(tuple(filled_in(cell, row) for _, cell in columns) for row in found)
-        return table_markdown(Table("", heads, cells, "", tuple(left)))
-
-    return table
+    cells = tuple(tuple(filled_in(cell, row) for _, cell in columns) for row in rows)
+    return Table("", heads, cells, "", tuple(left))
 
 
 def each(path: str, part: Part) -> Part:

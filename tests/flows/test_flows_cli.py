@@ -50,6 +50,19 @@ def test_dry_run_lists_stages_in_order(planned: dict[str, Any]) -> None:
     assert stages[-1] == "report"
 
 
+def test_report_of_the_papers_tables_is_what_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
+    done = flows("report", "--tables", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    committed = ROOT / "docs" / "results" / "paper-tables.md"
+    assert Path(found["markdown"]).read_bytes() == committed.read_bytes()
+    assert "<h2>tab:ppl" in Path(found["html"]).read_text("utf-8")
+    assert {"label": "tab:ppl"}.items() <= found["tables"][1].items()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,0 +1,1 @@
+"""Tables of the paper: their printed figures as data, ours next to them, one page of both."""

@@ -1,0 +1,83 @@
+"""Our figures for a table of the paper: the result file they lie in, its rows and its columns.
+
+Rows are a path into the results and columns are texts with fields, both as
+``tasks/report/page_template.py`` reads them, so a new result is an entry of data and no code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from tasks.report.page_template import filled_table, walk
+from tasks.report.tables import Table
+from umim_core.config.model_base import Model
+from umim_core.errors import ConfigError
+
+
+class Measured(Model):
+    """Source of our figures for a table, and their differences to the paper's protocol.
+
+    Attributes:
+        file: Result file in ``docs/results``.
+        model: The backbone, never one of those of the paper.
+        differs: Further differences to the protocol of the paper.
+        rows: Path of the rows in the file.
+        where: Field of a row -> values that are shown; a dot leads into a mapping.
+        without: Field of a row -> values that are left out.
+        words: Field of a row -> words for its values, in the field's name followed by ``_word``.
+        columns: A line per column: heading and text of a cell.
+    """
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
+    model: str
+    differs: str
+    rows: str
+    where: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
+    without: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
+    words: dict[str, dict[str, str]] = Field(default_factory=dict)
+    columns: str
+
+    def table(self, folder: Path) -> Table:
+        """Return the figures as a table.
+
+        Args:
+            folder: That of the result files.
+
+        Raises:
+            ConfigError: If the file is missing, or no row is left.
+            KeyError: If it lacks a field that a column shows.
+        """
+        path = folder / self.file
+        if not path.is_file():
+            known = ", ".join(sorted(found.name for found in folder.glob("*.json")))
+            raise ConfigError("a result file must exist", str(path), f"There are {known}.")
+        results = json.loads(path.read_text(encoding="utf-8"))
+        rows = [self._worded(row) for row in walk(results, self.rows) if self._shown(row)]
+        if not rows:
+            raise ConfigError(
+                f"{self.file} must have rows of {self.rows}", self.where, "Correct the entry."
+            )
+        return filled_table(self.columns.splitlines(), rows)
+
+    def _shown(self, row: dict[str, Any]) -> bool:
+        return all(_field(row, name) in values for name, values in self.where.items()) and not any(
+            _field(row, name) in values for name, values in self.without.items()
+        )
+
+    def _worded(self, row: dict[str, Any]) -> dict[str, Any]:
+        worded = {
+            f"{name}_word": words.get(str(_field(row, name)), str(_field(row, name)))
+            for name, words in self.words.items()
+        }
+        return row | worded
+
+
+def _field(row: dict[str, Any], name: str) -> Any:
+    value: Any = row
+    for part in name.split("."):
+        value = value[part]
+    return value

@@ -1,0 +1,141 @@
+"""One page of all tables of the paper: its figures, ours, and what was not run with the reason.
+
+Ours stand in tables of their own under the paper's: they are of other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from tasks.paper.printed import KINDS, Cell, PaperTable, PrintedColumn, paper_tables
+from tasks.report.html_page import html_page, inline_html
+from tasks.report.tables import (
+    DASH,
+    Column,
+    Table,
+    make_table,
+    shown,
+    table_html,
+    table_markdown,
+)
+
+TITLE: Final = "Tables of the paper: its figures and ours"
+_LEAD: Final = (
+    'The paper is "Distilling Sequential Computation in Transformer Language Models". Its figures '
+    "are copied from its tables and are of its own backbones. Ours are read from the result files "
+    "that each table names; they are of other, smaller models and other texts, so the two can be "
+    "compared in direction, not in size. A figure marked † does not hold, for the reason below "
+    "its table, and is nothing to compare with.",
+    "`python -m flows report --tables` makes this page anew from `infra/paper_tables` and "
+    "`docs/results`.",
+)
+
+
+@dataclass(frozen=True)
+class PaperPage:
+    """The page as markdown and as HTML, and the list of tables that leads it."""
+
+    markdown: str
+    html: str
+    overview: Table
+
+
+def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
+    """Return the page.
+
+    Args:
+        results: Folder of our result files.
+        folder: Folder of the paper's tables; None: the repository's.
+
+    Raises:
+        ConfigError: If a table's data breaks a rule, or a result file is missing.
+        KeyError: If a result file lacks a field that a table shows.
+    """
+    tables = paper_tables() if folder is None else paper_tables(folder)
+    overview = _overview(tables)
+    texts = [f"# {TITLE}", *_LEAD, table_markdown(overview)]
+    html = [f"<header><h1>{escape(TITLE)}</h1>", *(f"<p>{inline_html(text)}</p>" for text in _LEAD)]
+    html += ["</header>", table_html(overview)]
+    for table in tables:
+        heading = f"{table.label}: {table.title}"
+        texts.append(f"## {heading}")
+        html.append(f"<section><h2>{escape(heading)}</h2>")
+        for block in _blocks(table, results):
+            if isinstance(block, Table):
+                texts.append(table_markdown(block))
+                html.append(table_html(block))
+            else:
+                texts.append(block)
+                html.append(f"<p>{inline_html(block)}</p>")
+        html.append("</section>")
+    return PaperPage("\n\n".join(texts) + "\n", html_page(TITLE, "\n".join(html)), overview)
+
+
+def _overview(tables: Sequence[PaperTable]) -> Table:
+    columns = [
+        Column("label", lambda table: f"{table.label}", left=True),
+        Column("table", lambda table: table.title, left=True),
+        Column("in the paper", _in_the_paper, left=True),
+        Column("ours, on", lambda table: _models(table) or DASH, left=True),
+        Column("not run", _not_run, left=True),
+    ]
+    return make_table("", columns, tables)
+
+
+def _in_the_paper(table: PaperTable) -> str:
+    if table.kind != "figures":
+        return KINDS[table.kind].partition(";")[0]
+    figures = [
+        table.marks(row, name)
+        for row in table.rows
+        for name, cell in zip(table.names, row, strict=True)
+        if isinstance(cell, int | float)
+    ]
+    marked = sum(map(bool, figures))
+    return f"{len(figures)} figures" + (f", {marked} of them †" if marked else "")
+
+
+def _models(table: PaperTable) -> str:
+    return "; ".join(dict.fromkeys(ours.model for ours in table.ours))
+
+
+def _not_run(table: PaperTable) -> str:
+    return "; ".join(f"{part.what}: {part.why}" for part in table.not_run)
+
+
+def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
+    """Yield the paragraphs and tables of one table's section."""
+    kind = "" if table.kind == "figures" else f" ({KINDS[table.kind]})"
+    yield f"**The paper**{kind}: {table.caption}"
+    if table.rows:
+        yield _printed(table)
+    for number, mark in enumerate(table.unsound, 1):
+        yield f"†{number} {', '.join(mark.columns)}: {mark.reason}"
+    for ours in table.ours:
+        yield f"**Ours on {ours.model}**, `docs/results/{ours.file}`: {ours.differs}"
+        yield ours.table(results)
+    for part in table.not_run:
+        yield f"`not run: {part.what}`: {part.why}."
+
+
+def _printed(table: PaperTable) -> Table:
+    """Return the paper's table, with a mark at each figure that does not hold."""
+    rows = tuple(
+        tuple(
+            _cell(cell, column) + "".join(f" †{n + 1}" for n in table.marks(row, column.name))
+            if cell is not None
+            else DASH
+            for cell, column in zip(row, table.columns, strict=True)
+        )
+        for row in table.rows
+    )
+    left = tuple(i for i, column in enumerate(table.columns) if column.digits is None)
+    return Table("", tuple(column.heading for column in table.columns), rows, "", left)
+
+
+def _cell(cell: Cell, column: PrintedColumn) -> str:
+    return cell if isinstance(cell, str) else shown(cell, column.digits or 0)

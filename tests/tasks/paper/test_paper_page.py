@@ -1,0 +1,103 @@
+"""The page of the paper's tables: marks, ours apart, reasons, and where our figures come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.paper.measured import Measured
+from tasks.paper.paper_page import paper_page
+from umim_core.errors import ConfigError
+
+TABLE = """\
+label: tab:x
+title: Of x
+caption: Of x and y.
+columns: [{name: Model}, {name: Acc, unit: "%", digits: 1}, {name: TR, digits: 0}]
+rows: [[Llama, 50.0, null], [Other, 1234.5, 7]]
+unsound: [{columns: [Acc], rows: [[Other]], reason: Of another reading.}]
+ours:
+  - file: scores.json
+    model: a small model
+    differs: Shorter texts.
+    rows: sides.*side
+    where: {kept: [true]}
+    without: {side: [third]}
+    words: {side: {none: base}}
+    columns: |
+      model | {side_word}
+      Acc   | {acc!p:.1f %}
+not_run: [{what: Llama, why: its weights are on a hub}]
+"""
+SCORES = {
+    "sides": {
+        "none": {"kept": True, "acc": {"mean": 0.5, "std": 0.01}},
+        "other": {"kept": False},
+        "third": {"kept": True},
+    }
+}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Folders of results and of tables."""
+    for name in ("results", "tables"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "results" / "scores.json").write_text(json.dumps(SCORES), "utf-8")
+    (tmp_path / "tables" / "x.yaml").write_text(TABLE, "utf-8")
+    return tmp_path / "results", tmp_path / "tables"
+
+
+def test_a_figure_that_does_not_hold_is_marked_and_explained(folders: tuple[Path, Path]) -> None:
+    page = paper_page(*folders)
+    assert "| Other | 1,234.5 †1 |   7 |" in page.markdown
+    assert "†1 Acc: Of another reading." in page.markdown
+    assert "1 of them †" in page.overview.rows[0][2]
+    assert "| Llama |       50.0 |   – |" in page.markdown
+
+
+def test_ours_stand_in_a_table_of_their_own_with_model_and_differences(
+    folders: tuple[Path, Path],
+) -> None:
+    page = paper_page(*folders)
+    head, _, ours = page.markdown.partition("**Ours on a small model**, `docs/results/scores.json`")
+    assert ours.startswith(": Shorter texts.")
+    assert "| base  | 50.0 ± 1.0 % |" in ours
+    assert "50.0 ± 1.0" not in head and "Llama |" not in ours
+
+
+def test_what_was_not_run_stands_with_its_reason_in_the_list_and_below(
+    folders: tuple[Path, Path],
+) -> None:
+    page = paper_page(*folders)
+    assert page.overview.rows[0][4] == "Llama: its weights are on a hub"
+    assert "`not run: Llama`: its weights are on a hub." in page.markdown
+
+
+def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> None:
+    html = paper_page(*folders).html
+    for text in ("<h2>tab:x: Of x</h2>", "1,234.5 †1", "<td>50.0 ± 1.0 %</td>", "<b>Ours on a"):
+        assert text in html
+    assert "**" not in html and "`" not in html and "<script" not in html
+
+
+def test_a_result_file_that_is_missing_is_named_with_those_there(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}", "utf-8")
+    ours = Measured(file="gone.json", model="m", differs="d", rows="x", columns="a | {a}")
+    with pytest.raises(ConfigError, match=r"gone\.json.*There are other\.json"):
+        ours.table(tmp_path)
+
+
+def test_rows_that_all_are_left_out_are_an_error(folders: tuple[Path, Path]) -> None:
+    ours = Measured(
+        file="scores.json",
+        model="m",
+        differs="d",
+        rows="sides.*side",
+        where={"kept": ("never",)},
+        columns="a | {side}",
+    )
+    with pytest.raises(ConfigError, match=r"must have rows of sides\.\*side"):
+        ours.table(folders[0])

@@ -1,0 +1,178 @@
+"""The paper's tables as data: complete, copied without error, and marked where they do not hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tasks.paper.printed import PAPER_TABLES, PaperTable, paper_tables
+from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.errors import ConfigError
+
+# Labels of the paper's tables, in its order, with the number of figures that each prints; and its
+# figures that show results.
+LABELS = {
+    "tab:trainingmetric1": 20,
+    "tab:ppl": 72,
+    "tab:qualitative-generation": 0,
+    "tab:Reasoning": 14,
+    "tab:QA": 183,
+    "tab:summary": 48,
+    "fig:hellaswag_progress": 5,
+    "fig:arc_compar": 10,
+    "tab:merge_rule_counts": 12,
+    "tab:task_adaptation_settings": 0,
+    "tab:task_adaptation_configurations": 27,
+    "tab:base_training_configurations": 16,
+    "tab:qualitative-generation_greedy": 0,
+    "tab:qualitative-generation_top": 0,
+    "tab:ngram-metrics": 36,
+    "tab:similarity-metrics": 36,
+    "fig:attention": 0,
+    "tab:ruler_long_context": 20,
+    "tab:multidoc_long_context": 16,
+    "tab:long_context_summarization": 30,
+    "tab:humaneval": 12,
+    "tab:throughput": 24,
+    "tab:threshold_ablation": 36,
+    "tab:merge_capacity_ablation": 10,
+    "tab:confidence_rule_ablation": 6,
+}
+TABLES = {table.label: table for table in paper_tables()}
+
+
+def cells(table: PaperTable) -> list[tuple[tuple[object, ...], str, object]]:
+    """Row, column and content of every cell."""
+    return [
+        (row, name, cell) for row in table.rows for name, cell in zip(table.names, row, strict=True)
+    ]
+
+
+def cell(label: str, column: str, *head: object) -> float:
+    """The figure of the one row that begins with some cells."""
+    table = TABLES[label]
+    (found,) = [row for row in table.rows if row[: len(head)] == head]
+    value = found[table.names.index(column)]
+    assert isinstance(value, int | float)
+    return value
+
+
+def test_every_table_of_the_paper_has_an_entry_with_all_its_figures() -> None:
+    counts = {
+        label: sum(isinstance(content, int | float) for _, _, content in cells(table))
+        for label, table in TABLES.items()
+    }
+    assert list(counts.items()) == list(LABELS.items())
+
+
+def test_derived_figures_follow_from_their_rows_but_for_the_known_errors() -> None:
+    found = {
+        (label, row[:2], column): round(value, 1)
+        for label, table in TABLES.items()
+        for row, column, value in table.deviations()
+    }
+    assert found == {
+        ("tab:QA", ("Llama-3.1-8B", "Select Context"), "Avg"): 57.5,
+        ("tab:QA", ("Llama-3.2-1B", "Original"), "Avg"): 55.3,
+        ("tab:QA", ("Llama-3.2-1B", "Merge Module"), "Avg"): 52.2,
+        ("tab:ppl", ("Llama-3.2-1B", "Merge Module"), "PPL avg."): 20.0,
+    }
+
+
+def test_every_wrong_average_is_marked() -> None:
+    for table in TABLES.values():
+        for row, column, _ in table.deviations():
+            assert table.marks(row, column), (table.label, row, column)
+
+
+def test_figures_that_two_tables_print_are_the_same_or_marked() -> None:
+    for name, backbone in (("Llama-3.2-1.5B", "Llama-3.2-1B"), ("GPT2-XL", "GPT-2-XL")):
+        for column in ("Top-1", "Top-3", "Top-p", "MRR"):
+            percent = cell("tab:trainingmetric1", column, name)
+            share = cell("tab:threshold_ablation", column, backbone, 5)
+            assert percent == pytest.approx(100 * share, abs=0.4 if column == "MRR" else 0.06)
+    thresholds, depth = TABLES["tab:threshold_ablation"], TABLES["tab:merge_capacity_ablation"]
+    for column in ("Top-1", "Top-3", "Top-10", "Top-p", "MRR"):
+        one = cell("tab:threshold_ablation", column, "Llama-3.2-1B", 5)
+        other = cell("tab:merge_capacity_ablation", column, "One attention layer")
+        marked = [
+            bool(thresholds.marks(thresholds.rows[2], column)),
+            bool(depth.marks(depth.rows[0], column)),
+        ]
+        assert marked == [one != other] * 2
+
+
+def test_totals_of_the_paper_hold() -> None:
+    counts = TABLES["tab:merge_rule_counts"]
+    names = counts.names[1:]
+    totals = [sum(cell(counts.label, name, row[0]) for name in names) for row in counts.rows]
+    assert totals == [2_167_573, 2_167_573, 2_162_642, 1_913_481]
+    for row in TABLES["tab:humaneval"].rows:
+        assert sum(cell("tab:humaneval", name, row[0]) for name in ("Passed", "Failed")) == 164
+
+
+@pytest.mark.parametrize(
+    ("label", "marked"),
+    [
+        ("tab:throughput", {"Prefill UMIM": 2, "Prefill change": 2, "Decode UMIM": 4}),
+        ("tab:summary", {"TR": 2, "R-1": 2, "BERTScore": 2}),
+        ("tab:Reasoning", {"AIME TR": 3, "AMC TR": 3, "AIME of 30": 0}),
+        ("tab:ruler_long_context", {"UMIM Acc": 5, "TR": 5, "Baseline Acc": 0}),
+        ("tab:multidoc_long_context", {"UMIM Acc": 4, "Baseline Acc": 0}),
+        ("tab:long_context_summarization", {"Prompt TR": 2, "R-1": 2}),
+        ("tab:trainingmetric1", {"Top-1": 0}),
+    ],
+)
+def test_figures_that_do_not_hold_are_marked(label: str, marked: dict[str, int]) -> None:
+    table = TABLES[label]
+    found = Counter(
+        name
+        for row, name, content in cells(table)
+        if content is not None and table.marks(row, name)
+    )
+    assert {name: found[name] for name in marked} == marked
+
+
+def test_a_wrong_digit_shows() -> None:
+    raw = read_recipe_file(PAPER_TABLES / "06-cnn-dailymail.yaml")
+    assert isinstance(raw, dict)
+    raw["rows"][2][2] += 1.0  # R-1 of SelectContext: 33.5 read as 34.5
+    (found,) = validated(PaperTable, raw, "a table").deviations()
+    assert found[:2] == (tuple(raw["rows"][2]), "Avg")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [["a"]]}, "one cell for each of 2 columns"),
+        ({"rows": [["a", "b"]]}, "is not of its kind"),
+        ({"unsound": [{"columns": ["TRR"], "reason": "r"}]}, "Did you mean 'TR'"),
+        ({"unsound": [{"columns": ["TR"], "rows": [["b"]], "reason": "r"}]}, "begins with"),
+        ({"not_run": []}, "why it was not run"),
+        ({"derived": [{"column": "TR", "rule": "change", "of": ["TR"] * 3}]}, "two columns"),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(
+    change: dict[str, object], message: str
+) -> None:
+    raw = {
+        "label": "tab:x",
+        "title": "X",
+        "caption": "Of x.",
+        "columns": [{"name": "Model"}, {"name": "TR", "digits": 1}],
+        "rows": [["a", 1.0]],
+        "not_run": [{"what": "x", "why": "y"}],
+    }
+    validated(PaperTable, raw, "a table")
+    with pytest.raises(ConfigError, match=message):
+        validated(PaperTable, raw | change, "a table")
+
+
+def test_a_label_belongs_to_one_file(tmp_path: Path) -> None:
+    text = (PAPER_TABLES / "24-depth.yaml").read_text("utf-8")
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match=r"tab:merge_capacity_ablation.*Rename b\.yaml"):
+        paper_tables(tmp_path)
