@@ -21,12 +21,12 @@ from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
 
 PROMPT: Final = "Once upon a time"
+TASKS_FOLDER: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # for lm-eval's command
 FIELD: Final = "text"  # of ``umim mine`` and ``umim train``, where nothing else is said
 STEPS: Final = 200  # of ``umim train``
 BATCH_SIZE: Final = 8  # likewise
 _FEWEST_STEPS: Final = 50
 _MANY: Final = 3  # files that are named by their folder
-_TASKS: Final = Path(__file__).parents[1] / "evaluation" / "tasks"  # the task of the package
 
 
 def after_mining(
@@ -103,7 +103,7 @@ def after_training(checkpoint: str | Path) -> list[str]:
     name = str(checkpoint)
     generate = ["umim", "generate", PROMPT, "-c", name, "--show"]
     evaluate = ["lm_eval", "--model", "umim", "--model_args", f"checkpoint={name}"]
-    task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(_TASKS)]
+    task = ["--tasks", "umim_docstrings", "--limit", "100", "--include_path", str(TASKS_FOLDER)]
     return [
         f"  {shlex.join(generate)}",
         f"  {shlex.join([*evaluate, *task])}",

@@ -1,4 +1,4 @@
-"""``umim path``: checkpoints and backbones by name, and their directories."""
+"""``umim path``: directories of checkpoints and backbones by name, and of lm-eval's tasks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from umim_core.checkpoint.next_steps import TASKS_FOLDER
 from umim_core.checkpoint.own_checkpoints import artifact_root, own_checkpoint, own_checkpoints
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.embedded.assets import Part, embedded_names, embedded_path
@@ -20,12 +21,18 @@ def path(
         typer.Argument(help="A name, or the first digits of a stage's key; all if left out."),
     ] = None,
     part: Annotated[Part, typer.Option(help="Which directory.")] = "checkpoint",
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Print the folder for lm-eval's --include_path.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the directory of a checkpoint or backbone, or list all by name.
 
     Licence and origin of a packaged model are printed on stderr, and are fields with --json.
     """
+    if tasks:
+        emit({"tasks": str(TASKS_FOLDER)}, [str(TASKS_FOLDER)], as_json)
+        return
     if name is None:
         found = _all(part)
         width = max(map(len, found), default=0)

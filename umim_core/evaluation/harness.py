@@ -36,6 +36,7 @@ from umim_core.config.form import Merge
 from umim_core.errors import BackboneError, EvaluationError
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
+from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, method_scorer
 from umim_core.evaluation.model_args import check_modes, open_model_args
 from umim_core.evaluation.scoring import Request as ScoreRequest
@@ -230,8 +231,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             for chunk in ordered.get_batched(n=self._rows_per_forward(longest)):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 wanted = self._wanted(options)
-                if wanted.config.do_sample and seed is None:
-                    seed = fresh_seed()
+                seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
                 tail = self.compressed.raw_tail
                 request = replace(
                     wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
@@ -258,15 +258,15 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
         limits = wanted.limits([len(ids) for ids in rows])
         output = engine.generate(rows, wanted.settings(max(limits)), request)
-        texts = []
+        texts: list[str] = []
         for row, limit in zip(output.rows, limits, strict=True):
             saved = sum(length - 1 for _, length in row.generated_spans)
             self.scorer.contexts.add(row.prompt_length, row.cache_lengths[0])
             self.scorer.inputs.add(
                 row.prompt_length + len(row.ids), row.cache_lengths[0] + len(row.ids) - saved
             )
-            text = self.tok_decode(row.ids[:limit])
-            texts.append(postprocess_generated_text(text, wanted.until, None))
+            text = postprocess_generated_text(self.tok_decode(row.ids[:limit]), wanted.until, None)
+            texts.append(GeneratedText.of_row(text, row))
         return texts
 
     def _prompt(self, text: str) -> np.ndarray:

@@ -80,7 +80,7 @@ def open_model_args(
         options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch)
         return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed)
     if backbone is None:
-        own = _config(_checkpoint(checkpoint))
+        own = checkpoint_config(checkpoint)
         options |= LoadOptions(backbone=own.backbone, backbone_revision=own.backbone_revision)
     return _noted(Compressed.without_merging(find_backbone(None, options)))
 
@@ -92,7 +92,13 @@ def _noted(compressed: Compressed) -> Compressed:
     return compressed
 
 
-def _config(checkpoint: str | Path | Checkpoint) -> CheckpointConfig:
+def checkpoint_config(given: str | Path | Checkpoint | None) -> CheckpointConfig:
+    """Read the configuration of a checkpoint; None is the one that is taken where none is named.
+
+    Raises:
+        CheckpointError: If it cannot be found or read.
+    """
+    checkpoint = _checkpoint(given)
     if isinstance(checkpoint, Checkpoint):
         return checkpoint.config
     return read_config(resolve_checkpoint(fetch_checkpoint(checkpoint)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from datasets import Dataset, DatasetDict
 from lm_eval.api.task import ConfigurableTask
@@ -14,8 +12,7 @@ from umim_core.adaptation.choices import read_questions
 from umim_core.errors import CorpusError
 from umim_core.evaluation.console import one_line_errors
 from umim_core.task_sets.spec import TASKS, TaskSet
-
-DATA_VARIABLE: Final = "UMIM_TASK_DATA"
+from umim_core.task_sets.task_files import DATA_VARIABLE, task_folder
 
 
 class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
@@ -68,7 +65,7 @@ def load_splits(task: TaskSet, task_data: str | None = None, **metadata: object)
     Raises:
         CorpusError: If a file is missing or malformed.
     """
-    folder = Path(task_data or os.environ.get(DATA_VARIABLE) or task.built())
+    folder = task_folder(task_data) or task.built()
     if not folder.is_dir():
         raise CorpusError(
             f"{DATA_VARIABLE} must name a folder with a .jsonl file of each split",

@@ -1,0 +1,168 @@
+"""Generation tasks within lm-eval: configuration, figures, and cells that are not run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from tests.evaluation.conftest import byte_tokenizer
+from umim_core.errors import ConfigError
+from umim_core.evaluation import tasks
+from umim_core.evaluation.generated_text import GeneratedText
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.tasks.generation_task import (
+    NOT_RUN,
+    GenerationTask,
+    generation_config,
+)
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
+from umim_core.task_sets.task_files import DataFile
+
+OWN = GenerationSet(
+    name="umim_own",
+    prompt="{text}",
+    source=DataFile("rows.jsonl", ("text",), "answer", "rows of a test"),
+    metrics=("recall", "rouge"),
+    max_new_tokens=8,
+    licence="none",
+    until=("\n",),
+)
+FIGURES = ("recall", "rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+@pytest.fixture
+def metadata(tmp_path: Path, checkpoint_path: Path) -> dict[str, Any]:
+    texts = ("the cat sat on the mat and the dog", "by the sea the old cat house near the log")
+    rows = [json.dumps({"text": text, "answer": "the cat"}) for text in texts]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return {"task_data": str(tmp_path), "checkpoint": str(checkpoint_path)}
+
+
+@pytest.fixture(autouse=True)
+def own_task() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        GENERATION_TASKS.names()
+        patch.setitem(GENERATION_TASKS._found, OWN.name, OWN)
+        yield
+
+
+def run(model: Any, metadata: dict[str, Any], name: str = OWN.name) -> dict[str, Any]:
+    config = {"task": name, "class": GenerationTask}
+    manager = TaskManager(include_defaults=False, metadata=metadata)
+    found = evaluate(lm=model, task_dict=manager.load([config]), bootstrap_iters=10)
+    assert found is not None
+    return dict(found)
+
+
+def test_figures_are_means_with_standard_errors_and_samples_hold_reductions(
+    metadata: dict[str, Any],
+) -> None:
+    model = UmimLM(metadata["checkpoint"], merge="all")
+    found = run(model, metadata)
+    result, samples = found["results"][OWN.name], found["samples"][OWN.name]
+    for figure in (*FIGURES, "prompt_tr", "gen_kv_tr", "cumulative_kv_tr"):
+        values = [sample[figure] for sample in samples]
+        mean = sum(values) / 2
+        assert result[f"{figure},none"] == pytest.approx(mean)
+        # two values lie equally far from their mean: the standard error is that distance
+        assert result[f"{figure}_stderr,none"] == pytest.approx(abs(values[0] - mean))
+    assert result["prompt_tr,none"] > 0
+    assert [sample["doc"]["cut_tokens"] for sample in samples] == [0, 0]
+    assert model.context_token_reduction is not None
+    lengths = [sample["doc"]["prompt_tokens"] for sample in samples]
+    saved = sum(s["prompt_tr"] * n for s, n in zip(samples, lengths, strict=True))
+    assert saved / sum(lengths) == pytest.approx(model.context_token_reduction)
+
+
+def test_hf_gives_the_same_figures_without_reductions(metadata: dict[str, Any]) -> None:
+    model = UmimLM(metadata["checkpoint"], merge="none")
+    theirs = HFLM(model.backbone.model, tokenizer=model.backbone.tokenizer, batch_size=1)
+    expected, found = (run(one, metadata)["results"][OWN.name] for one in (theirs, model))
+    assert found == expected
+    assert f"{FIGURES[0]},none" in found
+    assert "prompt_tr,none" not in found
+
+
+def test_a_cell_beyond_the_context_asks_nothing_and_says_so(metadata: dict[str, Any]) -> None:
+    class Mute(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+        def _model_generate(self, *_: object, **__: object) -> None:
+            raise AssertionError("the model was asked")
+
+    backbone = UmimLM(metadata["checkpoint"], merge="none").backbone
+    mute = Mute(backbone.model, tokenizer=backbone.tokenizer, batch_size=1)
+    found = run(mute, metadata | {"task_new_tokens": 40})
+    result = found["results"][OWN.name]
+    assert {result[f"{figure},none"] for figure in FIGURES} == {"not run: context"}
+    assert result["recall_stderr,none"] == "N/A"
+    assert found["configs"][OWN.name]["metadata"]["not_run"] == NOT_RUN
+    with pytest.raises(AssertionError, match="was asked"):
+        run(mute, metadata | {"task_new_tokens": 8})
+
+
+def test_max_length_of_the_model_is_the_context(metadata: dict[str, Any]) -> None:
+    assert generation_config(OWN, metadata)["repeats"] == 1
+    assert generation_config(OWN, metadata | {"max_length": 12})["repeats"] == 0
+
+
+def test_all_answers_reach_the_metrics(metadata: dict[str, Any]) -> None:
+    config = generation_config(replace(OWN, repeats=3), metadata)
+    assert config["repeats"] == 3
+    texts = [GeneratedText("the cat", {"prompt_tr": 0.5}), GeneratedText("no", {"prompt_tr": 0.1})]
+    row = {"references": ["the cat"]}
+    found = config["process_results"](row, [texts])  # type: ignore[operator]  # of a plain dict
+    assert (found["recall"], found["prompt_tr"]) == (0.5, pytest.approx(0.3))
+
+
+def test_answers_of_a_cache_keep_their_reductions() -> None:
+    text = GeneratedText("the cat", {"prompt_tr": 0.5})
+    kept = text.__reduce_ex__(4)
+    made = kept[0](*kept[1])
+    made.__dict__.update(kept[2])
+    assert (made, made.reductions) == ("the cat", {"prompt_tr": 0.5})
+
+
+def test_sampling_and_lengths_reach_the_generation(metadata: dict[str, Any]) -> None:
+    task = replace(OWN, sampling={"do_sample": True, "temperature": 0.6}, until=("x", "y"))
+    assert generation_config(task, metadata)["generation_kwargs"] == {
+        "until": ["x", "y"],
+        "max_gen_toks": 8,
+        "do_sample": True,
+        "temperature": 0.6,
+    }
+
+
+def test_an_unknown_metric_lists_all(metadata: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"one of .*rouge.*; got rogue. Did you mean 'rouge'"):
+        generation_config(replace(OWN, metrics=("rogue",)), metadata)
+
+
+def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "words")
+    own = {"tokenizer": str(tmp_path / "words"), "model": "a-service"}
+    found = generation_config(OWN, {"task_data": metadata["task_data"]} | own)["metadata"]
+    assert found["context"] is None  # type: ignore[index]  # of a plain dict
+    assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]
+
+
+def test_every_task_has_known_metrics_and_a_file_for_the_command() -> None:
+    (folder,) = tasks.__path__
+    index = TaskManager(include_path=folder, include_defaults=False).task_index
+    names = [name for name in GENERATION_TASKS.names() if name != OWN.name]
+    for name in names:
+        assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
+        assert "GenerationTask" in (index[name].cfg or {})["class"]
+    assert names

@@ -1,0 +1,146 @@
+"""Generation tasks of ``umim_core.task_sets`` for lm-eval: configuration, metrics, cells not run.
+
+    lm_eval --model umim --tasks umim_ruler_4k --include_path "$(umim path --tasks)"
+
+A task whose prompts and answers are longer than the backbone was trained for asks the model
+nothing, and each of its figures is the text ``not run: context``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from datasets import Dataset, DatasetDict
+from lm_eval.api.task import ConfigurableTask
+
+from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.generated_text import REDUCTIONS, GeneratedText
+from umim_core.evaluation.tasks.task_backbone import task_backbone
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS, TextMetric, mean_figures
+from umim_core.task_sets.generation_rows import Row, exceeds, make_rows, new_tokens
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
+from umim_core.task_sets.task_options import TaskOptions
+
+NOT_RUN: Final = "not run: context"
+_VERSION: Final = 1.0
+
+
+class GenerationTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A generation task; all but its name is in its ``GenerationSet``.
+
+    Args:
+        config: ``task``, the name, and ``metadata``: the model's arguments and options of the task
+            (``TaskOptions``).
+    """
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        task = GENERATION_TASKS.find(config["task"])
+        super().__init__(config=generation_config(task, config.get("metadata") or {}))
+
+
+def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[str, object]:
+    """Return a task with its questions as lm-eval's configuration.
+
+    Args:
+        task: The task.
+        metadata: The model's arguments and the options of the task.
+
+    Raises:
+        ConfigError: If an option or a metric is unknown.
+        CorpusError: If the task's data are missing or malformed.
+        BackboneError: If the model's tokenizer cannot be loaded.
+    """
+    options, backbone = TaskOptions.read(metadata), task_backbone(metadata)
+    metrics = [TEXT_METRICS.find(name) for name in task.metrics]
+    rows: list[Row] = []
+    runs = not exceeds(task, options, backbone.context)
+    if runs:
+        rows = make_rows(task, options, backbone.tokens, backbone.context)
+        runs = not exceeds(task, options, backbone.context, rows)
+    figures = [figure for metric in metrics for figure in metric.figures]
+    lengths = [row["prompt_tokens"] for row in rows]
+    return {
+        "task": task.name,
+        "custom_dataset": _dataset(rows if runs else [_NOTHING]),
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "prompt",
+        "doc_to_target": "references",
+        "gen_prefix": "answer_prefix" if task.answer_prefix else None,
+        "generation_kwargs": {
+            "until": list(task.until),
+            "max_gen_toks": new_tokens(task, options),
+            "do_sample": False,
+            **task.sampling,
+        },
+        "repeats": task.repeats if runs else 0,  # no request reaches the model
+        "filter_list": [{"name": "none", "filter": []}],  # metrics see every answer
+        "process_results": _scores(metrics) if runs else _not_run(figures),
+        "metric_list": [
+            {
+                "metric": figure,
+                "aggregation": "mean" if runs else _same,
+                "higher_is_better": True,
+            }
+            for figure in (*figures, *REDUCTIONS)
+        ],
+        "should_decontaminate": False,
+        "metadata": {
+            **metadata,
+            "version": _VERSION,
+            **task.key(),
+            "context": backbone.context,
+            "prompt_tokens": [min(lengths), max(lengths)] if runs else None,
+            "cut_tokens": sum(row["cut_tokens"] for row in rows),
+            "not_run": None if runs else NOT_RUN,
+        },
+    }
+
+
+_NOTHING: Final[Row] = {
+    "id": "none",
+    "prompt": NOT_RUN,
+    "answer_prefix": "",
+    "references": [NOT_RUN],
+    "prompt_tokens": 0,
+    "cut_tokens": 0,
+}
+
+
+def _dataset(rows: list[Row]) -> Any:
+    """Return the data function of rows; lm-eval passes it the metadata."""
+
+    def load(**_: object) -> DatasetDict:
+        return DatasetDict({"test": Dataset.from_list(rows)})
+
+    return load
+
+
+def _scores(metrics: Sequence[TextMetric]) -> Any:
+    """Return the function from a question's row and answers to its figures."""
+
+    def process_results(row: Row, answers: list[list[str]]) -> dict[str, float]:
+        (texts,) = answers  # of the one request
+        found: dict[str, float] = {}
+        for metric in metrics:
+            found |= metric.score(texts, row)
+        saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
+        return found | (mean_figures(saved) if len(saved) == len(texts) else {})
+
+    return process_results
+
+
+def _not_run(figures: Sequence[str]) -> Any:
+    """Return the function that gives every figure of a task that is not run."""
+
+    def process_results(row: Row, answers: list[list[str]]) -> dict[str, str]:
+        return dict.fromkeys(figures, NOT_RUN)
+
+    return process_results
+
+
+def _same(values: Sequence[str]) -> str:
+    """Return the text that stands for every figure of a task that is not run."""
+    return values[0]

@@ -1,0 +1,1 @@
+"""Metrics of generated texts: one file per kind."""

@@ -1,0 +1,61 @@
+"""Registry of metrics of generated texts: figures of one question's answers.
+
+A file of this package adds a metric; tasks name it (``GenerationSet.metrics``). lm-eval takes the
+mean over questions and its standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from umim_core.registry import Registry
+
+Figures = Mapping[str, float]
+Score = Callable[[Sequence[str], Mapping[str, Any]], Figures]
+
+
+@dataclass(frozen=True)
+class TextMetric:
+    """A metric.
+
+    Attributes:
+        figures: Names of its figures; larger is better.
+        score: Compute them from all answers to a question, at least one, and the question's row
+            (``references`` and the fields of its task).
+    """
+
+    figures: tuple[str, ...]
+    score: Score
+
+
+TEXT_METRICS: Final = Registry[TextMetric]("umim_core.evaluation.text_metrics", "text metric")
+"""All metrics by name; an unknown one lists them."""
+
+
+def add_text_metric(name: str, *figures: str) -> Callable[[Score], Score]:
+    """Return a decorator that adds a function as a metric.
+
+    Args:
+        name: As tasks name it.
+        *figures: Names of its figures; by default one of the metric's own name.
+
+    Raises:
+        ConfigError: If the name is taken.
+    """
+
+    def add(score: Score) -> Score:
+        TEXT_METRICS.add(name)(TextMetric(figures or (name,), score))
+        return score
+
+    return add
+
+
+def mean_figures(rows: Sequence[Figures]) -> dict[str, float]:
+    """Return the mean of every figure over the answers to one question.
+
+    Args:
+        rows: Figures of each answer, at least one, with the same names.
+    """
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

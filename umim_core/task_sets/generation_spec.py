@@ -1,0 +1,186 @@
+"""Specification and registry of generation tasks: a prompt, generated text, metrics of it.
+
+A file of this package adds its task by ``add_generation_task(GenerationSet(...))``; lm-eval's task
+is made of it (``umim_core.evaluation.tasks.generation_task``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from string import Formatter
+from typing import Final
+
+from umim_core.errors import ConfigError
+from umim_core.registry import Registry
+from umim_core.task_sets.spec import TaskSplit
+from umim_core.task_sets.task_files import DataFile
+from umim_core.task_sets.text_tokens import TextTokens
+
+
+@dataclass(frozen=True)
+class GenerationQuestion:
+    """One question.
+
+    Attributes:
+        id: Its name within the task.
+        fields: Texts of the prompt's fields, and further ones that metrics read.
+        references: Right answers, at least one; what they mean is the metric's matter.
+    """
+
+    id: str
+    fields: Mapping[str, str]
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Questions that a generator is asked for.
+
+    Attributes:
+        questions: So many.
+        room: Most tokens of a whole prompt.
+        size: Tokens of the whole prompt that fields make.
+        tokens: The backbone's tokens.
+        seed: Seed of everything drawn.
+        split: ``test`` is scored; texts of ``train`` are drawn anew, for mining and training.
+        filler: Sentences to fill prompts with; None for generated ones.
+    """
+
+    questions: int
+    room: int
+    size: Callable[[Mapping[str, str]], int]
+    tokens: TextTokens
+    seed: int
+    split: TaskSplit
+    filler: Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Questions made by the package.
+
+    Attributes:
+        make: Make the questions of a wish; the same wish gives the same questions.
+        version: Raised whenever the questions of a wish change.
+    """
+
+    make: Callable[[Wish], Iterable[GenerationQuestion]]
+    version: int
+
+
+@dataclass(frozen=True)
+class GenerationSet:
+    """A generation task.
+
+    Attributes:
+        name: As lm-eval names it; begins with ``umim_``.
+        prompt: Format string of the questions' fields.
+        source: Where the questions come from.
+        metrics: Names of ``umim_core.evaluation.text_metrics``.
+        max_new_tokens: Most tokens of an answer.
+        licence: Licence of the questions.
+        answer_prefix: Format string that the answer begins with; given, not generated.
+        until: Strings that end an answer, beside the end of a text.
+        sampling: Generation kwargs besides; empty is greedy.
+        repeats: Answers per question, all of which the metrics see (pass@k).
+        length: Tokens of prompt and answer together; None where the questions have lengths of
+            their own.
+        cut: Field that is cut at its middle until prompt and answer fit the context; None for a
+            task that is not run where they do not.
+
+    Raises:
+        ConfigError: If the name, a template or a number is out of bounds.
+    """
+
+    name: str
+    prompt: str
+    source: DataFile | Generated
+    metrics: tuple[str, ...]
+    max_new_tokens: int
+    licence: str
+    answer_prefix: str = ""
+    until: tuple[str, ...] = ()
+    sampling: Mapping[str, float | bool] = field(default_factory=dict)
+    repeats: int = 1
+    length: int | None = None
+    cut: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.startswith("umim_"):
+            raise ConfigError(
+                "a generation task's name must begin with umim_, so that no stock task has it",
+                self.name,
+                "Rename it.",
+            )
+        if min(self.max_new_tokens, self.repeats) < 1:
+            raise ConfigError(
+                "max_new_tokens and repeats must be at least 1",
+                (self.max_new_tokens, self.repeats),
+                "Raise them.",
+            )
+        if not (self.metrics and self.licence):
+            raise ConfigError(
+                "a generation task must name metrics and a licence", self.name, "Name them."
+            )
+        used = self.used_fields()
+        if isinstance(self.source, DataFile) and not used <= set(self.source.fields):
+            raise ConfigError(
+                f"the fields of a prompt must be among {', '.join(self.source.fields)}",
+                sorted(used),
+                "Name the columns of the data file.",
+            )
+        if self.cut is not None and self.cut not in used:
+            raise ConfigError(
+                f"the field that is cut must be one of the prompt's, {', '.join(sorted(used))}",
+                self.cut,
+                "Correct it.",
+            )
+
+    def used_fields(self) -> set[str]:
+        """Return the fields of prompt and answer prefix.
+
+        Raises:
+            ConfigError: If a template is malformed or asks for more than a field's text.
+        """
+        found = set()
+        for template in (self.prompt, self.answer_prefix):
+            try:
+                parts = [
+                    (name, form, conversion)
+                    for _, name, form, conversion in Formatter().parse(template)
+                    if name is not None
+                ]
+            except ValueError:  # a brace alone
+                parts = [("", None, None)]
+            for name, form, conversion in parts:
+                if not name.isidentifier() or form or conversion:
+                    raise ConfigError(
+                        "a template must hold plain fields such as {question}",
+                        template,
+                        "Write a brace that is text twice: {{ or }}.",
+                    )
+                found.add(name)
+        return found
+
+    def key(self) -> dict[str, object]:
+        """Return the facts that decide the questions' content, for logs and keys."""
+        source: dict[str, object] = (
+            {"file": self.source.path}
+            if isinstance(self.source, DataFile)
+            else {"generator": self.source.version}
+        )
+        return {"task": self.name, "licence": self.licence, **source}
+
+
+GENERATION_TASKS: Final = Registry[GenerationSet]("umim_core.task_sets", "generation task")
+"""All generation tasks by name; an unknown one lists them."""
+
+
+def add_generation_task(task: GenerationSet) -> GenerationSet:
+    """Add a task under its name.
+
+    Raises:
+        ConfigError: If the name is taken.
+    """
+    return GENERATION_TASKS.add(task.name)(task)

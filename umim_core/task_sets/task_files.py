@@ -1,0 +1,145 @@
+"""Data files of tasks: JSON lines under a folder that the user names, or a table of the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from umim_core.errors import CorpusError
+
+DATA_VARIABLE: Final = "UMIM_TASK_DATA"
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """A data set of the Hugging Face hub that holds the rows of a data file.
+
+    Attributes:
+        path: Repository, or a local folder whose relative path equals it.
+        split: Split that is scored.
+        name: Configuration, where there are several.
+        columns: Column of the hub for a column of the file, where they differ.
+    """
+
+    path: str
+    split: str
+    name: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """Questions in a file of JSON lines, one object per line.
+
+    Attributes:
+        path: File, relative to the folder of task data.
+        fields: Columns with text that prompt or metrics read.
+        reference: Column with the right answer: a text, or a list of texts.
+        origin: Name and publisher of the data set, for people who look for it.
+        id: Column that names a question; the line number stands in where it is missing.
+        hub: Table that is read where no folder is named; None if there is none.
+    """
+
+    path: str
+    fields: tuple[str, ...]
+    reference: str
+    origin: str
+    id: str = "id"
+    hub: HubTable | None = None
+
+
+def task_folder(named: str | None) -> Path | None:
+    """Return the folder of task data: an option, else what ``UMIM_TASK_DATA`` names, else None."""
+    found = named or os.environ.get(DATA_VARIABLE)
+    return Path(found) if found else None
+
+
+def read_rows(file: DataFile, folder: Path | None) -> Iterator[dict[str, Any]]:
+    """Read the rows of a data file, with the columns ``id``, the fields and ``references``.
+
+    Args:
+        file: The file.
+        folder: Folder of task data; None reads the hub's table.
+
+    Raises:
+        CorpusError: If there is neither, or a row lacks a column or holds other than text there.
+    """
+    rows = _hub_rows(file) if folder is None else _lines(file, folder / file.path)
+    for place, number, row in rows:
+        made: dict[str, Any] = {"id": str(row.get(file.id, number))}
+        for column in file.fields:
+            made[column] = _text(row, column, file, place)
+        answer = row.get(file.reference)
+        if isinstance(answer, list) and answer and all(isinstance(text, str) for text in answer):
+            made["references"] = list(answer)
+        else:
+            made["references"] = [_text(row, file.reference, file, place)]
+        yield made
+
+
+def _text(row: Mapping[str, Any], column: str, file: DataFile, place: str) -> str:
+    value = row.get(column)
+    if not isinstance(value, str):
+        wanted = ", ".join((*file.fields, file.reference))
+        raise CorpusError(
+            f"a row of {file.path} must hold the columns {wanted} with text",
+            f"{place}: {column} is {'missing' if value is None else type(value).__name__}",
+            f"Write it so; the file holds {file.origin}.",
+        )
+    return value
+
+
+def _lines(file: DataFile, path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(
+            f"{DATA_VARIABLE} (or the option task_data) must name a folder with {file.path}",
+            f"{path}: {error.__class__.__name__}",
+            f"Put {file.origin} there, one JSON object per line with the columns "
+            f"{', '.join((*file.fields, file.reference))}.",
+        ) from error
+    for number, line in enumerate(lines, 1):
+        place = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise CorpusError(
+                "a line of a task's data file must be JSON", place, str(error)
+            ) from error
+        if not isinstance(row, dict):
+            raise CorpusError(
+                "a line of a task's data file must be an object", place, "Write one per line."
+            )
+        yield place, number, row
+
+
+def _hub_rows(file: DataFile) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    if file.hub is None:
+        raise CorpusError(
+            f"the data file {file.path} must be at hand: no data set of the hub has its form",
+            f"{DATA_VARIABLE} is not set",
+            f"Put {file.origin} into a folder and name it: {DATA_VARIABLE}=FOLDER, or the option "
+            "task_data.",
+        )
+    from datasets import load_dataset
+
+    hub = file.hub
+    try:
+        table = load_dataset(hub.path, hub.name, split=hub.split)
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"the data set {hub.path} must be within reach of the hub's client, or {file.path} in "
+            f"a folder that {DATA_VARIABLE} names",
+            str(error).splitlines()[0],
+            f"It holds {file.origin}.",
+        ) from error
+    for number, row in enumerate(table):
+        renamed = {own: row[theirs] for own, theirs in hub.columns.items() if theirs in row}
+        yield f"{hub.path}, row {number}", number, {**row, **renamed}
