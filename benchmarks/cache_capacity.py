@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Benchmark, Report
 from benchmarks.corpus import CACHE, held_out_texts
-from benchmarks.generation_quality import MERGES, generate
+from benchmarks.generation_quality.text_runs import MERGES, generate
 from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache

@@ -1,4 +1,4 @@
-"""Pages of the benchmarks of generation: engine, generated texts, cache capacity."""
+"""Pages of the benchmarks of generation: engine, and cache capacity."""
 
 from __future__ import annotations
 
@@ -8,17 +8,6 @@ from typing import Final
 from tasks.report.page_template import Report, each, page, walk
 
 MERGE_LABELS: Final = {"none": "base", "prompt": "UMIM, prompt", "all": "UMIM, prompt and decode"}
-
-
-def _texts(found: Report) -> Iterator[Report]:
-    """Yield the rows of one subject of ``generation_quality.py``, the merging in words."""
-    for row in found["rows"]:
-        least, most = row.get("decode_min_probability", 0.0), row.get("decode_max_damage")
-        where = f" where p >= {least:g}" if least else ""
-        where += "" if most is None else f" by rules of at most {most:g} nats per saved token"
-        age = row.get("span_eviction")
-        where += "" if age is None else f", spans evicted at {age:,} tokens"
-        yield row | {"label": MERGE_LABELS[row["merge"]] + where}
 
 
 def _capacities(report: Report) -> Iterator[Report]:
@@ -188,56 +177,6 @@ Gates of logits are in units of 1e-5: none at batch size 1, one in batches.
         for case in walk(report["cases"], "*name")
         if "parts" in case
         for part in walk(case, "parts.*part")
-    ),
-)
-QUALITY: Final = page(
-    """\
-# Generated texts: base against UMIM
-
-Prompts are the first {prompt_tokens} tokens of held-out documents; up to {new_tokens} new tokens,
-an end-of-sequence token ends a text. Mean ± standard deviation over {seeds} seeds; greedy decoding
-draws nothing and is one run. *Rep-n*: 1 - different / all n-grams of token ids, mean over texts
-(lower repeats less); *Dist-n*: the same ratio over the whole set (higher is more diverse; it falls
-as a set grows). *PPL*: of the generated tokens under the base model, given the prompt. *Gen-KV TR*:
-1 - U_T / T of the generated tokens; *cumulative*: 1 - sum U_t / sum t. Eviction also drops columns
-of the prompt while tokens are generated; they count there, too.
-
-@ subjects
-""",
-    subjects=each(
-        "subjects.*subject",
-        page(
-            """\
-## {subject}
-
-{prompts} prompts.
-
-@ texts
-decoding | {decoding}
-texts of | {label}
-Rep-2    | {metrics.rep_2:.3f}
-Rep-3    | {metrics.rep_3:.3f}
-Rep-4    | {metrics.rep_4:.3f}
-Dist-1   | {metrics.dist_1:.3f}
-Dist-2   | {metrics.dist_2:.3f}
-Dist-3   | {metrics.dist_3:.3f}
-Dist-4   | {metrics.dist_4:.3f}
-PPL      | {metrics.ppl:.2f}
-tokens   | {metrics.tokens:.1f}
-
-@ merged
-decoding         | {decoding}
-texts of         | {label}
-TR               | {metrics.token_reduction!p:.1f %}
-Gen-KV TR        | {metrics.gen_kv_reduction!p:.1f %}
-PPL              | {metrics.ppl:.2f}
-cumulative KV TR | {metrics.cumulative_kv_reduction!p:.1f %}
-""",
-            texts=_texts,
-            merged=lambda found: (
-                row for row in _texts(found) if row["label"] != MERGE_LABELS["none"]
-            ),
-        ),
     ),
 )
 CAPACITY: Final = page(

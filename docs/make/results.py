@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 
 from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
-from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2, QUALITY
+from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2
 from docs.make.mining_pages import MATCHING, MINING, SCALING
+from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
@@ -70,6 +71,7 @@ _FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, 
         "Token reduction against number of rules",
         STYLE,
     ),
+    "generation_quality": (quality_figure, "{name}", QUALITY_TITLE, STYLE | ON_PAPER),
     "token_reduction": (reduction_figure, "{name}", TITLE, STYLE | ON_PAPER),
 }
 

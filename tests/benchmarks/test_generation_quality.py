@@ -10,10 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.generation_quality import MERGES, Subject, choose_prompts, main, over_seeds, run
+from benchmarks.common import Report
+from benchmarks.generation_quality.__main__ import main
+from benchmarks.generation_quality.damage_bounds import damage_bounds
+from benchmarks.generation_quality.text_runs import (
+    MERGES,
+    Subject,
+    choose_prompts,
+    over_seeds,
+    run,
+)
+from docs.make.quality_pages import quality_figure, ratio_of
 from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import RuleSetError
 from umim_core.evaluation.generation_quality import GenerationQuality
 
 QUALITY = GenerationQuality(
@@ -69,9 +80,28 @@ def test_seeds_change_samples_and_not_greedy_texts(tiny_umim: UMIM) -> None:
     assert texts("plain sampling", 0) == texts("plain sampling", 0) != texts("plain sampling", 1)
 
 
-def test_a_checkpoint_and_its_text_go_together() -> None:
-    with pytest.raises(SystemExit):
-        main(["--embedded", "--checkpoint", "somewhere"])
+@pytest.mark.parametrize("bound", ["--max-damage", "--decode-tr"])
+def test_bounds_on_damage_are_refused_where_rules_have_no_prices(
+    bound: str, tiny_checkpoint: Path
+) -> None:
+    with pytest.raises(RuleSetError, match="3 rules without prices"):
+        main(["--checkpoints", str(tiny_checkpoint), "--text", "absent.txt", bound, "0.1"])
+
+
+def test_a_token_reduction_gives_the_least_bound_that_reaches_it(tiny_umim: UMIM) -> None:
+    """Of 15 tokens the pair saves 2 (at a price of 2), the four 3 (1) and the three 2 (0.5)."""
+    texts = ["w1 w2 w10 w1 w2 w6 w7 w8 w9", "w3 w4 w5 w11", "w5 w12"]
+    rules = replace(tiny_umim.rules, prices=np.array([2, 0.5, 1], np.float32))
+    made = tiny_umim.checkpoint.with_contents(tiny_umim.module, rules)
+    umim = UMIM(tiny_umim.backbone, made)
+    assert damage_bounds(umim, texts, [0.5, 0.75], [0.1, 0.2, 0.4]) == {
+        0.5: pytest.approx(2 / 15),
+        0.75: pytest.approx(2 / 15),
+        1.0: pytest.approx(5 / 15),
+        2.0: pytest.approx(7 / 15),
+    }
+    with pytest.raises(RuleSetError, match=r"must reach a token reduction of 0\.5"):
+        damage_bounds(umim, texts, [], [0.5])
 
 
 def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -82,22 +112,9 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     priced = replace(made.rules, prices=np.ones(len(made.rules), np.float32))
     bounded = made.with_contents(made.module, priced).decoding_under(0.5)
     bounded.save(tmp_path / "priced")
-    options = ["--embedded", "--checkpoint", tmp_path / "priced", "--text", tmp_path / "text.txt"]
-    options += [
-        "--prompt-tokens",
-        6,
-        "--new-tokens",
-        5,
-        "--name",
-        "tiny",
-        "--prompts",
-        3,
-        "--seeds",
-        2,
-        "--out",
-        out,
-    ]
-    options += ["--min-probability", 1, "--max-damage", 0.5, 2]
+    options = ["--checkpoints", f"tiny={tmp_path / 'priced'}", "--text", tmp_path / "text.txt"]
+    options += ["--prompt-tokens", 6, "--new-tokens", 5, "--prompts", 3, "--seeds", 2]
+    options += ["--out", out, "--min-probability", 1, "--max-damage", 0.5, 2]
     options += ["--span-eviction", 2, "--commit", "abc"]
     assert main([str(option) for option in options]) == 0
     report = json.loads(out.read_text("utf-8"))
@@ -112,7 +129,10 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     assert rows[6]["metrics"]["gen_kv_reduction"]["mean"] > 0  # columns go though nothing merges
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
+    shares = [row.get("text_token_reduction") for row in rows[:7]]
+    assert shares[:5] == [None, None, None, None, 0] and shares[5] > 0.3 and shares[6] is None
     assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(report)
+    assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
     # A second call measures what is missing and nothing else.
     base["ppl"]["mean"] = -1.0
     interrupted = copy.deepcopy(report)
@@ -123,7 +143,7 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     # With other prices, only the rows under a bound on them are measured anew.
     cheaper = replace(made.rules, prices=np.zeros(len(made.rules), np.float32))
     made.with_contents(made.module, cheaper).save(tmp_path / "cheaper")
-    options[options.index(tmp_path / "priced")] = tmp_path / "cheaper"
+    options[1] = f"tiny={tmp_path / 'cheaper'}"
     assert main([str(option) for option in options]) == 0
     again = json.loads(out.read_text("utf-8"))["subjects"]["tiny"]["rows"]
     free = [row for row in rows if row["decode_max_damage"] is None]
@@ -136,10 +156,12 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
     row = {"decoding": "plain sampling", "merge": "all", "runs": 2}
     likely = row | {"decode_min_probability": 0.6, "decode_max_damage": None}
     cheap = row | {"decode_min_probability": 0.0, "decode_max_damage": 0.25}
+    cheap["text_token_reduction"] = 0.08
     metrics = over_seeds([QUALITY, replace(QUALITY, ppl=10.0, gen_kv_reduction=0.25)])
     report = {
         "benchmark": "generation_quality",
         "facts": {"platform": "Linux", "cores": 2, "commit": None, "versions": {"numpy": "2"}},
+        "name": "quality",
         "prompt_tokens": 100,
         "new_tokens": 100,
         "seeds": 2,
@@ -151,12 +173,38 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
         },
     }
     page = benchmark_page(report)
+    assert "![Perplexity of generated text" in page and "(quality.svg)" in page
     for text in (
         "9.00 ± 1.41",
         "37.5 ± 17.7 %",
         "Rep-2",
         "PPL",
         "UMIM, prompt and decode where p >= 0.6",
-        "UMIM, prompt and decode by rules of at most 0.25 nats per saved token",
+        "UMIM, prompt and decode by rules of at most 0.25 nats per saved token (TR of text 8.0%)",
     ):
         assert text in page
+
+
+def test_ratios_to_the_base_models_own_texts_are_drawn_and_shown_for_each_kind_of_bound() -> None:
+    def row(ppl: float, saved: float, **way: object) -> Report:
+        metrics = {name: {"mean": 0.5, "std": 0.0} for name in QUALITY.metrics()}
+        metrics["ppl"] = {"mean": ppl, "std": 0.1 * ppl}
+        metrics["gen_kv_reduction"] = {"mean": saved, "std": 0.0}
+        decoding = {"decoding": "top-p 0.9, temperature 0.8", "metrics": metrics}
+        return decoding | {"merge": "all", "runs": 2} | way
+
+    rows = [
+        row(8.0, 0.0, merge="none"),
+        row(10.0, 0.3, decode_min_probability=0.0, decode_max_damage=None),
+        row(9.0, 0.05, decode_min_probability=0.6),
+        row(12.0, 0.2, decode_max_damage=0.0),
+        row(11.0, 0.1, decode_max_damage=0.5),
+        row(8.0, 0.25, merge="none", span_eviction=0),
+        row(1.0, 0.9, decoding="greedy"),
+    ]
+    panel, *_ = quality_figure({"subjects": {"tiny": {"rows": rows}}}).axes
+    drawn = [container.lines[0].get_xydata().tolist() for container in panel.containers]
+    assert drawn == [[[30, 1.25]], [[5, 1.125]], [[10, 1.375], [20, 1.5]], [[25, 1]]]
+    assert ratio_of(rows[1]["metrics"]["ppl"], rows[0]["metrics"]["ppl"]) == pytest.approx(
+        {"mean": 1.25, "std": 1.25 * 0.1 * 2**0.5}
+    )

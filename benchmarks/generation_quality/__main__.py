@@ -1,0 +1,126 @@
+"""Texts of the base model against texts of UMIM: repetition, diversity, perplexity, cache.
+
+    python -m benchmarks.generation_quality --out docs/results/generation_quality.json
+    python -m benchmarks.generation_quality --checkpoints NAME=DIR --text test.txt
+    python -m benchmarks.generation_quality --checkpoints NAME=PRICED --decode-tr 0.04 0.08 0.16
+
+Prompts are the first 100 tokens of held-out documents: docstrings, or the lines of a text file.
+Up to 100 tokens follow; an end-of-sequence token ends a text. Every decoding runs without merging
+(the base model), with merged prompts, with merged prompts and generated tokens, and with the latter
+where tokens were likely (``decode_min_probability``) or by cheap rules (``decode_max_damage``, nats
+per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS --keep-all``). ``--decode-tr``
+takes the bounds under which the rules save so much of the held-out documents. Span eviction merges
+nothing: columns of spans leave the cache when they are some tokens old.
+Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
+perplexity is that of the generated tokens under the base model, given the prompt. With ``--commit``
+the same call goes on behind the rows that were finished, and one with other bounds adds theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.common import Benchmark, Report, go_on, named, save
+from benchmarks.corpus import CACHE, held_out_texts
+from benchmarks.generation_quality.damage_bounds import damage_bounds
+from benchmarks.generation_quality.text_runs import (
+    NEW_TOKENS,
+    Subject,
+    choose_prompts,
+    measure,
+    new_rows,
+)
+from umim_core import UMIM
+from umim_core.embedded.assets import embedded_names
+from umim_core.store.artifacts import digest_of, sha256_bytes
+
+PROMPT_TOKENS: Final = 100
+BOUNDS: Final = (0.3, 0.6, 0.9)  # further rows
+AGES: Final = (0, 16, 64)  # likewise
+
+
+def run_all(options: argparse.Namespace, report: Report) -> None:
+    """Measure every checkpoint; every row is written at once.
+
+    Raises:
+        RuleSetError: If there are bounds on damage and a checkpoint's rules have no prices.
+    """
+    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size")
+    report["name"] = options.out.stem if options.out else "generation_quality"
+    report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
+    go_on(report, options.out, names, ["subjects"])
+    models = {
+        name: UMIM.from_pretrained(where, backbone=options.backbone)
+        for name, where in named(options.checkpoints).items()
+    }
+    if options.max_damage or options.decode_tr:
+        for umim in models.values():
+            umim.rules.require_prices()
+    if options.text is None:
+        texts = held_out_texts(options.cache)
+    else:
+        texts = options.text.read_text(encoding="utf-8").splitlines()
+    for name, umim in models.items():
+        add(name, umim, texts, options, report)
+
+
+def add(
+    name: str, umim: UMIM, texts: Sequence[str], options: argparse.Namespace, report: Report
+) -> None:
+    """Measure the missing rows of one checkpoint."""
+    prompts = choose_prompts(texts, umim, options.prompts, options.prompt_tokens)
+    subject = Subject(umim, prompts, options.new_tokens)
+    found = {
+        "prompts": len(prompts),
+        "prompts_digest": digest_of({"ids": [prompt.tolist() for prompt in prompts]}),
+        "backbone_fingerprint": umim.backbone.fingerprint,
+        "module_digest": umim.module.digest(),
+        "rules_digest": umim.rules.digest,
+    }
+    earlier = report["subjects"].get(name, {})
+    earlier = earlier if earlier | found == earlier else {}
+    rows = earlier.get("rows", [])
+    prices = umim.rules.prices
+    if prices is not None:  # no digest of the rules depends on them
+        digest = sha256_bytes(prices.tobytes())
+        found["prices_digest"] = digest
+        if earlier.get("prices_digest", digest) != digest:
+            rows = [row for row in rows if row.get("decode_max_damage") is None]
+    report["subjects"][name] = earlier | found | {"rows": rows}
+    bounds = damage_bounds(umim, texts, options.max_damage, options.decode_tr)
+    for row in new_rows(list(rows), options.min_probability, list(bounds), options.span_eviction):
+        measured = measure(subject, row, options.seeds, options.batch_size)
+        if row["decode_max_damage"] is not None:
+            measured["text_token_reduction"] = bounds[row["decode_max_damage"]]
+        rows.append(measured)
+        save(report, options.out)
+
+
+main = Benchmark(
+    name="generation_quality",
+    doc=__doc__,
+    options={
+        "checkpoints": {"nargs": "+", "default": embedded_names(), "metavar": "[NAME=]PATH"},
+        "backbone": str,
+        "text": Path,
+        "prompts": 64,
+        "prompt_tokens": PROMPT_TOKENS,
+        "new_tokens": NEW_TOKENS,
+        "seeds": 5,
+        "min_probability": {"nargs": "*", "type": float, "default": list(BOUNDS)},
+        "max_damage": {"nargs": "*", "type": float, "default": []},
+        "decode_tr": {"nargs": "*", "type": float, "default": []},
+        "span_eviction": {"nargs": "*", "type": int, "default": list(AGES)},
+        "batch_size": 32,
+        "cache": CACHE,
+    },
+    measure=run_all,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())
