@@ -22,7 +22,7 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import task_of
 from tasks.stages.distill import Optimisation, cell_job, train_on_rows, training_key
 from tasks.training.train_worker import launch
-from umim_core.adaptation.choices import read_questions, task_sequences
+from umim_core.adaptation.choices import task_sequences
 from umim_core.adaptation.settings import Training
 from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.backbone.fingerprint import backbone_identity, special_ids
@@ -34,6 +34,7 @@ from umim_core.config.rule_fields import RulesConfig
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.choice_questions import read_questions
 from umim_core.text.token_ids import encode
 
 

@@ -1,25 +1,22 @@
-"""Questions, their parsing errors, and the token sequences built from them."""
+"""Questions, and the token sequences built from them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from umim_core.adaptation.choices import (
-    Question,
     encode_pair,
     encode_questions,
     mining_segments,
-    read_questions,
     task_sequences,
 )
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.choice_questions import Question
 from umim_core.task_sets.spec import QuestionForm
 
 
@@ -108,41 +105,6 @@ def test_prompt_ids_do_not_depend_on_the_answer() -> None:
 
     contexts = [encode_pair(encode, "ab", choice)[0].tolist() for choice in ("x", "y")]
     assert contexts[0] == contexts[1] == characters("ab")
-
-
-def test_questions_are_read_in_order_and_extra_keys_ignored(tmp_path: Path) -> None:
-    rows = [{"id": "q1", "context": "a\u2028b", "choices": ["x", "y"], "gold": 1}]
-    path = tmp_path / "q.jsonl"
-    path.write_text("\n".join(json.dumps(r, ensure_ascii=False) for r in rows) + "\n\n", "utf-8")
-    assert read_questions(path) == [Question("a\u2028b", ("x", "y"), 1)]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "q.jsonl:1 must be one JSON object"),
-        ("[1]", "q.jsonl:1 must be one JSON object"),
-        ('{"context": "c", "choices": ["a", "b"]}', "q.jsonl:1 must hold context"),
-        ('{"context": "c", "choices": ["a", 1], "gold": 0}', "q.jsonl:1 must hold context"),
-        ('{"context": "c", "choices": ["a", "b"], "gold": true}', "q.jsonl:1 must hold context"),
-        ('{"context": "c", "choices": ["a", "b"], "gold": 2}', "q.jsonl:1: gold must be an index"),
-        ('{"context": "c", "choices": ["a"], "gold": 0}', "q.jsonl:1: .* at least two choices"),
-        ('{"context": " ", "choices": ["a", "b"], "gold": 0}', "q.jsonl:1: .* must hold text"),
-        ("", "must hold questions"),
-    ],
-)
-def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "q.jsonl"
-    path.write_text(line + "\n", "utf-8")
-    with pytest.raises(CorpusError, match=message):
-        read_questions(path)
-
-
-def test_an_unreadable_file_is_a_typed_error(tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
-    for name in ("bad.jsonl", "missing.jsonl"):
-        with pytest.raises(CorpusError, match="readable UTF-8"):
-            read_questions(tmp_path / name)
 
 
 def test_a_prompt_without_its_field_or_a_tiny_limit_is_refused() -> None:

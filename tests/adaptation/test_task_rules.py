@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from umim_core.adaptation.choices import Question, read_questions
 from umim_core.adaptation.task_rules import mine_task_rules
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.choice_questions import Question, read_questions
 from umim_core.task_sets.spec import Part, QuestionForm
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -33,11 +33,14 @@ def test_rows_hold_id_fields_and_references(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"id": "a", "text": "long", "answer": "so"}, r"must hold the columns .* line 2: query is"),
+        (
+            {"id": "a", "text": "long", "answer": "so"},
+            r"the columns .*rows.jsonl:2: query is",
+        ),
         (ROW | {"text": 3}, "text is int"),
         (ROW | {"answer": []}, "answer is list"),
-        ("{", "must be JSON; got .*line 2"),
-        ("[1]", "must be an object; got .*line 2"),
+        ("{", "rows.jsonl:2 must be one JSON object"),
+        ("[1]", "rows.jsonl:2 must be one JSON object"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: object, message: str) -> None:
@@ -46,7 +49,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: object, message: str) -
 
 
 def test_a_missing_file_is_named_with_its_content(tmp_path: Path) -> None:
-    message = r"UMIM_TASK_DATA .* folder with set/rows.jsonl; got .*FileNotFound.*rows of a test"
+    message = r"UMIM_TASK_DATA .* folder with set/rows.jsonl; got no file .*rows of a test"
     with pytest.raises(CorpusError, match=message):
         list(read_rows(FILE, tmp_path))
 

@@ -9,10 +9,8 @@ Example (one character per token, prompt ``{context}?``, delimiter " ")::
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,44 +19,13 @@ from numpy.typing import NDArray
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.task_sets.choice_questions import Question
 from umim_core.task_sets.spec import QuestionForm
 
 Ints = NDArray[np.int64]
 Encode = Callable[[str], list[int]]
 
 DEFAULT_MAX_LENGTH: Final = 128  # paper, "Task-specific rule construction"
-
-
-@dataclass(frozen=True)
-class Question:
-    """One multiple-choice question.
-
-    Attributes:
-        context: What comes before the answer.
-        choices: At least two answers.
-        gold: Index of the correct one.
-
-    Raises:
-        CorpusError: If a text is blank, or the index points at no choice.
-    """
-
-    context: str
-    choices: tuple[str, ...]
-    gold: int
-
-    def __post_init__(self) -> None:
-        if not self.context.strip():
-            raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
-        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
-            raise CorpusError(
-                "a question needs at least two choices with text", self.choices, "Add the missing."
-            )
-        if not 0 <= self.gold < len(self.choices):
-            raise CorpusError(
-                f"gold must be an index into {len(self.choices)} choices, counted from 0",
-                self.gold,
-                "Correct the index.",
-            )
 
 
 @dataclass(frozen=True)
@@ -87,57 +54,6 @@ class EncodedQuestion:
     context: Ints
     endings: tuple[Ints, ...]
     gold: int
-
-
-def read_questions(path: str | Path) -> list[Question]:
-    """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
-
-    Other keys (an id, a source) are ignored; blank lines are skipped.
-
-    Raises:
-        CorpusError: If the file cannot be read or a line breaks the schema; the message names
-            file and line.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"the question file {path} must be readable UTF-8", str(error), "Check the path."
-        ) from error
-    # split("\n"), not splitlines(): a JSON string may hold U+2028, which is no line break here.
-    lines = ((n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip())
-    questions = [_parse(line, f"{path}:{number}") for number, line in lines]
-    if not questions:
-        raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
-    return questions
-
-
-def _parse(line: str, where: str) -> Question:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorpusError(
-            f"{where} must be one JSON object", str(error), "Correct the line."
-        ) from error
-    if not isinstance(row, dict):
-        raise CorpusError(f"{where} must be one JSON object", row, "Correct the line.")
-    context, choices, gold = row.get("context"), row.get("choices"), row.get("gold")
-    if (
-        not isinstance(context, str)
-        or not isinstance(choices, list)
-        or not all(isinstance(choice, str) for choice in choices)
-        or not isinstance(gold, int)
-        or isinstance(gold, bool)
-    ):
-        raise CorpusError(
-            f"{where} must hold context (string), choices (list of strings) and gold (integer)",
-            row,
-            "Correct the line.",
-        )
-    try:
-        return Question(context, tuple(choices), gold)
-    except CorpusError as error:
-        raise CorpusError(f"{where}: {error.rule}", error.value, error.remedy) from error
 
 
 def encode_pair(encode: Encode, context: str, continuation: str) -> tuple[Ints, Ints]:

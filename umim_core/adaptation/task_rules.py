@@ -21,7 +21,6 @@ import numpy as np
 from umim_core.adaptation.choices import (
     DEFAULT_MAX_LENGTH,
     Encode,
-    Question,
     mining_segments,
     task_sequences,
 )
@@ -32,6 +31,7 @@ from umim_core.rules.grams import check_tau, select
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import sha256_bytes
+from umim_core.task_sets.choice_questions import Question
 from umim_core.task_sets.spec import QuestionForm
 
 TASK_ORDER: Final = 2

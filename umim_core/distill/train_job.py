@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch.distributed as dist
 
-from umim_core.adaptation.choices import encode_questions, read_questions
+from umim_core.adaptation.choices import encode_questions
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
@@ -24,6 +24,7 @@ from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import with_rows_of
 from umim_core.rules.matcher import Matcher
+from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
 
 

@@ -1,8 +1,9 @@
 """Accuracy of one checkpoint on a multiple-choice task: of ``task_sets``, or of lm-eval's own.
 
-Three accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
-``acc_norm`` (per character) are lm-eval's own; ``acc_tok`` is ours, the mean log-probability per
-answer token, which is also what the preference loss trains.
+Four accuracies stand side by side and are never relabelled: ``acc`` (sum of log-probabilities) and
+``acc_norm`` (per character) are lm-eval's own; ``acc_seq`` is the paper's, the mean log-probability
+per token of prompt and answer (tasks of ``choice_sets``); ``acc_tok`` is ours, the mean per answer
+token, which is also what the preference loss trains.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class TaskResult:
         token_reduction: Realised over contexts and answers.
         context_token_reduction: Realised over contexts alone; NaN for ``merge=all``, which
             matches across their end.
+        acc_seq: Accuracy per token of prompt and answer; NaN if the task does not report it.
+        acc_seq_stderr: Its standard error.
     """
 
     task: str
@@ -56,6 +59,8 @@ class TaskResult:
     acc_tok_stderr: float
     token_reduction: float
     context_token_reduction: float
+    acc_seq: float = math.nan
+    acc_seq_stderr: float = math.nan
 
     def metrics(self) -> dict[str, float]:
         """Return the numbers by name, those that are NaN left out."""
@@ -83,7 +88,7 @@ def evaluate_task(
         merge: ``prompt``, ``all`` or ``none`` (the base model).
         backbone: As in ``UmimLM``.
         task: Name of a task of ``task_sets``, or of any multiple-choice task that lm-eval ships.
-        data: Folder of the task's files; see ``evaluation.tasks.spec_task.load_splits``.
+        data: Folder with a file per split; by default see ``evaluation.tasks.spec_task``.
         limit: First questions of the test split; None for all.
         batch_size: Answers per forward.
         dtype: As in ``UmimLM``.
@@ -100,6 +105,7 @@ def evaluate_task(
     """
     try:
         from umim_core.evaluation.harness import UmimLM
+        from umim_core.evaluation.tasks.sequence_task import SequenceTask
         from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
         from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
     except ModuleNotFoundError as error:
@@ -126,8 +132,11 @@ def evaluate_task(
     )
     loaded = load_tasks(
         [lm_eval_config(TASKS.find(task)) if own else task],
-        {} if data is None else {"task_data": str(data)},
+        {} if data is None else {"split_folder": str(data)},
     )
+    for each in loaded.values():
+        if isinstance(each, SequenceTask):
+            each.tokenizer = model.backbone.tokenizer
     found, samples = run_task(model, loaded[task], limit) if task in loaded else ({}, [])
     if "acc,none" not in found:
         raise EvaluationError(
@@ -135,6 +144,7 @@ def evaluate_task(
         )
     hits = [_hit_per_token(sample, model.tok_encode) for sample in samples]
     acc_tok, alone = sum(hits) / len(hits), model.context_token_reduction
+    acc_seq = float(found.get("acc_seq,none", math.nan))
     return TaskResult(
         task=task,
         merge=model.merge,
@@ -148,6 +158,8 @@ def evaluate_task(
         acc_tok_stderr=_stderr(acc_tok, len(hits)),
         token_reduction=model.token_reduction,
         context_token_reduction=math.nan if alone is None else alone,
+        acc_seq=acc_seq,
+        acc_seq_stderr=_stderr(acc_seq, len(hits)),
     )
 
 
@@ -158,9 +170,11 @@ def _stderr(accuracy: float, questions: int) -> float:
 
 def _hit_per_token(sample: Mapping[str, Any], encode: Callable[[str], list[int]]) -> bool:
     """Return whether the gold answer has the highest mean token log-probability."""
-    pairs: Sequence[tuple[str, str]] = [(args[0], args[1]) for args in sample["arguments"]]
+    asked = list(zip(sample["arguments"], sample["filtered_resps"], strict=True))
+    answers = [each for each in asked if each[0][0]] or asked  # not a text without its context
+    pairs: Sequence[tuple[str, str]] = [(args[0], args[1]) for args, _ in answers]
     lengths = [len(encode_pair(encode, *pair)[1]) for pair in pairs]
-    totals = [float(response[0]) for response in sample["filtered_resps"]]
+    totals = [float(response[0]) for _, response in answers]
     means = [total / length for total, length in zip(totals, lengths, strict=True)]
     return means.index(max(means)) == _gold(sample["target"], [answer for _, answer in pairs])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from umim_core.errors import CorpusError
+from umim_core.text.hub_dataset import open_hub_dataset
 
 DATA_VARIABLE: Final = "UMIM_TASK_DATA"
 
@@ -93,31 +94,75 @@ def _text(row: Mapping[str, Any], column: str, file: DataFile, place: str) -> st
     return value
 
 
-def _lines(file: DataFile, path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def find_data_file(name: str, folder: Path) -> Path:
+    """Find the file of a data set that has no fixed path: the only one of its name, at any depth.
+
+    Args:
+        name: The data set; its file is ``<name>.jsonl``, or begins with ``<name>_`` and ends in
+            ``.jsonl``.
+        folder: Folder of task data.
+
+    Raises:
+        CorpusError: If there is no such file, or more than one.
+    """
+    found = sorted({*folder.rglob(f"{name}.jsonl"), *folder.rglob(f"{name}_*.jsonl")})
+    if len(found) != 1:
+        raise CorpusError(
+            f"the folder of data must hold one file {name}.jsonl or {name}_*.jsonl",
+            ", ".join(map(str, found)) or f"none in {folder}",
+            f"Put the data set there under this name, and no other; {DATA_VARIABLE} names the "
+            "folder.",
+        )
+    return found[0]
+
+
+def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Read the objects of a JSON Lines file; blank lines are skipped.
+
+    Args:
+        path: The file: one JSON object per line.
+
+    Returns:
+        Tuples of place ("<file>:<line>"), line number from 1, and object.
+
+    Raises:
+        CorpusError: If the file cannot be read, or a line is no JSON object; the message names
+            file and line.
+    """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CorpusError(
+            f"the data file {path} must be readable UTF-8", str(error), "Check the path."
+        ) from error
+    # split("\n"), not splitlines(): a JSON string may hold U+2028, which is no line break here.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = f"{path}:{number}"
+            yield place, number, _object(line, place)
+
+
+def _object(line: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CorpusError(
+            f"{place} must be one JSON object", str(error), "Correct the line."
+        ) from error
+    if not isinstance(found, dict):
+        raise CorpusError(f"{place} must be one JSON object", found, "Correct the line.")
+    return found
+
+
+def _lines(file: DataFile, path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    if not path.is_file():
+        raise CorpusError(
             f"{DATA_VARIABLE} (or the option task_data) must name a folder with {file.path}",
-            f"{path}: {error.__class__.__name__}",
+            f"no file {path}",
             f"Put {file.origin} there, one JSON object per line with the columns "
             f"{', '.join((*file.fields, file.reference))}.",
-        ) from error
-    for number, line in enumerate(lines, 1):
-        place = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise CorpusError(
-                "a line of a task's data file must be JSON", place, str(error)
-            ) from error
-        if not isinstance(row, dict):
-            raise CorpusError(
-                "a line of a task's data file must be an object", place, "Write one per line."
-            )
-        yield place, number, row
+        )
+    yield from read_objects(path)
 
 
 def _hub_rows(file: DataFile) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
@@ -128,16 +173,14 @@ def _hub_rows(file: DataFile) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
             f"Put {file.origin} into a folder and name it: {DATA_VARIABLE}=FOLDER, or the option "
             "task_data.",
         )
-    from datasets import load_dataset
-
     hub = file.hub
     try:
-        table = load_dataset(hub.path, hub.name, split=hub.split)
-    except (OSError, ValueError) as error:
+        table = open_hub_dataset(hub.path, hub.name, hub.split)
+    except CorpusError as error:
         raise CorpusError(
             f"the data set {hub.path} must be within reach of the hub's client, or {file.path} in "
             f"a folder that {DATA_VARIABLE} names",
-            str(error).splitlines()[0],
+            error.value,
             f"It holds {file.origin}.",
         ) from error
     for number, row in enumerate(table):

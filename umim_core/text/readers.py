@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from umim_core.errors import CorpusError
 from umim_core.text.files import CorpusFile, expand, typed_errors
+from umim_core.text.hub_dataset import open_hub_dataset
 from umim_core.text.plain import Part, text_parts
 from umim_core.text.sources import (
     DocumentSource,
@@ -235,21 +236,8 @@ def _arrow_value(value: pa.Scalar) -> object:
 
 
 def _dataset_rows(source: HubDataset) -> Iterator[tuple[str, object]]:
-    import datasets  # takes a second to import: only for those who need it
-
     place = f"data set {source.name!r}"
-    try:
-        dataset = datasets.load_dataset(
-            source.name, source.config, split=source.split, revision=source.revision
-        )
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown
-        # configuration or split; RuntimeError: the data set is a script.
-        raise CorpusError(
-            f"{place} must be loadable (config {source.config!r}, split {source.split!r})",
-            f"{type(error).__name__}: {error}",
-            "Check the names; offline, name a local folder or download the data set beforehand.",
-        ) from error
+    dataset = open_hub_dataset(source.name, source.config, source.split, source.revision)
     whole = source.field in dataset.column_names  # a column's own name may hold dots
     column, *inner = [source.field] if whole else source.field.split(".")
     if column not in dataset.column_names:

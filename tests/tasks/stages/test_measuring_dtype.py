@@ -16,7 +16,7 @@ from tasks.stages.adapt import sft_stage
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.confidence import confidence_stage
 from tasks.stages.evaluate import evaluate_stage
-from umim_core.adaptation.choices import read_questions, task_sequences
+from umim_core.adaptation.choices import task_sequences
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.evaluate import EvaluateConfig
@@ -29,6 +29,7 @@ from umim_core.config.recipe import (
 )
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
+from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import TASKS
 from umim_core.text.shards import ShardWriter
 

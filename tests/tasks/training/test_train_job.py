@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from umim_core.adaptation.choices import encode_questions, read_questions
+from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
+from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
 
 ROWS = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2]]

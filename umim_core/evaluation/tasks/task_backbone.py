@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from transformers import PreTrainedTokenizerBase
+
 from umim_core.backbone.context_limit import trained_context
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -48,12 +50,24 @@ def task_backbone(metadata: Mapping[str, object]) -> TaskBackbone:
         CheckpointError: If the checkpoint cannot be found.
     """
     name, revision = _named(metadata)
-    given = metadata.get("tokenizer")
-    own = given if isinstance(given, str) else None
-    tokenizer = load_tokenizer(own or name, revision=None if own else revision)
+    tokenizer = task_tokenizer(metadata)
     most = metadata.get("max_length")
     context = most if isinstance(most, int) else trained_context(name, revision)
     return TaskBackbone(TextTokens(tokenizer), context)
+
+
+def task_tokenizer(metadata: Mapping[str, object]) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the model that a task's metadata name; see `task_backbone`.
+
+    Raises:
+        BackboneError: If it cannot be loaded.
+        CheckpointError: If the checkpoint cannot be found.
+    """
+    given = metadata.get("tokenizer")
+    if isinstance(given, str):
+        return load_tokenizer(given)
+    name, revision = _named(metadata)
+    return load_tokenizer(name, revision=revision)
 
 
 def _named(metadata: Mapping[str, object]) -> tuple[str, str | None]:

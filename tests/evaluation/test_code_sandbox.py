@@ -1,0 +1,134 @@
+"""Model-written programs in the sandbox: what they can compute, and what they cannot do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.evaluation.tasks.code_sandbox import SandboxLimits, run_confined
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="seccomp numbers of x86-64"
+)
+
+
+def test_a_right_program_passes_with_the_standard_library() -> None:
+    program = """
+import collections, functools, hashlib, heapq, itertools, math, random, re, statistics, string
+from typing import List
+def add(numbers: List[int]) -> int:
+    print("shown to nobody")
+    return sum(numbers)
+assert add([1, 2]) == 3 and math.isclose(random.Random(1).random(), random.Random(1).random())
+assert hashlib.md5(b"x").hexdigest().startswith("9dd4") and open(__file__).read()
+"""
+    verdict = run_confined(program)
+    assert (verdict.passed, verdict.reason) == (True, "passed")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("assert 1 + 1 == 3", "AssertionError"),
+        ("def f(:", "SyntaxError"),
+        ("raise SystemExit(0)", "SystemExit"),
+        ("import os; os._exit(0)", "died (0)"),
+        ("import numpy", "ModuleNotFoundError"),
+        ("x = bytearray(2 << 30)", "MemoryError"),
+        ("def f(): f()\nf()", "RecursionError"),
+    ],
+)
+def test_a_program_that_does_not_reach_its_end_fails(program: str, reason: str) -> None:
+    verdict = run_confined(program)
+    assert (verdict.passed, verdict.reason) == (False, reason)
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import time; time.sleep(60)"])
+def test_a_program_without_end_is_stopped(program: str) -> None:
+    start = time.monotonic()
+    assert run_confined(program, SandboxLimits(seconds=0.7)).reason == "timed out"
+    assert time.monotonic() - start < 30
+
+
+def test_floods_of_output_are_thrown_away() -> None:
+    flood = "import os, sys\nfor _ in range(200): print('x' * 100_000, file=sys.stderr)\n"
+    assert run_confined(flood).passed
+    report = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'7' * 60_000)\n"
+    verdict = run_confined(report + "    except OSError: pass\n")
+    assert (verdict.passed, verdict.reason) == (False, "died (0)")
+
+
+ATTEMPTS = {
+    "Socket": "socket.socket()",
+    "LocalSocket": "socket.socket(socket.AF_UNIX)",
+    "Connection": "socket.create_connection(('127.0.0.1', 9))",
+    "Fork": "os.fork()",
+    "Process": "subprocess.run(['/bin/true'])",
+    "Exec": "os.execv('/bin/true', ['true'])",
+    "Overwrite": "open(victim, 'w')",
+    "Append": "open(victim, 'a')",
+    "Update": "open(victim, 'r+')",
+    "Create": "open(folder + '/new', 'x')",
+    "CreateHere": "open('here', 'w')",
+    "Remove": "os.remove(victim)",
+    "Rename": "os.rename(victim, victim + '2')",
+    "MakeFolder": "os.mkdir(folder + '/sub')",
+    "RemoveFolder": "os.rmdir(folder)",
+    "ChangeMode": "os.chmod(victim, 0)",
+    "Truncate": "os.truncate(victim, 0)",
+    "Link": "os.symlink(victim, folder + '/link')",
+    "ChangeTimes": "os.utime(victim)",
+    "Signal": "os.kill(parent, 9)",
+    "RaiseLimit": "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
+    "Namespace": "kernel.unshare(0x10000000) and refuse()",
+}
+
+
+def test_the_kernel_refuses_what_leaves_the_process(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    lines = [
+        "import ctypes, os, resource, socket, subprocess",
+        f"folder, victim, parent = {str(tmp_path)!r}, {str(victim)!r}, {os.getpid()}",
+        "kernel = ctypes.CDLL(None)",
+        "def refuse(): raise PermissionError",
+        "refused = (PermissionError, ValueError)  # ValueError: setrlimit's word for it",
+    ]
+    for name, attempt in ATTEMPTS.items():
+        lines += [f"class {name}(Exception): pass", f"try: {attempt}", "except refused: pass"]
+        lines += [f"else: raise {name}"]
+    assert run_confined("\n".join(lines)).reason == "passed"
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    assert victim.read_text() == "whole"
+
+
+def test_an_allowed_attempt_would_be_named() -> None:
+    program = "class Fork(Exception): pass\ntry: 1 + 1\nexcept OSError: pass\nelse: raise Fork"
+    assert run_confined(program).reason == "Fork"
+
+
+def test_threads_cannot_be_started() -> None:
+    program = "import threading\nthreading.Thread(target=print).start()"
+    assert run_confined(program).reason == "RuntimeError"
+
+
+def test_environment_and_folder_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "1")
+    program = "import os\nassert 'SECRET_TOKEN' not in os.environ and os.listdir('.') == []"
+    assert run_confined(program).passed
+
+
+def test_bounds_and_machines_without_confinement_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match="at least 64 MiB"):
+        SandboxLimits(megabytes=1)
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    with pytest.raises(EvaluationError, match="Linux on x86-64 only"):
+        run_confined("pass")

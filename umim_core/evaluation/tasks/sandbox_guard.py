@@ -1,0 +1,110 @@
+"""Confinement of a program: run by ``code_sandbox`` as a script, in an interpreter of its own.
+
+    python -I -S -B sandbox_guard.py PROGRAM FD SECONDS MEGABYTES     (a nonce on standard input)
+
+The kernel then allows this process what reading, computing and ending need, and answers everything
+else by "operation not permitted" (seccomp): sockets, processes and threads, opening a file to
+write, removing, renaming or changing one, signals to others, mounts. Limits bound its time and
+memory. After that the program runs here, as ``__main__``; the nonce on FD says that it came to its
+end, a line with the exception's name that it did not.
+
+Nothing but the standard library is imported: no site-packages, no package of ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import runpy
+import struct
+import sys
+from typing import Final
+
+# x86-64 numbers of what an interpreter needs to read modules, compute, print and end.
+_ALLOWED: Final = {
+    "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
+    "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
+    "rt_sigreturn": 15, "pread64": 17, "readv": 19, "writev": 20, "access": 21, "select": 23,
+    "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32, "nanosleep": 35, "getitimer": 36,
+    "alarm": 37, "setitimer": 38, "getpid": 39, "exit": 60, "uname": 63, "fcntl": 72, "getcwd": 79,
+    "readlink": 89, "gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102,
+    "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131,
+    "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204, "getdents64": 217,
+    "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230,
+    "exit_group": 231, "newfstatat": 262, "readlinkat": 267, "faccessat": 269, "pselect6": 270,
+    "ppoll": 271, "getrandom": 318, "statx": 332, "rseq": 334, "faccessat2": 439,
+}  # fmt: skip
+_OPENING: Final = {2: 1, 257: 2}  # open and openat: number and the place of their flags
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0x400000
+_ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64
+_KILL, _ALLOW, _REFUSE = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # operations of the kernel's filter
+_NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # of prctl
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
+
+def limit(seconds: int, megabytes: int) -> None:
+    """Bound the process's CPU time, memory, files, processes and core dumps."""
+    for kind, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, megabytes << 20),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def confine() -> None:
+    """Give up every system call but the allowed ones, for good.
+
+    Raises:
+        OSError: If the kernel takes no filter.
+    """
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL)]
+    steps += [(_LOAD, 0, 0, 0)]
+    for number, place in _OPENING.items():  # a file may be opened to read
+        steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, 16 + 8 * place)]
+        steps += [(_ANY_BIT, 0, 1, _WRITING), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    for number in _ALLOWED.values():
+        steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_RETURN, 0, 0, _REFUSE)]
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = _Filter(len(steps), ctypes.addressof(kept))
+    kernel = ctypes.CDLL(None, use_errno=True)
+    if kernel.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or kernel.prctl(
+        _SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0
+    ):
+        raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
+
+
+def main() -> None:
+    """Confine this process, then run the program."""
+    program, report, seconds, megabytes = sys.argv[1], *map(int, sys.argv[2:])
+    nonce = sys.stdin.readline().strip()
+    sys.argv = [program]
+    try:
+        limit(seconds, megabytes)
+        confine()
+    except (OSError, ValueError) as error:
+        os.write(report, f"unconfined {error}".encode())
+        return
+    os.write(report, b"confined ")
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except BaseException as error:
+        os.write(report, type(error).__name__.encode()[:100])
+    else:
+        os.write(report, nonce.encode())
+    os._exit(0)  # the program's own handlers of the end have nothing to say any more
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Multiple-choice questions and their files: one JSON object per line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from umim_core.errors import CorpusError
+from umim_core.task_sets.task_files import read_objects
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question.
+
+    Attributes:
+        context: What comes before the answer.
+        choices: At least two answers.
+        gold: Index of the correct one.
+        id: Name of the question in its data; empty where that has none.
+
+    Raises:
+        CorpusError: If a text is blank, or the index points at no choice.
+    """
+
+    context: str
+    choices: tuple[str, ...]
+    gold: int
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.context.strip():
+            raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
+        if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):
+            raise CorpusError(
+                "a question needs at least two choices with text", self.choices, "Add the missing."
+            )
+        if not 0 <= self.gold < len(self.choices):
+            raise CorpusError(
+                f"gold must be an index into {len(self.choices)} choices, counted from 0",
+                self.gold,
+                "Correct the index.",
+            )
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Read questions from JSON lines ``{"context": str, "choices": [str], "gold": int}``.
+
+    An ``id`` (text) is kept, other keys are ignored; blank lines are skipped.
+
+    Raises:
+        CorpusError: If the file cannot be read or a line breaks the schema; the message names
+            file and line.
+    """
+    questions = [_question(row, place) for place, _, row in read_objects(path)]
+    if not questions:
+        raise CorpusError(f"the question file {path} must hold questions", "none", "Fill it.")
+    return questions
+
+
+def _question(row: Mapping[str, Any], where: str) -> Question:
+    context, choices, gold = row.get("context"), row.get("choices"), row.get("gold")
+    name = row.get("id")
+    if (
+        not isinstance(context, str)
+        or not isinstance(choices, list)
+        or not all(isinstance(choice, str) for choice in choices)
+        or not isinstance(gold, int)
+        or isinstance(gold, bool)
+    ):
+        raise CorpusError(
+            f"{where} must hold context (string), choices (list of strings) and gold (integer)",
+            row,
+            "Correct the line.",
+        )
+    try:
+        return Question(context, tuple(choices), gold, name if isinstance(name, str) else "")
+    except CorpusError as error:
+        raise CorpusError(f"{where}: {error.rule}", error.value, error.remedy) from error
