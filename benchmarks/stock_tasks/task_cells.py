@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import Report
-from umim_core.evaluation.scoring import Tally
+from umim_core.evaluation.scored_requests import Tally
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer, merged_by
 from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
-from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.evaluation.scored_requests import Request
+from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation

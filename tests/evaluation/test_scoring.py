@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from support.tiny_models import random_backbone
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.scoring import Request, Scorer, Tally, _parts
+from umim_core.evaluation.scored_requests import Request, Tally
+from umim_core.evaluation.scoring import Scorer, _parts
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import widest_row
 from umim_core.merging.module import MergeModule

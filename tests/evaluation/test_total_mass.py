@@ -14,7 +14,8 @@ from transformers import GenerationConfig
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions
-from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.evaluation.scored_requests import Request
+from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging import likelihood

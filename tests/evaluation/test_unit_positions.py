@@ -16,7 +16,8 @@ from umim_core.config.form import Merge
 from umim_core.errors import EvaluationError, GenerationError
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.scoring import Request, Scorer
+from umim_core.evaluation.scored_requests import Request
+from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.branches import branch_layout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import token_log_probs

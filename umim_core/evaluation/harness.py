@@ -6,6 +6,7 @@
 ``merge=prompt`` (default) compresses the context and leaves the continuation raw; ``merge=all``
 matches the whole sequence, scored by two-stage accounting, and merges while generating;
 ``merge=none`` is lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in every mode.
+``compare=base`` runs the base model on the same questions, too, and adds paired differences.
 """
 
 from __future__ import annotations
@@ -15,43 +16,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
+from lm_eval.api.model import CacheHook
 from lm_eval.models.utils import (
     Collator,
     handle_stop_sequences,
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
-from lm_eval.utils import warning_once
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
+from umim_core import __version__
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import BackboneError, EvaluationError
+from umim_core.evaluation.answer_identity import answer_identity
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
+from umim_core.evaluation.generated_rows import generate_rows
 from umim_core.evaluation.generated_text import GeneratedText
-from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, method_scorer
+from umim_core.evaluation.method_scoring import EvictedScorer, method_scorer
 from umim_core.evaluation.model_args import check_modes, open_model_args
-from umim_core.evaluation.scoring import Request as ScoreRequest
+from umim_core.evaluation.scored_requests import Request as ScoreRequest
+from umim_core.evaluation.scored_requests import Sizes
 from umim_core.evaluation.scoring import Scorer
+from umim_core.evaluation.tasks.batched_model import TokenRequest
+from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
+from umim_core.evaluation.tasks.response_cache import use_own_table
+from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.engine import Engine
-from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 
-_CPU_TOKENS: Final = 2048  # of a forward for batch_size=auto; more are no faster
-TokenRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
-class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
+class UmimLM(SizedModel):
     """An lm-eval model that reads compressed inputs.
 
     Args:
@@ -75,10 +81,12 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
             not with ``merge=none``, which takes any.
         raw_tail: Last tokens of contexts and generation prompts that stay raw.
+        compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
+            ``NAME_difference`` of every metric, paired by question, with standard errors.
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
-            than ``prompt``, or ``allow_backbone_mismatch`` or ``raw_tail`` with ``none``.
+            than ``prompt``, or what needs merging (``raw_tail``, ``compare``) with ``none``.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -101,10 +109,11 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         method: str | None = None,
         allow_backbone_mismatch: str | None = None,
         raw_tail: int = 0,
+        compare: Literal["base"] | None = None,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         self.merge = merge = cast(Merge, named.get(merge, merge))
-        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail)
+        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare)
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
@@ -121,9 +130,10 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             add_bos_token=add_bos_token,
             prefix_token_id=prefix_token_id,
         )
-        self.compressed, self.method = compressed, method
-        self.scorer: AnyScorer | None = None
+        self.compressed, self.method, self.compare = compressed, method, compare
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
+        self._scored: list[Sizes] = []  # of the latest likelihoods
+        extend_evaluate()
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
             self.scorer = method_scorer(made, compressed, self.max_length)
@@ -131,32 +141,13 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             self.scorer = Scorer(compressed, self.merge, self.max_length)
         _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
 
-    @property
-    def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
-        return self.scorer.inputs.token_reduction if self.scorer else 0.0
-
-    @property
-    def context_token_reduction(self) -> float | None:
-        """The same over contexts and generation prompts alone; None if none was matched alone."""
-        if self.scorer is None:
-            return 0.0
-        return self.scorer.contexts.token_reduction if self.scorer.contexts.raw else None
-
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``)."""
         bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
-            "backbone": self.backbone.name,
-            "backbone_fingerprint": self.backbone.fingerprint,
-            "module_digest": self.compressed.require_module().digest() if self.scorer else None,
-            "rules_digest": self.compressed.require_matcher().rules.digest if self.scorer else None,
-            "dtype": str(self.backbone.dtype),
-            "merge": self.merge,
-            "raw_tail": self.compressed.raw_tail,
+            **answer_identity(self.compressed, self.merge, self.method),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
-            "method": self.method or "umim",
             "token_reduction": self.token_reduction,
             "context_token_reduction": self.context_token_reduction,
         }
@@ -164,9 +155,39 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             info["umim"]["cache_reduction"] = self.scorer.columns.token_reduction
         return info
 
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Let lm-eval's cache of responses know the answers of this very model only."""
+        identity = answer_identity(self.compressed, self.merge, self.method)
+        reading = {
+            "decode_max_damage": self.compressed.decode_max_damage,
+            "max_length": self.max_length,
+            "add_bos_token": self.add_bos_token,
+            "prefix_token_id": self.prefix_token_id,
+            "version": __version__,
+        }
+        use_own_table(cache_hook, {**identity, **reading})
+        super().set_cache_hook(cache_hook)
+
+    def base_model(self) -> UmimLM | None:
+        """Return the base model on the same weights with ``compare=base``; else None."""
+        if self.compare is None:
+            return None
+        return UmimLM(
+            merge="none",
+            backbone=self.backbone,
+            batch_size=self.batch_size,
+            max_batch_size=self.max_batch_size,
+            max_length=self.max_length,
+            add_bos_token=self.add_bos_token,
+            prefix_token_id=self.prefix_token_id,
+        )
+
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score (context, continuation) texts."""
-        return cast("list[Any]", super().loglikelihood(requests, disable_tqdm or bars_are_hidden()))
+        found = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
+        if self.scorer is not None:
+            self.keep_sizes(requests, self._scored)
+        return cast("list[Any]", found)
 
     def _loglikelihood_tokens(
         self,
@@ -185,16 +206,17 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
             ScoreRequest(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
             for _, context, continuation in requests
         ]
-        rows = override_bs or self._rows_per_forward(
+        rows = override_bs or self.rows_per_forward(
             max((len(context) + len(ending) for _, context, ending in requests), default=1)
         )
         with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
             scored = self.scorer.score(ids, rows, bar.update)
         results = [(score.log_prob, score.greedy) for score in scored]
+        self._scored = [score.sizes for score in scored]
         for (strings, _, _), result in zip(requests, results, strict=True):
             if strings is not None:  # windows of a rolling request are cached as a whole
                 self.cache_hook.add_partial("loglikelihood", strings, result)
-        self._report()
+        self.report()
         return results
 
     def loglikelihood_rolling(
@@ -204,7 +226,22 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
         hidden = disable_tqdm or bars_are_hidden()
-        return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
+        if self.scorer is None:
+            return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
+        windows = [self._windows(*request.args) for request in requests]
+        scored = self._loglikelihood_tokens([pair for text in windows for pair in text], hidden)
+        parts, sizes = iter(scored), iter(self._scored)
+        found = [sum(next(parts)[0] for _ in text) for text in windows]
+        self.keep_sizes(requests, [sum((next(sizes) for _ in text), Sizes()) for text in windows])
+        for request, value in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return found
+
+    def _windows(self, text: str) -> list[TokenRequest]:
+        """Cut a text as ``hf`` does: every token is scored once, the first after the prefix."""
+        ids = self.tok_encode(text)
+        rolling = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+        return [(None, *make_disjoint_window(pair)) for pair in rolling]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
@@ -228,7 +265,7 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         longest = max((len(self._prompt(request.args[0])) for request in requests), default=1)
         texts: list[str] = []
         with tqdm(total=len(requests), disable=disable_tqdm, desc="Generating") as bar:
-            for chunk in ordered.get_batched(n=self._rows_per_forward(longest)):
+            for chunk in ordered.get_batched(n=self.rows_per_forward(longest)):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 wanted = self._wanted(options)
                 seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
@@ -237,11 +274,16 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
                     wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
                 )
                 self._decode_bounds[decode_bound(request, engine.compressed)] = None
-                texts += self._generate(engine, prompts, wanted, request)
-                for prompt, text in zip(prompts, texts[-len(prompts) :], strict=True):
-                    self.cache_hook.add_partial("generate_until", (prompt, options), text)
+                rows = [self._prompt(text) for text in prompts]
+                made = generate_rows(engine, self.scorer, rows, wanted, request)
+                for prompt, number, row in zip(prompts, numbers, made, strict=True):
+                    text = self.tok_decode(row.ids)
+                    text = postprocess_generated_text(text, wanted.until, None)
+                    texts.append(GeneratedText.of_row(text, row.output))
+                    self.cache_hook.add_partial("generate_until", (prompt, options), texts[-1])
+                    self.keep_sizes([requests[number]], [row.sizes])
                 bar.update(len(prompts))
-        self._report()
+        self.report()
         return cast("list[str]", ordered.get_original(texts))
 
     def _wanted(self, options: dict[str, Any]) -> Wanted:
@@ -250,51 +292,6 @@ class UmimLM(HFLM):  # type: ignore[misc]  # lm-eval ships no types
         until, warn = handle_stop_sequences(settings.pop("until"), eos), partial(warning_once, _log)
         return read_gen_kwargs(settings, until, self.backbone, (self.eot_token_id, eos), warn)
 
-    def _generate(
-        self, engine: Engine, prompts: Sequence[str], wanted: Wanted, request: Request
-    ) -> list[str]:
-        assert isinstance(self.scorer, Scorer)  # noqa: S101  checked by the caller
-        room = wanted.room(self.max_length)
-        rows = [self.scorer.fit(self._prompt(text), room)[0] for text in prompts]
-        limits = wanted.limits([len(ids) for ids in rows])
-        output = engine.generate(rows, wanted.settings(max(limits)), request)
-        texts: list[str] = []
-        for row, limit in zip(output.rows, limits, strict=True):
-            saved = sum(length - 1 for _, length in row.generated_spans)
-            self.scorer.contexts.add(row.prompt_length, row.cache_lengths[0])
-            self.scorer.inputs.add(
-                row.prompt_length + len(row.ids), row.cache_lengths[0] + len(row.ids) - saved
-            )
-            text = postprocess_generated_text(self.tok_decode(row.ids[:limit]), wanted.until, None)
-            texts.append(GeneratedText.of_row(text, row))
-        return texts
-
     def _prompt(self, text: str) -> np.ndarray:
         ids = self.tok_batch_encode([text])[0][0].tolist() if text else []
         return np.asarray(ids or [self.prefix_token_id], dtype=np.int64)
-
-    def _rows_per_forward(self, longest: int) -> int:
-        """Return the batch size; ``auto`` is what fits for inputs of ``longest`` raw tokens."""
-        if self.batch_size != "auto":
-            return int(self.batch_size)
-        return self._detect_batch_size([(None, [0] * longest, [0])])
-
-    def _detect_batch_size(
-        self, requests: Sequence[TokenRequest] | None = None, pos: int = 0
-    ) -> int:
-        """Return what ``auto`` is: tried on a GPU; a CPU would run out of memory without an error.
-
-        Without requests, as for rolling windows, inputs are as long as the model takes.
-        """
-        if self.device.type != "cpu":
-            return int(super()._detect_batch_size(requests, pos))
-        limit = int(self.max_length)
-        longest = min(sum(map(len, requests[pos][1:])), limit) if requests else limit
-        return max(1, min(int(self.max_batch_size), _CPU_TOKENS // longest))
-
-    def _report(self) -> None:
-        alone = self.context_token_reduction
-        part = "" if alone is None else f", of contexts alone {alone:.4f}"
-        if isinstance(self.scorer, EvictedScorer):
-            part += f", of the cache {self.scorer.columns.token_reduction:.4f}"
-        _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)

@@ -28,7 +28,15 @@ from umim_core.baselines.methods import (
     reduce_tokens,
 )
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.scoring import Likelihood, Request, Scorer, Tally, check_requests
+from umim_core.evaluation.scored_requests import (
+    Likelihood,
+    Request,
+    Sizes,
+    Tally,
+    check_requests,
+    count_sizes,
+)
+from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
 
@@ -62,18 +70,20 @@ class ReducedScorer:
         """Score requests; see ``Scorer.score``."""
         check_requests(requests, batch_size)
         kept: dict[bytes, Ints] = {}
-        reduced = []
+        reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
             context, units = self.umim.fit(request.context, self.umim.max_units - new + 1)
             key = context.tobytes()
             if key not in kept:  # the answers of a question share their context
                 kept[key] = self._reduce(context, units)
-            self.contexts.add(len(context), len(kept[key]))
-            self.inputs.add(len(context) + new, len(kept[key]) + new)
+            stayed = len(kept[key])
+            sizes.append(Sizes(len(context) + new, stayed + new, len(context), stayed))
+            count_sizes(sizes[-1], self.inputs, self.contexts)
             reduced.append(Request(kept[key], request.continuation))
         base = Scorer(self.umim.compressed.base(), "prompt", self.umim.max_units)
-        return base.score(reduced, batch_size, progress)
+        scored = base.score(reduced, batch_size, progress)
+        return [replace(score, sizes=size) for score, size in zip(scored, sizes, strict=True)]
 
     def _reduce(self, ids: Ints, budget: int) -> Ints:
         protected = np.zeros(len(ids), dtype=bool)
@@ -130,10 +140,11 @@ class EvictedScorer:
             )
             for index, score in zip(members, scores, strict=True):
                 whole = len(context) + len(requests[index].continuation)
-                self.contexts.add(len(context), len(context))
-                self.inputs.add(whole, whole)
+                size = Sizes(whole, whole, len(context), len(context))
+                count_sizes(size, self.inputs, self.contexts)
                 self.columns.add(len(context), columns)
-                results[index] = Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()))
+                greedy = bool(score.greedy.all())
+                results[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
             progress(len(members))
         return [results[index] for index in range(len(requests))]
 

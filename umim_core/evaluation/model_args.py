@@ -29,13 +29,17 @@ _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown w
 
 
 def check_modes(
-    merge: Merge, method: str | None, allow_backbone_mismatch: str | None, raw_tail: int
+    merge: Merge,
+    method: str | None,
+    allow_backbone_mismatch: str | None,
+    raw_tail: int,
+    compare: str | None,
 ) -> None:
     """Refuse arguments of ``UmimLM`` that do not go together.
 
     Raises:
-        ConfigError: If ``merge`` is unknown or is none that the others go with, or ``raw_tail`` is
-            no number of tokens.
+        ConfigError: If ``merge`` or ``compare`` is unknown or is none that the others go with, or
+            ``raw_tail`` is no number of tokens.
     """
     check_merge(merge)
     check_raw_tail(raw_tail, merge)
@@ -44,6 +48,12 @@ def check_modes(
             "a baseline merges prompts only",
             f"method {method!r} with merge {merge!r}",
             "Leave one of them out.",
+        )
+    if compare not in (None, "base"):
+        raise ConfigError("compare must be base", compare, "Leave it out, or use compare=base.")
+    if compare is not None and merge == "none":
+        raise ConfigError(
+            "compare=base needs a model that merges", "merge=none", "Use merge=prompt or merge=all."
         )
     if allow_backbone_mismatch is not None and merge == "none":
         raise ConfigError(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.row_spread import ratio_error
-from umim_core.evaluation.scoring import Request
+from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, token_log_probs
 from umim_core.merging.states import MERGED, ReadingStates

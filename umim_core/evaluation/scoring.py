@@ -21,6 +21,14 @@ from numpy.typing import NDArray
 from umim_core.backbone.attention_masks import attention_window
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError
+from umim_core.evaluation.scored_requests import (
+    Likelihood,
+    Request,
+    Sizes,
+    Tally,
+    check_requests,
+    count_sizes,
+)
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
@@ -29,62 +37,12 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Request:
-    """A continuation [n] to score after a context [T], raw ids, at least one token each."""
-
-    context: Ints
-    continuation: Ints
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Sum of a continuation's log-probabilities (nats), and whether greedy decoding gives it."""
-
-    log_prob: float
-    greedy: bool
-
-
-def check_requests(requests: Sequence[Request], batch_size: int) -> None:
-    """Refuse what cannot be scored.
-
-    Raises:
-        EvaluationError: If the batch size is below 1, or a context or a continuation is empty.
-    """
-    if batch_size < 1:
-        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
-    for i, request in enumerate(requests):
-        if len(request.context) == 0 or len(request.continuation) == 0:
-            raise EvaluationError(
-                "a context and its continuation must hold at least one token",
-                f"request {i}: {len(request.context)} and {len(request.continuation)} tokens",
-                "Put the BOS token into an empty context and drop empty continuations.",
-            )
-
-
-@dataclass
-class Tally:
-    """Raw tokens that went in and units that the model saw."""
-
-    raw: int = 0
-    units: int = 0
-
-    def add(self, raw: int, units: int) -> None:
-        """Count one more input."""
-        self.raw += raw
-        self.units += units
-
-    @property
-    def token_reduction(self) -> float:
-        """(raw tokens - units) / raw tokens; 0 before anything was counted."""
-        return (self.raw - self.units) / self.raw if self.raw else 0.0
-
-
-@dataclass(frozen=True)
 class _Row:
-    """One row of a forward: a context and the requests that share it."""
+    """One row of a forward: a context, the requests that share it, and their sizes."""
 
     context: Ints
     members: list[int]
+    sizes: list[Sizes]
     columns: int
 
 
@@ -154,8 +112,11 @@ class Scorer:
                 [[requests[i].continuation for i in row] for row in members],
             )
             indices = [i for row in members for i in row]
-            for i, score in zip(indices, scores, strict=True):
-                results[i] = Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()))
+            sizes = [size for row in batch for size in row.sizes]
+            for i, score, size in zip(indices, scores, sizes, strict=True):
+                greedy = bool(score.greedy.all())
+                results[i] = Likelihood(finite_sum(score.log_probs), greedy, size)
+                count_sizes(size, self.inputs, self.contexts)
             progress(len(indices))
         return [results[i] for i in range(len(requests))]
 
@@ -198,10 +159,6 @@ class Scorer:
         for i, request in enumerate(requests):
             inputs = len(request.continuation) - 1
             context, units = self.fit(request.context, self.max_units - inputs)
-            self.contexts.add(len(context), units)
-            self.inputs.add(
-                len(context) + len(request.continuation), units + len(request.continuation)
-            )
             groups.setdefault(context.tobytes(), []).append(i)
             fitted[context.tobytes()] = (context, units)
         for key, members in groups.items():
@@ -211,7 +168,11 @@ class Scorer:
             room = widest_row(units, backbone)
             for part in _parts(sizes, batch_size, units, backbone.hidden_size, room):
                 columns = units + sum(sizes[k] for k in part)
-                yield _Row(context, [members[k] for k in part], columns)
+                counted = [
+                    Sizes(len(context) + sizes[k] + 1, units + sizes[k] + 1, len(context), units)
+                    for k in part
+                ]
+                yield _Row(context, [members[k] for k in part], counted, columns)
 
     def _score_contexts(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
@@ -236,8 +197,8 @@ class Scorer:
                     "Shorten the continuation, or use a backbone with more positions.",
                 )
             whole = np.concatenate([kept, request.continuation])
-            self.inputs.add(len(whole), len(self.compressed.segment(whole)[0]))
-            yield _Row(kept, [i], len(whole))
+            size = Sizes(len(whole), len(self.compressed.segment(whole)[0]))
+            yield _Row(kept, [i], [size], len(whole))
 
     def _score_whole(
         self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]

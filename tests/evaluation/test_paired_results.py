@@ -1,0 +1,201 @@
+"""One lm-eval call with compare=base: both models, paired differences, sizes in logged samples."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from datasets import Dataset, DatasetDict
+from lm_eval import evaluator
+from lm_eval.api.model import LM
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.utils import make_table
+
+from support.unit_counts import count_units, read_spans
+from umim_core.errors import ConfigError
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.tasks.task_runs import load_tasks
+
+WORDS = ["cat", "dog", "sea", "log", "old house", "mat", "the cat", "near"]
+Build = Callable[..., UmimLM]
+
+
+def rows(**_: object) -> DatasetDict:
+    questions = [
+        {"text": f"the {word} sat on the mat and the", "choices": [" cat sat", f" {word}"]}
+        for word in WORDS
+    ]
+    return DatasetDict({"test": Dataset.from_list(questions)})
+
+
+def config(name: str, kind: str, metrics: list[str], **options: object) -> dict[str, Any]:
+    return {
+        "task": name,
+        "custom_dataset": partial(rows),
+        "test_split": "test",
+        "output_type": kind,
+        "target_delimiter": "",
+        "metric_list": [{"metric": metric} for metric in metrics],
+        **options,
+    }
+
+
+CHOICES = config(
+    "choices",
+    "multiple_choice",
+    ["acc", "acc_norm"],
+    doc_to_text="{{text}}",
+    doc_to_choice="choices",
+    doc_to_target=1,
+)
+ROLLING = config(
+    "rolling",
+    "loglikelihood_rolling",
+    ["word_perplexity", "bits_per_byte"],
+    doc_to_text="",
+    doc_to_target="{{text}}",
+)
+GREEDY = config(
+    "greedy",
+    "generate_until",
+    ["exact_match"],
+    doc_to_text="{{text}}",
+    doc_to_target="{{choices[1]}}",
+    generation_kwargs={"until": ["."], "max_gen_toks": 3, "do_sample": False},
+)
+TASKS = [CHOICES, ROLLING, GREEDY]
+
+
+@pytest.fixture(scope="module")
+def build(checkpoint_path: Path) -> Build:
+    return lambda merge="all", **options: UmimLM(
+        str(checkpoint_path), merge, device="cpu", batch_size=4, **options
+    )
+
+
+def evaluate(model: LM, tasks: list[dict[str, Any]] = TASKS, **options: Any) -> dict[str, Any]:
+    loaded = {"tasks": load_tasks(tasks), "groups": {}, "group_map": {}}
+    found = evaluator.evaluate(lm=model, task_dict=loaded, bootstrap_iters=0, **options)
+    return json.loads(json.dumps(found, default=str))
+
+
+@pytest.fixture(scope="module")
+def compared(build: Build) -> dict[str, Any]:
+    return evaluate(build(compare="base"))
+
+
+@pytest.fixture(scope="module")
+def alone(build: Build) -> dict[str, dict[str, Any]]:
+    return {merge: evaluate(build(merge)) for merge in ("all", "none")}
+
+
+def test_both_models_have_the_metrics_of_calls_of_their_own(
+    compared: dict[str, Any], alone: dict[str, dict[str, Any]]
+) -> None:
+    names = ("choices/acc", "choices/acc_norm", "rolling/word_perplexity", "greedy/exact_match")
+    for task, metric in (name.split("/") for name in names):
+        [own] = [f for k, f in alone["all"]["results"][task].items() if k.startswith(f"{metric},")]
+        [base] = [
+            f for k, f in alone["none"]["results"][task].items() if k.startswith(f"{metric},")
+        ]
+        found = {k.partition(",")[0]: value for k, value in compared["results"][task].items()}
+        assert (found[metric], found[f"{metric}_base"]) == (own, base)
+        assert found[f"{metric}_difference"] == own - base
+
+
+def test_the_error_of_a_difference_is_that_of_the_differences_by_question(
+    compared: dict[str, Any],
+) -> None:
+    samples = compared["samples"]["choices"]
+    steps = [sample["acc_norm"] - sample["base"]["acc_norm"] for sample in samples]
+    assert len(set(steps)) > 1
+    expected = np.std(steps, ddof=1) / math.sqrt(len(WORDS))
+    row = compared["results"]["choices"]
+    assert row["acc_norm_difference_stderr,none"] == pytest.approx(expected)
+    assert row["acc_norm_difference,none"] == pytest.approx(np.mean(steps))
+
+
+def test_perplexities_have_a_paired_error_too(compared: dict[str, Any]) -> None:
+    row = compared["results"]["rolling"]
+    steps = [
+        (s["bits_per_byte"][0] - s["base"]["bits_per_byte"][0]) / s["bits_per_byte"][1]
+        for s in compared["samples"]["rolling"]
+    ]
+    rough = np.std(steps) / math.sqrt(len(steps)) / math.log(2)  # texts of about the same bytes
+    assert row["bits_per_byte_difference_stderr,none"] == pytest.approx(rough, rel=0.3)
+
+
+def test_the_console_table_shows_base_difference_and_reduction(compared: dict[str, Any]) -> None:
+    shown = make_table(compared)
+    for name in ("acc_base", "acc_difference", "token_reduction", "word_perplexity_difference"):
+        assert f"|{name} " in shown or f"|{name}|" in shown
+
+
+def test_other_models_pass_through_unchanged(build: Build, alone: dict[str, Any]) -> None:
+    base = alone["none"]
+    names = {key.partition(",")[0] for row in base["results"].values() for key in row}
+    assert not [name for name in names if name.endswith(("_base", "_difference", "reduction"))]
+    assert "umim" not in base["samples"]["choices"][0]
+    assert "samples" not in evaluate(build("prompt"), [CHOICES], log_samples=False)
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_logged_sizes_equal_an_independent_count(
+    build: Build, checkpoint_path: Path, merge: str
+) -> None:
+    model, spans = build(merge), read_spans(checkpoint_path / "rules")
+    found = evaluate(model, [CHOICES])
+    total = [0, 0]
+    for sample in found["samples"]["choices"]:
+        for (context, ending), size in zip(sample["arguments"], sample["umim"], strict=True):
+            ids, new = model._encode_pair(context, ending)
+            units = count_units(ids, spans)
+            whole = units + len(new) if merge == "prompt" else count_units([*ids, *new], spans)
+            assert (size["tokens"], size["units"]) == (len(ids) + len(new), whole)
+            alone = [len(ids), units, 1 - units / len(ids)] if merge == "prompt" else [0, 0, None]
+            keys = ("context_tokens", "context_units", "context_token_reduction")
+            assert [size[key] for key in keys] == pytest.approx(alone)
+            total = [total[0] + len(ids) + len(new), total[1] + whole]
+    reduction = 1 - total[1] / total[0]
+    assert found["results"]["choices"]["token_reduction,none"] == pytest.approx(reduction)
+    assert model.get_model_info()["umim"]["token_reduction"] == pytest.approx(reduction)
+    assert reduction > 0
+
+
+def test_generated_tokens_count_and_answers_to_questions_chosen_by_number(build: Build) -> None:
+    found = evaluate(build("all"), [GREEDY], samples={"greedy": [5, 2]})
+    logged = found["samples"]["greedy"]
+    assert [sample["doc_id"] for sample in logged] == [5, 2]
+    for sample in logged:
+        [size] = sample["umim"]
+        assert size["tokens"] == size["context_tokens"] + 3
+        assert size["units"] <= size["context_units"] + 3
+
+
+def test_saved_samples_hold_sizes_and_the_base_models_answers(
+    compared: dict[str, Any], tmp_path: Path
+) -> None:
+    tracker = EvaluationTracker(output_path=str(tmp_path))
+    tracker.save_results_aggregated(results={"config": {}}, samples=None)
+    tracker.save_results_samples("choices", compared["samples"]["choices"])
+    [path] = tmp_path.rglob("samples_choices_*.jsonl")
+    first = json.loads(path.read_text("utf-8").splitlines()[0])
+    assert [size["context_units"] for size in first["umim"]] == [0, 0]
+    assert {"filtered_resps", "acc", "acc_norm"} <= set(first["base"])
+
+
+@pytest.mark.parametrize(("merge", "compare"), [("none", "base"), ("prompt", "hf")])
+def test_a_comparison_that_cannot_be_made_is_refused(
+    build: Build, merge: str, compare: str
+) -> None:
+    with pytest.raises(ConfigError, match="compare"):
+        build(merge, compare=compare)

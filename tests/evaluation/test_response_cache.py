@@ -1,0 +1,105 @@
+"""lm-eval's cache of responses: answers of another checkpoint are never found in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
+from lm_eval.models.huggingface import HFLM
+
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.evaluation.harness import UmimLM
+
+GREEDY = {"until": ["."], "max_gen_toks": 3, "do_sample": False}
+REQUESTS = {
+    "loglikelihood": ("the cat sat on the", " mat"),
+    "loglikelihood_rolling": ("the cat sat on the mat",),
+    "generate_until": ("the cat sat on the", GREEDY),
+}
+
+
+@pytest.fixture(scope="module")
+def backbone(backbone_path: Path) -> Backbone:
+    return load_backbone(str(backbone_path))
+
+
+def answers(model: HFLM, place: Path) -> tuple[dict[str, object], int]:
+    """Responses through the cache, and the forwards that they took."""
+    forwards: list[int] = []
+    hook = model.model.base_model.register_forward_hook(lambda *_: forwards.append(1))
+    cached = CachingLM(model, str(place))
+    found = {
+        kind: getattr(cached, kind)([Instance(kind, {}, arguments, 0)])[0]
+        for kind, arguments in REQUESTS.items()
+    }
+    hook.remove()
+    cached.dbdict.close()
+    return found, len(forwards)
+
+
+def changed(made: Checkpoint, what: str) -> Checkpoint:
+    if what == "rules":
+        return made.with_contents(made.module, made.rules.take(torch.zeros(5).bool().numpy()))
+    module = made.module
+    with torch.no_grad():
+        next(module.parameters()).add_(0.5)
+    return made.with_contents(module, made.rules)
+
+
+@pytest.mark.parametrize("what", ["rules", "module"])
+def test_a_changed_checkpoint_answers_for_itself(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path, what: str
+) -> None:
+    place, made = tmp_path / "cache.db", Checkpoint.load(checkpoint_path)
+    first, forwards = answers(UmimLM(made, "all", backbone), place)
+    again, none = answers(UmimLM(made, "all", backbone), place)
+    assert (again, none) == (first, 0) and forwards > 0
+    other = changed(Checkpoint.load(checkpoint_path), what)
+    fresh, more = answers(UmimLM(other, "all", backbone), place)
+    assert more > 0 and fresh["loglikelihood"] != first["loglikelihood"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"merge": "prompt"}, {"merge": "none"}, {"merge": "prompt", "raw_tail": 2}]
+)
+def test_every_way_of_reading_has_answers_of_its_own(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path, options: dict[str, object]
+) -> None:
+    place = tmp_path / "cache.db"
+    answers(UmimLM(str(checkpoint_path), "all", backbone), place)
+    _, forwards = answers(UmimLM(str(checkpoint_path), backbone=backbone, **options), place)
+    assert forwards > 0
+
+
+def test_answers_of_lm_evals_own_model_are_not_taken_over(
+    checkpoint_path: Path, backbone: Backbone, backbone_path: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "cache.db"
+    theirs, _ = answers(HFLM(str(backbone_path), device="cpu", batch_size=1), place)
+    ours, forwards = answers(UmimLM(str(checkpoint_path), "prompt", backbone), place)
+    assert forwards > 0 and ours["loglikelihood"] != theirs["loglikelihood"]
+    assert answers(HFLM(str(backbone_path), device="cpu", batch_size=1), place) == (theirs, 0)
+
+
+def test_cached_answers_count_in_the_token_reduction(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    place, made = tmp_path / "cache.db", replace(Checkpoint.load(checkpoint_path))
+    first = UmimLM(made, "all", backbone)
+    answers(first, place)
+    second = UmimLM(made, "all", backbone)
+    answers(second, place)
+    cached = CachingLM(second, str(place))
+    assert second.token_reduction == 0.0
+    sizes = [second.sizes_of(Instance(kind, {}, args, 0)) for kind, args in REQUESTS.items()]
+    cached.dbdict.close()
+    assert None not in sizes
+    assert second.token_reduction == first.token_reduction > 0

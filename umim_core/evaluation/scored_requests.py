@@ -1,0 +1,109 @@
+"""Scored requests: a continuation after a context, its log-likelihood, its tokens and units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import EvaluationError
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A continuation [n] to score after a context [T], raw ids, at least one token each."""
+
+    context: Ints
+    continuation: Ints
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Size of a model's input in raw tokens, and in units once it is merged.
+
+    Attributes:
+        tokens: Raw tokens of context and continuation, or of prompt and generated text.
+        units: What the model reads in their place.
+        context_tokens: Raw tokens of the context or prompt; 0 where it is not matched alone.
+        context_units: What the model reads in their place.
+    """
+
+    tokens: int = 0
+    units: int = 0
+    context_tokens: int = 0
+    context_units: int = 0
+
+    def __add__(self, other: Sizes) -> Sizes:
+        """Return the size of two inputs together."""
+        return Sizes(
+            self.tokens + other.tokens,
+            self.units + other.units,
+            self.context_tokens + other.context_tokens,
+            self.context_units + other.context_units,
+        )
+
+    @property
+    def context_token_reduction(self) -> float | None:
+        """(raw tokens - units) / raw tokens of the context; None where it is not matched alone."""
+        saved = self.context_tokens - self.context_units
+        return saved / self.context_tokens if self.context_tokens else None
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Score of a request.
+
+    Attributes:
+        log_prob: Sum of the continuation's log-probabilities (nats).
+        greedy: Whether greedy decoding gives the continuation.
+        sizes: Tokens and units that went in.
+    """
+
+    log_prob: float
+    greedy: bool
+    sizes: Sizes
+
+
+@dataclass
+class Tally:
+    """Raw tokens that went in and units that the model saw."""
+
+    raw: int = 0
+    units: int = 0
+
+    def add(self, raw: int, units: int) -> None:
+        """Count one more input."""
+        self.raw += raw
+        self.units += units
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens; 0 before anything was counted."""
+        return (self.raw - self.units) / self.raw if self.raw else 0.0
+
+
+def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally) -> None:
+    """Add an input to the tallies of inputs and of contexts."""
+    inputs.add(sizes.tokens, sizes.units)
+    contexts.add(sizes.context_tokens, sizes.context_units)
+
+
+def check_requests(requests: Sequence[Request], batch_size: int) -> None:
+    """Refuse what cannot be scored.
+
+    Raises:
+        EvaluationError: If the batch size is below 1, or a context or a continuation is empty.
+    """
+    if batch_size < 1:
+        raise EvaluationError("batch_size must be at least 1", batch_size, "Use 1 or more.")
+    for i, request in enumerate(requests):
+        if len(request.context) == 0 or len(request.continuation) == 0:
+            raise EvaluationError(
+                "a context and its continuation must hold at least one token",
+                f"request {i}: {len(request.context)} and {len(request.continuation)} tokens",
+                "Put the BOS token into an empty context and drop empty continuations.",
+            )

@@ -1,0 +1,79 @@
+"""An lm-eval model that counts the raw tokens and units of every request."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from umim_core.config.form import Merge
+from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer
+from umim_core.evaluation.scored_requests import Sizes, count_sizes
+from umim_core.evaluation.tasks.batched_model import BatchedModel
+from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
+
+_log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
+
+
+class SizedModel(BatchedModel):
+    """lm-eval's ``hf`` model with a scorer in its place, and the sizes of what it scored.
+
+    Attributes:
+        merge: What is merged.
+        scorer: Scores compressed inputs and counts them; None for the base model.
+    """
+
+    merge: Merge
+    scorer: AnyScorer | None = None
+    _sizes: dict[int, Sizes] | None = None  # by id of a request, within an evaluation
+
+    @abstractmethod
+    def base_model(self) -> LM | None:
+        """Return the model to compare with; None for no comparison."""
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
+        return self.scorer.inputs.token_reduction if self.scorer else 0.0
+
+    @property
+    def context_token_reduction(self) -> float | None:
+        """The same over contexts and generation prompts alone; None if none was matched alone."""
+        if self.scorer is None:
+            return 0.0
+        return self.scorer.contexts.token_reduction if self.scorer.contexts.raw else None
+
+    def start_counting(self) -> None:
+        """Forget the sizes of earlier requests and keep those of the next."""
+        self._sizes = {}
+
+    def sizes_of(self, request: Instance) -> Sizes | None:
+        """Return the size of a request since ``start_counting``, its repeats together.
+
+        A request that lm-eval answered from its cache is added to the model's counts here.
+        """
+        found = (self._sizes or {}).get(id(request))
+        if found is None and self.scorer is not None:
+            found = cached_sizes(self.cache_hook, request.request_type, request.args)
+            if found is not None:
+                count_sizes(found, self.scorer.inputs, self.scorer.contexts)
+        return found
+
+    def keep_sizes(self, requests: Sequence[Instance], sizes: Sequence[Sizes]) -> None:
+        """Keep the sizes of requests, in lm-eval's cache, too, if there is one."""
+        for request, size in zip(requests, sizes, strict=True):
+            keep_sizes(self.cache_hook, request.request_type, request.args, size)
+            if self._sizes is not None:
+                self._sizes[id(request)] = self._sizes.get(id(request), Sizes()) + size
+
+    def report(self) -> None:
+        """Log the token reduction so far."""
+        alone = self.context_token_reduction
+        part = "" if alone is None else f", of contexts alone {alone:.4f}"
+        if isinstance(self.scorer, EvictedScorer):
+            part += f", of the cache {self.scorer.columns.token_reduction:.4f}"
+        _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
