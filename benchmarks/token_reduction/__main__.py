@@ -13,6 +13,10 @@ are evenly spaced over it, and none of them is a row of another text, also in th
 ``--ages 0 16 64`` adds span eviction, with all rules: nothing is merged, and the KV cache drops
 spans that old but for their last columns; its reduction is the cache's.
 
+``--raw-tails 0 16 64`` adds what a shortened prompt costs the text behind it: the first half of
+each row is shortened (by the rules of each point, its last tokens raw; or by span eviction), the
+second half stays raw and is measured. Their token reduction is that of whole first halves.
+
 Damage tables are kept under ``--cache``. With ``--commit`` the same call goes on behind the points
 that were finished, and further checkpoints, policies and reductions join those in ``--out``.
 """
@@ -22,7 +26,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +45,9 @@ from benchmarks.token_reduction.rule_policies import (
     table_digest,
 )
 from umim_core import UMIM
+from umim_core.config.form import check_raw_tail
 from umim_core.errors import RuleSetError, did_you_mean
-from umim_core.evaluation.perplexity import perplexity
-from umim_core.rules.pruning import check_target
+from umim_core.rules.pruning import Cut, check_target
 from umim_core.text.token_ids import UniformOffsets
 
 REDUCTIONS: Final = (0.05, 0.10, 0.15, 0.20, 0.30)
@@ -68,6 +73,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every point of every checkpoint; each is written at once."""
     for target in options.reductions:
         check_target(target)
+    for tail in options.raw_tails:
+        check_raw_tail(tail, "prompt")
     checkpoints, tables = named(options.checkpoints), named(options.damage_table)
     check_tables(tables, checkpoints)
     tokenizer: str | None = None
@@ -127,7 +134,6 @@ def measure_subject(
     report: Report,
 ) -> None:
     """Measure the missing points of one checkpoint."""
-    rows = texts["test"].rows
     found: Report = {
         "backbone": umim.backbone.name.rpartition("/")[2],
         "backbone_fingerprint": umim.backbone.fingerprint,
@@ -142,7 +148,9 @@ def measure_subject(
     earlier = report["subjects"].get(name, {})
     kept = earlier if earlier | found == earlier else {"points": []}
     report["subjects"][name] = kept | found
-    points = report["subjects"][name]["points"]
+    mine = report["subjects"][name]
+    parts: list[tuple[list[Report], Sequence[int | None]]] = [(mine["points"], [None])]
+    parts.append((mine.setdefault("second_halves", []), options.raw_tails))
     table = None
     if DAMAGE in options.policies:
         measured = texts["damage"].rows if given is None else []
@@ -151,7 +159,7 @@ def measure_subject(
         table = damage_table(umim, measured, given, folder, options.batch_size, lines.see)
         if table.origin.text_digest == report["texts"]["test"]["digest"]:
             raise SystemExit(f"the damage table of {name} was measured on the rows of --test")
-        report["subjects"][name]["damage"] = {
+        mine["damage"] = {
             "tokens": table.origin.tokens,
             "rows": table.origin.rows,
             "window": table.origin.window,
@@ -161,26 +169,35 @@ def measure_subject(
             "text_digest": table.origin.text_digest,
         }
     digest = None if table is None else table_digest(table)
-    points[:] = [point for point in points if digest is None or point["table"] in (None, digest)]
-    wanted = list(new_points(points, options.policies, options.reductions, digest, options.ages))
+    wanted: list[tuple[list[Report], Report]] = []
+    for points, tails in parts:
+        points[:] = [
+            point for point in points if digest is None or point["table"] in (None, digest)
+        ]
+        asked = options.policies, options.reductions, digest, options.ages, tails
+        wanted += [(points, point) for point in new_points(points, *asked)]
     if not wanted:
         return
-    base = perplexity(rows, umim.compressed.base(), options.batch_size)
-    report["subjects"][name]["ppl_base"] = base.ppl
-    subject = Subject(umim, base, table)
+    subject = Subject(umim, texts["test"].rows, options.batch_size)
     cut = texts["cut"].rows
     text = np.concatenate(cut), UniformOffsets(options.length, len(cut))[:]
-    for point in wanted:
+
+    @lru_cache(maxsize=1)
+    def chosen(policy: str, target: float | None) -> Cut:
+        return choose_rules(policy, target, umim, text, options.protect, table)
+
+    for points, point in sorted(wanted, key=lambda pair: by_place(pair[1])):
         began = time.perf_counter()
         try:
-            chosen = choose_rules(
-                point["policy"], point["target"], umim, text, options.protect, table
-            )
+            found_rules = chosen(point["policy"], point["target"])
         except RuleSetError as error:
             point["unreached"] = str(error.value)
         else:
-            point["cut_token_reduction"] = chosen.token_reduction
-            point |= subject.measure(chosen.rules, rows, options.batch_size, point.get("age"))
+            point["cut_token_reduction"] = found_rules.token_reduction
+            point |= subject.measure(found_rules.rules, point)
+            mine["ppl_base_of_halves" if "raw_tail" in point else "ppl_base"] = subject.base_of(
+                point
+            ).ppl
         point["seconds"] = time.perf_counter() - began
         points.append(point)
         points.sort(key=by_place)
@@ -209,6 +226,7 @@ main = Benchmark(
         "checkpoints": {"nargs": "+", "default": [EMBEDDED], "metavar": "[NAME=]PATH"},
         "policies": POLICIES,
         "reductions": list(REDUCTIONS),
+        "raw_tails": {"nargs": "+", "type": int, "default": [], "metavar": "TOKENS"},
         "ages": {"nargs": "+", "type": int, "default": [], "metavar": "TOKENS"},
         "test": _FILES,
         "cut": _FILES,

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from docs.make.document import RESULTS
+from docs.make.prompt_pages import prompt_section, prompt_summary
+from docs.make.reduction_curves import (
+    DASHES,
+    POLICIES,
+    Curve,
+    add_legend,
+    draw_curve,
+    line_of,
+    summarised,
+)
 from tasks.report.page_template import Report, page, walk
 from tasks.report.report_drawing import MARKERS, PALETTE
 
 TITLE: Final = "Top-1, KL and perplexity ratio against token reduction"
-_POLICIES: Final = {
-    "damage": "least damage",
-    "count": "highest count",
-    "saved": "most saved tokens",
-    "all": "all rules",
-    "eviction": "span eviction",
-}
-_CHOOSING: Final = ("damage", "count", "saved")  # all rules are where each of these ends
-_SUMMARISED: Final = ("count", "damage", "saved", "all", "eviction")  # the first that was measured
 _GIVEN: Final = {
     None: "",  # results of before the origin was noted
     False: ", other rows than quality",
@@ -36,7 +34,6 @@ _PANELS: Final = {
     "kl": "KL (nats)",
     "ppl_ratio": "Perplexity, times the base model's",
 }
-_DASHES: Final = ("-", "--", ":")
 
 
 def _shown(report: Report) -> Iterator[Report]:
@@ -45,7 +42,7 @@ def _shown(report: Report) -> Iterator[Report]:
         if "unreached" not in point:
             aligned = {x: point["alignment"][x] for x in ("top1_states", "kl_states")}
             age = f", age {point['age']}" if "age" in point else ""
-            yield point | aligned | {"label": _POLICIES[point["policy"]] + age}
+            yield point | aligned | {"label": POLICIES[point["policy"]] + age}
 
 
 def _texts(report: Report) -> str:
@@ -66,7 +63,7 @@ def _protected(patterns: list[str]) -> str:
 def _unreached(report: Report) -> str:
     """Name the reductions that the rules do not give."""
     lines = [
-        f"- {point['subject']}, {_POLICIES[point['policy']]}, {point['target']:.0%}: "
+        f"- {point['subject']}, {POLICIES[point['policy']]}, {point['target']:.0%}: "
         f"{point['unreached']}"
         for point in walk(report, "subjects.*subject.points.*number")
         if "unreached" in point
@@ -118,6 +115,8 @@ PPL ratio       | {ppl_ratio:.3f}
 
 @ unreached
 
+@ prompts
+
 ## Checkpoints
 
 *Damage on*: the text that the damage of the rules was measured on. Of a table that was *given*,
@@ -140,6 +139,7 @@ Measured, and this page written, by `python -m benchmarks.token_reduction`.
     texts=_texts,
     shown=_shown,
     unreached=_unreached,
+    prompts=prompt_section,
     subjects=_subjects,
 )
 
@@ -158,8 +158,11 @@ PPL ratio       | {ppl_ratio:.3f}
 {backbones}, {texts.test.rows} rows of {length} tokens. PPL ratio: perplexity over the base model's
 on the same rows. One choice of rules for each checkpoint, whatever came of it; the others:
 [{name}.md](docs/results/{name}.md).
+
+@ prompts
 """,
     rows=lambda report: _summarised(report),
+    prompts=prompt_summary,
 )
 
 
@@ -177,27 +180,12 @@ def _backbones(report: Report) -> str:
 
 
 def _summarised(report: Report) -> Iterator[Report]:
-    """Yield the points of one policy of each checkpoint.
-
-    It is fixed in advance: the best of several on the measured rows would be chosen by them, and
-    what the policies really save differs.
-    """
+    """Yield the points of one policy of each checkpoint."""
     shown = list(_shown(report))
     for name in report["subjects"]:
         own = [point for point in shown if point["subject"] == name]
-        policy = next((x for x in _SUMMARISED if any(p["policy"] == x for p in own)), None)
+        policy = summarised(own)
         yield from (point for point in own if point["policy"] == policy)
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """A line: points by rising token reduction, and how they are drawn."""
-
-    label: str
-    points: list[Report]
-    colour: str
-    marker: str
-    dash: str
 
 
 def reduction_figure(report: Report) -> Figure:
@@ -208,28 +196,23 @@ def reduction_figure(report: Report) -> Figure:
     saved = "Token reduction (%" + ("; span eviction: of the cache)" if evicted else ")")
     for axes, (quantity, label) in zip(figure.subplots(1, 3), _PANELS.items(), strict=True):
         for curve in curves:
-            _draw(axes, curve, quantity)
+            draw_curve(axes, curve, quantity)
         axes.set(xlabel=saved, title=label)
         axes.set_xlim(left=0)
         if quantity == "kl":
             axes.set_ylim(bottom=0)
-    handles = [
-        Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, markersize=6)
-        for c in curves
-    ]
-    labels = [curve.label for curve in curves]
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3.2)
+    add_legend(figure, curves)
     return figure
 
 
-def _curves(report: Report) -> list[_Curve]:
+def _curves(report: Report) -> list[Curve]:
     """Return one line per checkpoint and policy."""
     names, shown = list(report["subjects"]), list(_shown(report))
     lines = [
         (policy, name, points)
-        for policy in _POLICIES
+        for policy in POLICIES
         for name in names
-        if (points := _line([p for p in shown if p["subject"] == name], policy))
+        if (points := line_of([p for p in shown if p["subject"] == name], policy))
     ]
     policies = list(dict.fromkeys(policy for policy, _, _ in lines))
     found = []
@@ -237,42 +220,12 @@ def _curves(report: Report) -> list[_Curve]:
         place = policies.index(policy)
         colour = names.index(name) if len(names) > 1 else place
         found.append(
-            _Curve(
-                ", ".join([name] * (len(names) > 1) + [_POLICIES[policy]]),
+            Curve(
+                ", ".join([name] * (len(names) > 1) + [POLICIES[policy]]),
                 points,
                 PALETTE[colour % len(PALETTE)],
                 MARKERS[place],
-                _DASHES[place % len(_DASHES)],
+                DASHES[place % len(DASHES)],
             )
         )
     return found
-
-
-def _line(own: list[Report], policy: str) -> list[Report]:
-    """Return the points of a checkpoint's line of a policy, by rising token reduction.
-
-    All rules end the line of each policy that chooses; without one they are a line of their own.
-    """
-    measured = {point["policy"] for point in own}
-    chosen = measured.intersection(_CHOOSING)
-    if policy not in measured or (policy == "all" and chosen):
-        return []
-    parts = {policy, "all"} if policy in chosen else {policy}
-    points = [point for point in own if point["policy"] in parts]
-    return sorted(points, key=lambda point: float(point["token_reduction"]))
-
-
-def _draw(axes: Axes, curve: _Curve, quantity: str) -> None:
-    values = [point[quantity] for point in curve.points]
-    axes.errorbar(
-        [100 * point["token_reduction"] for point in curve.points],
-        [value["mean"] for value in values],
-        yerr=[value["std"] or 0.0 for value in values],
-        color=curve.colour,
-        marker=curve.marker,
-        linestyle=curve.dash,
-        markersize=5,
-        linewidth=1.4,
-        elinewidth=0.8,
-        capsize=2,
-    )

@@ -7,7 +7,8 @@ A result file says what it is: ``"benchmark": NAME`` or, as ``umim-ablate`` writ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
 from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2
 from docs.make.mining_pages import MATCHING, MINING, SCALING
+from docs.make.prompt_pages import PROMPT_TITLE, has_prompts, prompt_figure
 from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
@@ -50,29 +52,58 @@ PAGES: Final[dict[str, Part]] = {
     "token_reduction": REDUCTION,
     NAME: SHIPPED_MODEL,
 }
-# Benchmark -> what draws its figure, the figure's file (fields of the results are filled in) and
-# title, and its style.
-_FIGURES: Final[dict[str, tuple[Callable[[Report], Figure], str, str, dict[str, object]]]] = {
-    "mining_scaling": (
-        scaling_figure,
-        "mining-scaling",
-        "Time and memory of mining against tokens",
-        STYLE,
-    ),
-    "cache_capacity": (
-        capacity_figure,
-        "cache_capacity",
-        "Cache memory of a row, and rows that fit into the same memory",
-        STYLE | ON_PAPER,
-    ),
-    "wikitext_rules": (
-        wikitext_figure,
-        "wikitext2-tr-against-rules",
-        "Token reduction against number of rules",
-        STYLE,
-    ),
-    "generation_quality": (quality_figure, "{name}", QUALITY_TITLE, STYLE | ON_PAPER),
-    "token_reduction": (reduction_figure, "{name}", TITLE, STYLE | ON_PAPER),
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """A figure of a benchmark.
+
+    Attributes:
+        draw: Draws it from the results.
+        file: Its file's stem; fields of the results are filled in.
+        title: What it shows.
+        style: Of matplotlib.
+        wanted: Whether the results have it.
+    """
+
+    draw: Callable[[Report], Figure]
+    file: str
+    title: str
+    style: Mapping[str, object]
+    wanted: Callable[[Report], bool] = lambda report: True
+
+
+_PAPER: Final = STYLE | ON_PAPER
+_DRAWINGS: Final[dict[str, list[_Drawing]]] = {
+    "mining_scaling": [
+        _Drawing(
+            scaling_figure,
+            "mining-scaling",
+            "Time and memory of mining against tokens",
+            STYLE,
+        )
+    ],
+    "cache_capacity": [
+        _Drawing(
+            capacity_figure,
+            "cache_capacity",
+            "Cache memory of a row, and rows that fit into the same memory",
+            _PAPER,
+        )
+    ],
+    "wikitext_rules": [
+        _Drawing(
+            wikitext_figure,
+            "wikitext2-tr-against-rules",
+            "Token reduction against number of rules",
+            STYLE,
+        )
+    ],
+    "generation_quality": [_Drawing(quality_figure, "{name}", QUALITY_TITLE, _PAPER)],
+    "token_reduction": [
+        _Drawing(reduction_figure, "{name}", TITLE, _PAPER),
+        _Drawing(prompt_figure, "{name}-prompt", PROMPT_TITLE, _PAPER, has_prompts),
+    ],
 }
 
 
@@ -95,8 +126,11 @@ def documents_of(results: Path) -> list[Document]:
         figures = {f"{results.stem}-{name}": partial(figure_svg, data, name) for name in FIGURES}
     elif (name := found.get("benchmark")) in PAGES:
         page = partial(benchmark_page, found)
-        if name in _FIGURES:
-            figures = {filled_in(_FIGURES[name][1], found): partial(benchmark_figure, found)}
+        figures = {
+            filled_in(drawing.file, found): partial(benchmark_figure, found, place)
+            for place, drawing in enumerate(_DRAWINGS.get(name, ()))
+            if drawing.wanted(found)
+        }
     else:
         return []
     return [
@@ -105,10 +139,16 @@ def documents_of(results: Path) -> list[Document]:
     ]
 
 
-def benchmark_figure(report: Report) -> str:
-    """Return the figure of a benchmark's results as an SVG file."""
-    draw, name, title, style = _FIGURES[report["benchmark"]]
-    return svg_file(partial(draw, report), filled_in(name, report), title, style)
+def benchmark_figure(report: Report, place: int = 0) -> str:
+    """Return a figure of a benchmark's results as an SVG file.
+
+    Args:
+        report: The results.
+        place: Among the benchmark's figures.
+    """
+    drawing = _DRAWINGS[report["benchmark"]][place]
+    draw = partial(drawing.draw, report)
+    return svg_file(draw, filled_in(drawing.file, report), drawing.title, drawing.style)
 
 
 def benchmark_page(report: Report) -> str:

@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.token_reduction.__main__ import main
 from benchmarks.token_reduction.curve_points import new_points
 from benchmarks.token_reduction.row_texts import spread_rows
 from benchmarks.token_reduction.rule_policies import choose_rules
+from docs.make.prompt_pages import prompt_figure
 from docs.make.reduction_pages import REDUCTION, reduction_figure, reduction_summary
 from docs.make.results import benchmark_page
 from umim_core import UMIM
@@ -112,11 +114,12 @@ def test_points_of_another_damage_table_are_measured_anew() -> None:
 
 
 def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_path: Path) -> None:
-    words += ["--reductions", "0.1", "0.2", "0.7", "--ages", "0", "1"]
+    words += ["--reductions", "0.1", "0.2", "0.7", "--ages", "0", "1", "--raw-tails", "0", "6"]
     assert main(words) == 0
     out = tmp_path / "curve.json"
     report = json.loads(out.read_text("utf-8"))
     points = report["subjects"]["tiny"]["points"]
+    check_second_halves(report["subjects"]["tiny"])
     assert [(p["policy"], p["target"]) for p in points] == [
         *((policy, x) for policy in ("damage", "count", "saved") for x in (0.1, 0.2, 0.7)),
         ("all", None),
@@ -141,18 +144,48 @@ def test_a_tiny_run_goes_on_and_writes_page_and_figure(words: list[str], tmp_pat
     assert "tiny, highest count, 70%: " in page
     assert "6 rows of 12 tokens of *mine*" in page and "50 rows of *0.npy*" in page
     assert "| span eviction, age 1 " in page and "), other rows than quality" in page
-    assert out.with_suffix(".svg").read_text("utf-8").startswith("<svg")
+    for figure in ("curve.svg", "curve-prompt.svg"):
+        assert (tmp_path / figure).read_text("utf-8").startswith("<svg")
+    assert "![Perplexity behind shortened prompts](curve-prompt.svg)" in page
     assert len(list((tmp_path / "cache" / "token_reduction").iterdir())) == 1
     # A second call measures what is missing and nothing else, with the table that was kept.
     points[0]["kl"]["mean"] = -1.0
+    halves = report["subjects"]["tiny"]["second_halves"]
+    halves[0]["ppl"] = -1.0
     interrupted = copy.deepcopy(report)
     del interrupted["subjects"]["tiny"]["points"][-1]
+    del interrupted["subjects"]["tiny"]["second_halves"][1:]
     out.write_text(json.dumps(interrupted), "utf-8")
     assert main(words) == 0
     again = json.loads(out.read_text("utf-8"))
     for found in (report, again):
         del found["subjects"]["tiny"]["points"][-1]["seconds"]
+        for half in found["subjects"]["tiny"]["second_halves"][1:]:
+            del half["seconds"]
     assert again == report
+
+
+def check_second_halves(found: Report) -> None:
+    """Of rows of 12 tokens: a raw tail of 6 leaves the whole first half raw."""
+    halves = found["second_halves"]
+    assert [(p["policy"], p["target"], p["raw_tail"], p.get("age")) for p in halves] == [
+        *(
+            (x, t, w, None)
+            for x in ("damage", "count", "saved")
+            for t in (0.1, 0.2, 0.7)
+            for w in (0, 6)
+        ),
+        ("all", None, 0, None),
+        ("all", None, 6, None),
+        ("eviction", None, 0, 0),
+        ("eviction", None, 0, 1),
+    ]
+    assert {p["target"] for p in halves if "unreached" in p} == {0.7}
+    merged, raw, *evicted = halves[-4:]
+    assert raw["token_reduction"] == 0 and raw["ppl_ratio"]["mean"] == pytest.approx(1, abs=1e-6)
+    assert raw["ppl"] == pytest.approx(found["ppl_base_of_halves"], rel=1e-6)
+    assert merged["token_reduction"] >= evicted[0]["token_reduction"] > 0
+    assert abs(merged["ppl_ratio"]["mean"] - 1) > 1e-6 and merged["ppl_ratio"]["std"] > 0
 
 
 def test_readme_shows_one_policy_of_every_checkpoint_where_there_are_results(
@@ -265,3 +298,46 @@ def results() -> Report:
         "protect": [],
         "subjects": {name: subject | {"points": found} for name, found in subjects.items()},
     }
+
+
+def with_second_halves(report: Report) -> Report:
+    """The same results with second halves of two checkpoints."""
+
+    def half(policy: str, reduction: float, ratio: float, tail: int, **other: Any) -> Report:
+        error = {"mean": ratio, "std": 0.01}
+        point = {"policy": policy, "target": None, "raw_tail": tail, "rules": 5, "ppl": 9.0}
+        return point | {"token_reduction": reduction, "ppl_ratio": error} | other
+
+    ones = [half("count", 0.1, 1.02, 0, target=0.1), half("count", 0.08, 1.01, 16, target=0.1)]
+    ones += [half("damage", 0.1, 1.03, 0, target=0.1), half("all", 0.4, 1.2, 0)]
+    ones += [half("all", 0.3, 1.1, 16), half("eviction", 0.35, 1.05, 0, age=16)]
+    threes = [half("all", 0.5, 1.3, 0), {"policy": "count", "target": 0.7, "unreached": "0.5"}]
+    for name, halves in (("one", ones), ("three", threes)):
+        report["subjects"][name] |= {"second_halves": halves, "ppl_base_of_halves": 8.5}
+    return report
+
+
+def test_prompts_have_a_line_per_checkpoint_and_raw_tail_of_one_policy() -> None:
+    report = with_second_halves(results())
+    (axes,) = prompt_figure(report).axes
+    lines = [container.lines[0].get_xydata().tolist() for container in axes.containers]
+    labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert dict(zip(labels, lines, strict=True)) == {
+        "one, merged whole": [[10, 1.02], [40, 1.2]],
+        "one, last 16 tokens raw": [[8, 1.01], [30, 1.1]],
+        "one, span eviction": [[35, 1.05]],
+        "three, merged whole": [[50, 1.3]],
+    }
+
+
+def test_readme_shows_prompts_with_the_recommended_raw_tail(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_text(json.dumps(with_second_halves(results())), "utf-8")
+    summary = reduction_summary(tmp_path)
+    figure, table = summary.split("(docs/results/b-prompt.svg)")
+    assert "(docs/results/b.svg)" in figure
+    rows = [line for line in table.splitlines() if "%" in line]
+    assert [[cell.strip() for cell in row.split("|")[1:5]] for row in rows] == [
+        ["one", "highest count", "8.0%", "1.010 ± 0.010"],
+        ["one", "all rules", "30.0%", "1.100 ± 0.010"],
+    ]
+    assert "is merged but for its last 16 tokens" in table
