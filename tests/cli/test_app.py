@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -179,11 +180,26 @@ def test_ppl_reads_no_more_than_its_windows(umim: Umim, checkpoint: Path, tmp_pa
     assert (found["targets"], found["windows"]) == (14, 2)
 
 
-def test_ppl_prints_a_line(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+def test_ppl_prints_both_models_in_one_table(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     result = umim("ppl", tmp_path / "a.txt", "-c", checkpoint)
-    assert result.code == 0
-    assert "token reduction 54.5%   (10 targets in 1 windows)" in result.out
+    head, base, ours, foot = result.out.splitlines()
+    assert head.split() == ["token", "PPL", "bits/byte", "TR"]
+    assert (base.split()[0], base.split()[-1], ours.split()[-1]) == ("base", "0.0%", "54.5%")
+    assert "10 tokens" in foot and "1 windows of at most 512 tokens, 0 of context" in foot
+
+
+def test_ppl_reads_json_lines_by_documents(umim: Umim, checkpoint: Path, tmp_path: Path) -> None:
+    texts = ["w1 w2 w3 w4 w5 w6 w7", "w2 w3 w1", "w4"]
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    options = ["--field", "body", "--segment-length", "4", "--context", "2", "--json"]
+    found = document(umim("ppl", tmp_path / "a.jsonl", "-c", checkpoint, *options))
+    # Windows 1-4, 3-6, 5-7 and 1-3; a document of one token has no target.
+    assert (found["windows"], found["targets"], found["documents"]) == (4, 3 + 2 + 1 + 2, 2)
+    assert found["bytes"] == sum(len(text) - len("w1") for text in texts[:2])
+    nats = found["targets"] * math.log(found["ppl_base"])
+    assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
 
 
 @pytest.mark.parametrize("name", embedded_names())
@@ -220,8 +236,8 @@ ERRORS = {
     ),
     "generate: top-p": (("generate", "w1", *CHECKPOINT, "--sample", "--top-p", "2"), "top_p"),
     "ppl: file": (("ppl", "no.txt", *CHECKPOINT), "a corpus file must exist; got no.txt"),
-    "ppl: folder": (("ppl", "folder", *CHECKPOINT), "a corpus path must be a file; got folder"),
-    "ppl: one token": (("ppl", "one.txt", *CHECKPOINT), "at least two tokens; got 1"),
+    "ppl: folder": (("ppl", "folder", *CHECKPOINT), "a folder must hold files that end in"),
+    "ppl: one token": (("ppl", "one.txt", *CHECKPOINT), "at least two tokens of a document"),
     "ppl: empty": (("ppl", "none.txt", *CHECKPOINT), "at least one non-empty document"),
     "ppl: NUL": (("ppl", "nul.txt", *CHECKPOINT), "text must not hold NUL"),
     "ppl: window": (

@@ -14,7 +14,7 @@ from torch import Tensor
 from support.engine_matrix import families, module_for, tiny_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
-from umim_core.evaluation.perplexity import perplexity, windows
+from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.row_spread import ratio_error
 from umim_core.merging import likelihood
 from umim_core.merging.branches import BranchLayout, branch_layout
@@ -243,10 +243,14 @@ def test_the_increase_is_paired_by_row() -> None:
     assert base.increase_over(base) == (0.0, 0.0)
 
 
-def test_windows_drop_the_remainder() -> None:
-    assert [window.tolist() for window in windows(np.arange(7), 3)] == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(EvaluationError, match="at least two tokens"):
-        windows(np.arange(7), 1)
+def test_given_tokens_are_context_and_no_targets() -> None:
+    backbone, rows = build("llama"), random_rows()[3:5]
+    umim = Compressed(backbone, module_for(backbone), random_rules(), "compact")
+    whole = [scores.tolist() for scores in token_log_probs(rows, umim)]
+    found = perplexity(rows, umim, given=[4, 9])
+    assert found.row_targets == (13, 15)
+    assert found.nll_sum == pytest.approx(-sum(whole[0][3:]) - sum(whole[1][8:]))
+    assert found.bits_per_byte(50) == pytest.approx(found.nll_sum / math.log(2) / 50)
 
 
 def test_a_row_of_one_token_has_no_target() -> None:

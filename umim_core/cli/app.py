@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +22,9 @@ from umim_core.cli.generate_command import generate
 from umim_core.cli.init_command import init
 from umim_core.cli.mine_command import mine
 from umim_core.cli.path_command import path
+from umim_core.cli.ppl_command import ppl
 from umim_core.cli.prompt_input import (
     CheckpointOption,
-    DeviceOption,
-    DtypeOption,
     RawTailOption,
     SpecialTokensOption,
     given_text,
@@ -34,7 +32,7 @@ from umim_core.cli.prompt_input import (
 from umim_core.cli.prune_command import prune
 from umim_core.cli.rules_command import rules
 from umim_core.cli.train_command import train
-from umim_core.errors import CorpusError, UmimError
+from umim_core.errors import UmimError
 
 app = typer.Typer(
     name="umim",
@@ -51,6 +49,7 @@ app.command()(rules)
 app.command()(init)
 app.command()(prune)
 app.command()(train)
+app.command()(ppl)
 app.command()(path)
 app.command()(fetch)
 
@@ -101,54 +100,3 @@ def compress(
         emit(document, [], as_json)
     else:
         compression.show()
-
-
-@app.command()
-def ppl(
-    files: Annotated[list[str], typer.Argument(help="Text files (globs allowed).")],
-    checkpoint: CheckpointOption = None,
-    segment_length: Annotated[int, typer.Option(help="Tokens per window.")] = 512,
-    max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = "cpu",
-    special_tokens: SpecialTokensOption = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Measure token-level perplexity of the base model and of UMIM on text files.
-
-    Text behind the last window is not read.
-    """
-    import numpy as np
-
-    from umim_core import UMIM
-    from umim_core.checkpoint.default_checkpoint import default_checkpoint
-    from umim_core.evaluation.perplexity import perplexity, windows
-    from umim_core.store.artifacts import finite_or_none
-    from umim_core.text.sources import TextFiles
-    from umim_core.text.token_ids import leading_ids
-    from umim_core.text.tokens import first_ids
-
-    umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
-    source = TextFiles(paths=tuple(files))
-    most = max_segments * segment_length
-    ids, _ = first_ids(source, umim.backbone.require_tokenizer(), most)
-    if len(ids) < 2:
-        raise CorpusError("perplexity needs at least two tokens", len(ids), "Give more text.")
-    # Every window is a text of its own.
-    lead = leading_ids(umim.backbone.require_tokenizer(), special_tokens)
-    cut = windows(ids, min(segment_length - len(lead), len(ids)))
-    rows = [np.array([*lead, *row], dtype=row.dtype) for row in islice(cut, max_segments)]
-    base = perplexity(rows, umim.compressed.base())
-    ours = perplexity(rows, umim.compressed)
-    document: dict[str, object] = {
-        "ppl_base": finite_or_none(base.ppl),
-        "ppl_umim": finite_or_none(ours.ppl),
-        "token_reduction": ours.token_reduction,
-        "targets": ours.targets,
-        "windows": len(rows),
-    }
-    lines = [
-        f"base {base.ppl:.3f}   UMIM {ours.ppl:.3f}   token reduction {ours.token_reduction:.1%}   "
-        f"({ours.targets:,} targets in {len(rows)} windows)"
-    ]
-    emit(document, lines, as_json)

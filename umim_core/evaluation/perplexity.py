@@ -7,6 +7,7 @@ compressed perplexity divide by the same targets and can stand in one table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,8 @@ from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.row_spread import ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.likelihood import finite_sum, token_log_probs
+from umim_core.merging.likelihood import finite_sum, score_rows
 from umim_core.merging.states import MERGED, ReadingStates
-from umim_core.text.token_ids import cut_segments
 
 Ints = NDArray[np.integer]
 
@@ -50,6 +50,10 @@ class PerplexityResult:
         """Standard error over the windows of ln ppl; None for a single one."""
         return ratio_error(self.row_sums, self.row_targets)
 
+    def bits_per_byte(self, size: int) -> float:
+        """Return the negative log-probability in bits over the bytes of the predicted text."""
+        return self.nll_sum / math.log(2) / size if size else math.nan
+
     def increase_over(self, other: PerplexityResult) -> tuple[float, float | None]:
         """Return ln(ppl / ppl of another model) on the same windows, with its paired error.
 
@@ -60,23 +64,12 @@ class PerplexityResult:
         return sum(steps) / self.targets, ratio_error(steps, self.row_targets)
 
 
-def windows(ids: Ints, length: int = 512) -> list[NDArray[np.int32]]:
-    """Cut ids [T] into consecutive windows of ``length`` tokens; the remainder is dropped.
-
-    Raises:
-        EvaluationError: If a window has no target (``length`` below 2).
-        CorpusError: If an id is out of range.
-    """
-    if length < 2:
-        raise EvaluationError("a window must hold at least two tokens", length, "Use 512.")
-    return list(cut_segments(ids, length)[0].reshape(-1, length))
-
-
 def perplexity(
     segments: Sequence[Ints],
     compressed: Compressed,
     batch_size: int = 8,
     states: ReadingStates = MERGED,
+    given: Sequence[int] | None = None,
 ) -> PerplexityResult:
     """Compute token-level perplexity.
 
@@ -85,6 +78,7 @@ def perplexity(
         compressed: The model.
         batch_size: Windows per forward.
         states: States that reading passes through.
+        given: Leading tokens per window that are not scored, at least 1; 1 if None.
 
     Returns:
         Perplexity, sum, number of targets and realised token reduction, of the cache's columns
@@ -102,9 +96,10 @@ def perplexity(
     raw = units = 0
     for first in range(0, len(segments), batch_size):
         rows = segments[first : first + batch_size]
-        for scores in token_log_probs(rows, compressed, states):
-            sums.append(-finite_sum(scores))
-            targets.append(len(scores))
+        leading = None if given is None else given[first : first + batch_size]
+        for scores in score_rows(rows, compressed, leading, states):
+            sums.append(-finite_sum(scores.log_probs))
+            targets.append(len(scores.log_probs))
         raw += sum(map(len, rows))
         units += int(states.columns(compressed.pack(rows)).sum())
     return _result(sums, targets, (raw - units) / raw if raw else 0.0)
