@@ -11,7 +11,9 @@ from typing import Final, Self
 from umim_core.errors import ConfigError, CorpusError, did_you_mean
 
 _PREFIX: Final = "task_"
-_LEAST: Final = {"task_seed": 0, "task_questions": 1, "task_length": 1, "task_new_tokens": 1}
+_LEAST: Final = {"task_seed": 0} | dict.fromkeys(
+    ("task_questions", "task_length", "task_new_tokens", "task_repeats"), 1
+)
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -27,6 +29,7 @@ class TaskOptions:
             generated ones.
         task_length: Most tokens of prompt and answer of tasks whose long field may be cut.
         task_new_tokens: Most tokens of an answer, instead of the task's own number.
+        task_repeats: Answers per question, instead of the task's own number.
 
     Raises:
         ConfigError: If a number is out of bounds.
@@ -38,6 +41,7 @@ class TaskOptions:
     task_filler: str | None = None
     task_length: int | None = None
     task_new_tokens: int | None = None
+    task_repeats: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -75,7 +75,10 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
             "do_sample": False,
             **task.sampling,
         },
-        "repeats": task.repeats if runs else 0,  # no request reaches the model
+        "unsafe_code": any(metric.runs_code for metric in metrics),
+        "repeats": (options.task_repeats or task.repeats)
+        if runs
+        else 0,  # no request reaches the model
         "filter_list": [{"name": "none", "filter": []}],  # metrics see every answer
         "process_results": _scores(metrics) if runs else _not_run(figures),
         "metric_list": [

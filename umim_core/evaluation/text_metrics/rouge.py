@@ -11,7 +11,7 @@ from umim_core.errors import MissingExtraError
 from umim_core.evaluation.text_metrics.text_metric import add_text_metric, mean_figures
 
 if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]  # no types
+    from rouge_score.rouge_scorer import RougeScorer
 
 KINDS: Final = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 # rouge-score's own sentence splitter needs data that nltk downloads.

@@ -24,29 +24,32 @@ class TextMetric:
         figures: Names of its figures; larger is better.
         score: Compute them from all answers to a question, at least one, and the question's row
             (``references`` and the fields of its task).
+        runs_code: Whether answers are run; lm-eval then asks for ``--confirm_run_unsafe_code``.
     """
 
     figures: tuple[str, ...]
     score: Score
+    runs_code: bool = False
 
 
 TEXT_METRICS: Final = Registry[TextMetric]("umim_core.evaluation.text_metrics", "text metric")
 """All metrics by name; an unknown one lists them."""
 
 
-def add_text_metric(name: str, *figures: str) -> Callable[[Score], Score]:
+def add_text_metric(name: str, *figures: str, runs_code: bool = False) -> Callable[[Score], Score]:
     """Return a decorator that adds a function as a metric.
 
     Args:
         name: As tasks name it.
         *figures: Names of its figures; by default one of the metric's own name.
+        runs_code: Whether answers are run.
 
     Raises:
         ConfigError: If the name is taken.
     """
 
     def add(score: Score) -> Score:
-        TEXT_METRICS.add(name)(TextMetric(figures or (name,), score))
+        TEXT_METRICS.add(name)(TextMetric(figures or (name,), score, runs_code))
         return score
 
     return add

@@ -50,8 +50,8 @@ class _Filter(ctypes.Structure):
 
 def limit(seconds: int, megabytes: int) -> None:
     """Bound the process's CPU time, memory, files, processes and core dumps."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # a signal, then the end
     for kind, most in (
-        (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, megabytes << 20),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
