@@ -1,4 +1,4 @@
-"""SmolLM2-135M on the stock tasks: equality with lm-eval's own model, and token reduction."""
+"""SmolLM2-135M on the stock tasks: token reduction against an independent count."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from benchmarks.stock_tasks.__main__ import TASKS
-from benchmarks.stock_tasks.paired import choices, largest_difference
 from benchmarks.stock_tasks.task_cells import score_cell
-from benchmarks.stock_tasks.task_sides import BASE, HF, Models, Side
+from benchmarks.stock_tasks.task_sides import Models, Side
 from support.unit_counts import counted_tokens, read_spans
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -23,8 +22,6 @@ from umim_core.packages.packaged_model import PACKAGED
 HUB = Path(__file__).resolve().parents[3] / "shared" / "hub"
 MODEL = "smollm2-135m-instruct"
 NAME = "umim-smollm2-135m"
-QUESTIONS = 100
-TOLERANCE = 1e-4  # nats
 
 pytestmark = [
     pytest.mark.full,
@@ -41,22 +38,6 @@ def models() -> Models:
     if fault := model_fault(PACKAGED.find(MODEL)):
         pytest.skip(f"{fault}; umim fetch {MODEL}")
     return Models({NAME: Checkpoint.load(NAME)}, MODEL, "float32", 16)
-
-
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("task", TASKS)
-def test_merge_none_equals_lm_evals_own_model(
-    models: Models, task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from umim_core.evaluation.tasks.task_runs import load_tasks
-
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    with chdir(HUB):
-        loaded = load_tasks([task])[task]
-        cells = {way: score_cell(models.model(Side(way)), loaded, QUESTIONS) for way in (HF, BASE)}
-    assert cells[BASE]["questions"] == QUESTIONS
-    assert largest_difference(cells[BASE], cells[HF]) <= TOLERANCE
-    assert choices(cells[BASE]).tolist() == choices(cells[HF]).tolist()
 
 
 @pytest.mark.timeout(3600)

@@ -117,13 +117,6 @@ def test_empty_rules_give_the_base_models_likelihoods(
     assert ours.token_reduction == 0.0
 
 
-@pytest.mark.parametrize("merge", ["prompt", "all"])
-def test_likelihoods_do_not_depend_on_the_batch(build: Build, merge: str) -> None:
-    one, eight = (build(merge, size).loglikelihood(requests()) for size in (1, 8))
-    assert [x for x, _ in one] == pytest.approx([x for x, _ in eight], abs=1e-4)
-    assert [g for _, g in one] == [g for _, g in eight]
-
-
 def oracle_context(model: UmimLM, context: list[int], ending: list[int]) -> float:
     """Merge the context by hand and run the model's own causal forward on the embeddings."""
     backbone, module = model.backbone, model.scorer.compressed.module

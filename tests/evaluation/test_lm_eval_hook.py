@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,20 @@ from lm_eval.api.registry import model_registry
 out = ["umim" in model_registry, "hf" in model_registry]
 """
     assert answer(code, tmp_path, UMIM_NO_LM_EVAL=value) == [registered, True]
+
+
+def test_entry_points_have_the_form_of_lm_evals_plugin_guide() -> None:
+    """Groups of the guide; a name that is no built-in; an object to load only when asked for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = {k: v for k, v in project["entry-points"].items() if k.startswith("lm_eval.")}
+    guide = {f"lm_eval.{kind}" for kind in ("models", "filters", "metrics", "aggregations")}
+    assert groups.keys() <= guide and groups["lm_eval.models"] == {"umim": TARGET}
+    from lm_eval.api.model import LM
+    from lm_eval.models import MODEL_MAPPING
+
+    [point] = [EntryPoint(n, v, "lm_eval.models") for n, v in groups["lm_eval.models"].items()]
+    assert issubclass(point.load(), LM)
+    assert MODEL_MAPPING.get(point.name, TARGET) == TARGET
 
 
 def test_an_entry_point_that_came_first_is_kept(tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""``umim ppl``: windows, documents and sources, and both models in one table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from support.command_line import Result, Umim, console
+from umim_core import UMIM
+
+TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    return console(monkeypatch, capsys)
+
+
+def document(result: Result) -> dict[str, object]:
+    """The one JSON document on stdout."""
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_ppl_agrees_with_the_library(umim: Umim, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    found = document(umim("ppl", tmp_path / "*.txt", "-c", tiny_checkpoint, "--json"))
+    model = UMIM.from_pretrained(tiny_checkpoint)
+    assert found["ppl_base"] == pytest.approx(model.perplexity(TEXT, merge="none"), rel=1e-5)
+    assert found["ppl_umim"] == pytest.approx(model.perplexity(TEXT), rel=1e-5)
+    assert (found["targets"], found["windows"]) == (10, 1)
+    assert found["token_reduction"] == pytest.approx(6 / 11)
+
+
+def test_ppl_cuts_windows(umim: Umim, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    options = ["--segment-length", "3", "--max-segments", "2", "--json"]
+    found = document(umim("ppl", tmp_path / "a.txt", "-c", tiny_checkpoint, *options))
+    assert (found["targets"], found["windows"]) == (4, 2)
+
+
+def test_ppl_reads_no_more_than_its_windows(
+    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "long.txt").write_text("w1 " * 500_000)  # more than one call of the tokenizer
+    (tmp_path / "unread.txt").write_text("w1\0")
+    files = [tmp_path / "long.txt", tmp_path / "unread.txt"]
+    options = ["--segment-length", "8", "--max-segments", "2", "--json"]
+    found = document(umim("ppl", *files, "-c", tiny_checkpoint, *options))
+    assert (found["targets"], found["windows"]) == (14, 2)
+
+
+def test_ppl_prints_both_models_in_one_table(
+    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    result = umim("ppl", tmp_path / "a.txt", "-c", tiny_checkpoint)
+    head, base, ours, foot = result.out.splitlines()
+    assert head.split() == ["token", "PPL", "bits/byte", "TR"]
+    assert (base.split()[0], base.split()[-1], ours.split()[-1]) == ("base", "0.0%", "54.5%")
+    assert "10 tokens" in foot and "1 windows of at most 512 tokens, 0 of context" in foot
+
+
+def test_ppl_reads_json_lines_by_documents(
+    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    texts = ["w1 w2 w3 w4 w5 w6 w7", "w2 w3 w1", "w4"]
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    options = ["--field", "body", "--segment-length", "4", "--context", "2", "--json"]
+    found = document(umim("ppl", tmp_path / "a.jsonl", "-c", tiny_checkpoint, *options))
+    # Windows 1-4, 3-6, 5-7 and 1-3; a document of one token has no target.
+    assert (found["windows"], found["targets"], found["documents"]) == (4, 3 + 2 + 1 + 2, 2)
+    assert found["bytes"] == sum(len(text) - len("w1") for text in texts[:2])
+    nats = found["targets"] * math.log(found["ppl_base"])
+    assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])

@@ -1,0 +1,110 @@
+"""Scores independent of the batch size, contexts and whole texts read once, by family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.api.instance import Instance
+
+from support.engine_matrix import module_for
+from support.tiny_models import random_model, tiny_config
+from tests.evaluation.conftest import TEXT, byte_tokenizer
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import UnitPositions
+from umim_core.evaluation.harness import UmimLM
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.likelihood import token_log_probs
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+QUESTIONS = ["the cat sat on the", "by the sea the old cat house", "", TEXT]
+ANSWERS = [" mat", " log near the sea", " dog", " house by the old"]
+TOLERANCE = 2e-5  # nats of a sum over an answer, float32
+Load = Callable[..., UmimLM]
+"""Makes the model: batch size, what is merged, unit positions."""
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def load(request: pytest.FixtureRequest) -> Load:
+    fast = byte_tokenizer()
+    config = tiny_config(request.param, vocab_size=len(fast), max_position_embeddings=64)
+    backbone: Backbone = wrap_backbone(random_model(config), fast, name="tiny")
+    ids = backbone.encode(TEXT)
+    spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+
+    def make(batch_size: int, merge: str, positions: UnitPositions = "compact") -> UmimLM:
+        model = Compressed(backbone, module_for(backbone), Matcher(rules), positions)
+        return UmimLM(Checkpoint.of(model), merge, backbone, batch_size=batch_size)
+
+    return make
+
+
+def likelihoods() -> list[Instance]:
+    pairs = [(question, answer) for question in QUESTIONS for answer in ANSWERS]
+    return [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("positions", ["compact", "preserved"])
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_likelihoods_of_batches_of_one_three_and_eight_are_the_same(
+    load: Load, merge: str, positions: UnitPositions
+) -> None:
+    one, *others = (load(n, merge, positions).loglikelihood(likelihoods()) for n in (1, 3, 8))
+    for other in others:
+        assert [x for x, _ in other] == pytest.approx([x for x, _ in one], abs=TOLERANCE)
+        assert [greedy for _, greedy in other] == [greedy for _, greedy in one]
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_whole_texts_and_generated_ones_do_not_depend_on_the_batch(load: Load, merge: str) -> None:
+    texts = [TEXT * 2, "the cat", TEXT]
+    rolling = [Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)]
+    settings = {"until": ["."], "max_gen_toks": 6, "do_sample": False}
+    prompts = [
+        Instance("generate_until", {}, (text, settings), i) for i, text in enumerate(QUESTIONS[:3])
+    ]
+    one, eight = load(1, merge), load(8, merge)
+    expected = one.loglikelihood_rolling(rolling)
+    assert eight.loglikelihood_rolling(rolling) == pytest.approx(expected, abs=1e-4)
+    assert eight.generate_until(prompts) == one.generate_until(prompts)
+
+
+def test_the_context_of_several_answers_is_read_once(load: Load) -> None:
+    model = load(8, "prompt")
+    columns: list[int] = []
+
+    def count(_: torch.nn.Module, __: object, given: dict[str, torch.Tensor]) -> None:
+        batch, width, _ = given["inputs_embeds"].shape
+        columns.append(batch * width)
+
+    hook = model.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    asked = [Instance("loglikelihood", {}, (QUESTIONS[0], answer), 0) for answer in ANSWERS]
+    model.loglikelihood(asked)
+    hook.remove()
+    context, _ = model._encode_pair(QUESTIONS[0], ANSWERS[0])
+    endings = [model._encode_pair(QUESTIONS[0], answer)[1] for answer in ANSWERS]
+    units = model.scorer.contexts.units // len(ANSWERS)
+    assert units < len(context)
+    assert columns == [units + sum(len(ending) - 1 for ending in endings)]
+
+
+def test_rolling_texts_are_scored_in_one_forward_after_the_prefix(load: Load) -> None:
+    model = load(4, "all")
+    ids = model.tok_encode(TEXT)
+    columns: list[int] = []
+    hook = model.model.base_model.register_forward_hook(lambda *_: columns.append(1))
+    [found] = model.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (TEXT,), 0)])
+    hook.remove()
+    row = np.array([model.prefix_token_id, *ids])
+    [scores] = token_log_probs([row], model.scorer.compressed)
+    assert (found, len(columns)) == (pytest.approx(float(scores.sum()), abs=1e-4), 1)
+    units = len(model.scorer.compressed.matcher.segment(row)[0])
+    assert model.token_reduction == pytest.approx(1 - units / len(row)) and units < len(row)
