@@ -38,8 +38,9 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.common import Benchmark, Gate, Report, at_most, named
+from benchmarks.finished_cells import find_cell, keep_cell
 from benchmarks.stock_tasks.paired import averages, check_same_questions, compare, summary
-from benchmarks.stock_tasks.task_cells import find_cell, keep_cell, rows_kept_in, score_cell
+from benchmarks.stock_tasks.task_cells import rows_kept_in, score_cell
 from benchmarks.stock_tasks.task_sides import (
     BASE,
     LIBRARIES,

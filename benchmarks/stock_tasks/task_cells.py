@@ -1,42 +1,20 @@
-"""Cells of ``stock_tasks``: one task of lm-eval scored by one side, kept on disk once finished."""
+"""Cells of ``stock_tasks``: one task of lm-eval scored by one side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks.common import Report
 from umim_core.evaluation.scored_requests import Tally
-from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.artifacts import sha256_bytes
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
     from lm_eval.api.task import Task
-
-
-def find_cell(folder: Path, key: Mapping[str, Any]) -> Report | None:
-    """Return a finished cell, or None."""
-    path = folder / _file(key)
-    if not path.is_file():
-        return None
-    found = read_json(path)
-    return found if isinstance(found, dict) and found["key"] == dict(key) else None
-
-
-def keep_cell(folder: Path, key: Mapping[str, Any], cell: Report) -> Report:
-    """Write a finished cell, all of it or nothing, and return it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = {"key": dict(key), **cell}
-    write_json(folder / _file(key), found)
-    return found
-
-
-def _file(key: Mapping[str, Any]) -> str:
-    side = key["side"].replace(" ", "-")
-    return f"{key['task']}-{side}-{sha256_bytes(canonical_json(key).encode())[:16]}.json"
 
 
 @contextmanager

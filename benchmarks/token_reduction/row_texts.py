@@ -1,4 +1,4 @@
-"""Rows of text for a curve: evenly spaced over files of ids, text files or the docstring corpus."""
+"""Rows of text: evenly spaced over files of ids, text files or the docstring corpus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids, tokenize_documents
 
 # Use of a text -> split of the docstring corpus that stands for it where no file is named.
-SPLITS: Final = {"test": "test", "cut": "valid", "damage": "train"}
+SPLITS: Final = {"test": "test", "cut": "valid", "damage": "train", "train": "train"}
 
 
 @dataclass(frozen=True)

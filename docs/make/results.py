@@ -24,7 +24,7 @@ from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
-from docs.make.training_pages import DDP, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
+from docs.make.training_pages import DDP, LADDER, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
 from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_figures import figure_svg
@@ -42,6 +42,7 @@ PAGES: Final[dict[str, Part]] = {
     "distill_step": STEP,
     "distill_smollm2": STEP_ON_SMOLLM2,
     "distill_gpu": STEP_ON_GPU,
+    "ladder": LADDER,
     "engine": ENGINE,
     "engine_smollm2": ENGINE_ON_SMOLLM2,
     "perplexity": PERPLEXITY,

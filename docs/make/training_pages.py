@@ -55,6 +55,83 @@ Gates of errors are in units of the tolerance (loss 1e-5, gradient 1e-4).
     losses=_losses,
     steps=_steps,
 )
+
+
+def _rungs(report: Report) -> Iterator[Report]:
+    """Yield the rows of the ladder that are compared with another one, seeds in words."""
+    for row in walk(report, "ladder.*row"):
+        if "difference" in row:
+            values = row["difference"]["kl"]["seeds"]
+            yield row | {"seeds_kl": " / ".join(f"{value:+.3f}" for value in values)}
+
+
+def _of_the_ladder(report: Report) -> str:
+    """Return the text of the ladder, which names its budget and its seeds."""
+    seeds = report["seeds"]
+    runs = f"One run, seed {seeds[0]}: no spread is known."
+    if len(seeds) > 1:
+        two = " (of two values: their difference over the root of 2)" if len(seeds) == 2 else ""
+        runs = (
+            f"±: sample standard deviation over seeds {', '.join(map(str, seeds))}{two}, which "
+            "differ in the weights that training starts from and in the order of the rows."
+        )
+    return _LADDER_TEXT({**report, "runs": runs})
+
+
+_LADDER_TEXT: Final = page("""\
+Backbone *{backbone}* ({backbone_fingerprint:.12}), {rules:,} rules ({rules_digest:.12}), TR
+{token_reduction:.2%} on the measured rows. Every row is trained from fresh weights for {steps}
+steps of {rows} rows of {length} tokens of *{texts.train.name}* (ids {texts.train.digest:.12}): for
+one seed, all rows read the same batches. Learning rate {rate:g} after a warm-up over {warmup:.0%}
+of the steps, then falling to 0; of rule rows {row_rate:g} times that, of the control's blocks
+{block_rate:g} times. The frozen model's products are in {precision}. Measured in float32 on
+{texts.test.rows} rows of *{texts.test.name}* (ids {texts.test.digest:.12}), after the last step,
+not at a best one; *untrained*: before the first.
+
+*Top-1*: how often the most probable next token is the base model's; *KL*: divergence from the base
+model in nats, both at unit ends as in the paper; *PPL ratio*: perplexity over that of the base
+model ({ppl_base:.2f}). {runs}
+""")
+LADDER: Final = page(
+    """\
+# Ladder: from the paper's form to all steps together
+
+@ budget
+
+@ ladder.*row
+row             | {row}
+< trained       | {words}
+KL, untrained   | {untrained.kl:.3f}
+Top-1           | {untrained.top1:.3f}
+PPL ratio       | {untrained.ppl_ratio:.3f}
+KL, trained     | {trained.kl:.3f}
+Top-1           | {trained.top1:.3f}
+PPL ratio       | {trained.ppl_ratio:.3f}
+seconds a step  | {seconds_per_step:.2f}
+
+The control is never shipped: it trains first and last block of a copy of the backbone, which then
+reads the units, while the frozen backbone teaches and is compared with. Its difference is what
+freezing costs at this budget and at these rates.
+
+## Differences
+
+Of a trained row to the one that it is a step from, paired by rows of text; a negative KL is better.
+±: standard error over rows of text, of the mean over seeds; it says nothing about other seeds,
+whose differences stand beside it.
+
+@ rungs
+row          | {row}
+< against    | {over}
+KL           | {difference.kl:.4f}
+< KL by seed | {seeds_kl}
+Top-1        | {difference.top1:.4f}
+ln PPL       | {difference.ln_ppl:.4f}
+
+Measured, and this page written, by `python -m benchmarks.ladder`.
+""",
+    budget=_of_the_ladder,
+    rungs=_rungs,
+)
 STEP_ON_SMOLLM2: Final = page("""\
 # Distillation step on SmolLM2-135M
 

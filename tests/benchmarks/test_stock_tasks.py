@@ -21,7 +21,6 @@ from benchmarks.stock_tasks.paired import (
     mean_of_means,
     summary,
 )
-from benchmarks.stock_tasks.task_cells import find_cell, keep_cell
 from benchmarks.stock_tasks.task_sides import UNMERGED, Models, Side, base_of, settings
 from docs.make.results import benchmark_page
 from support.unit_counts import counted_tokens, read_spans
@@ -163,14 +162,6 @@ def test_every_input_is_part_of_a_cells_key(
         assert same == (not changed or unmerged)
     keys = [json.dumps(altered.key("piqa", side, "data", 2)) for side in sides]
     assert len(set(keys)) == len(sides) == 6
-
-
-def test_a_cell_of_another_key_is_not_found(tmp_path: Path) -> None:
-    key = {"task": "piqa", "side": "no rules", "limit": 3}
-    assert find_cell(tmp_path, key) is None
-    keep_cell(tmp_path, key, {"questions": 3})
-    assert find_cell(tmp_path, key) == {"key": key, "questions": 3}
-    assert find_cell(tmp_path, key | {"limit": 4}) is None
 
 
 def test_log_likelihoods_are_gated_in_float32_only() -> None:

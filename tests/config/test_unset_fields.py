@@ -32,14 +32,13 @@ STAYS = {
         GeneratedCorpus.template GeneratedCorpus.chat GeneratedCorpus.revision
         GeneratedCorpus.seed""",
     "guards what becomes a rule": """
-        MiningConfig.protect MiningConfig.min_documents MiningConfig.sample_tokens
+        MiningConfig.min_documents MiningConfig.sample_tokens
         MiningConfig.max_candidates RulesConfig.rule_budget CellRules.rules""",
     "a policy of the paper or its alternative, which an ablation may take": """
         AdaptConfig.settings DistillConfig.hidden_terms""",
     "products in float32, for machines without fast bfloat16": "LanguageModelConfig.bf16",
     "other methods and tasks to compare on, which cost a measurement each": """
         Recipe.baselines Recipe.tasks""",
-    "the section of fields above": "Recipe.mining",
 }
 
 

@@ -56,10 +56,11 @@ def joined(values: list[dict[str, Tensor]]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("make", "spans", "unit_positions"),
+    ("make", "spans", "unit_positions", "make_base"),
     [
-        *product([build], [NESTED, FLAT], ["compact", "preserved"]),
-        (build_with_head_bias, FLAT, "compact"),
+        *product([build], [NESTED, FLAT], ["compact", "preserved"], [None]),
+        (build_with_head_bias, FLAT, "compact", None),
+        (build, FLAT, "compact", build_with_head_bias),
     ],
 )
 @torch.no_grad()
@@ -67,11 +68,13 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
     make: Callable[[], Backbone],
     spans: list[tuple[int, ...]],
     unit_positions: UnitPositions,
+    make_base: Callable[[], Backbone] | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(alignment._HEAD_ROWS, "cpu", 7)  # several chunks of logits a batch
     backbone, matcher, rows = make(), Matcher(RuleSet.from_spans(spans)), random_rows()
-    module = module_for(backbone)
+    module, other = module_for(backbone), None if make_base is None else make_base()
+    base = other or backbone
     aligned, states, by_row = [], [], []
     for row in rows:
         by_row.append([])
@@ -83,14 +86,13 @@ def test_both_sets_of_rows_equal_forwards_from_scratch(
             if matcher.segment(row[: t + 1])[1].max() == 1:
                 continue  # nothing merged yet
             parts = (backbone, module, matcher, [prefix], unit_positions)
-            teacher = backbone.model(torch.tensor([prefix])).logits[0, -1]
+            teacher = base.model(torch.tensor([prefix])).logits[0, -1]
             values = row_metrics(teacher[None], from_scratch(*parts)[0][None])
             states.append(values)
             aligned += [values] if t in unit_ends else []
             by_row[-1] += [values] if t in unit_ends else []
-    found = evaluate_alignment(
-        rows, Compressed(backbone, module, matcher, unit_positions), batch_size=2
-    )
+    compressed = Compressed(backbone, module, matcher, unit_positions)
+    found = evaluate_alignment(rows, compressed, batch_size=2, base=other)
     assert (found.aligned_rows, found.state_rows) == (len(aligned), len(states))
     assert len(aligned) < len(states)
     assert found.means == pytest.approx(joined(aligned), abs=1e-9)

@@ -204,19 +204,30 @@ class DistillModel(nn.Module):
         tokens = torch.from_numpy(np.concatenate(rows).astype(np.int64)).to(device)
         in_teacher = _starts(packed.raw_counts)[aligned.batch] + aligned.teacher
         in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
-        layers, at_teacher, at_student = self._layers, in_teacher.to(device), in_student.to(device)
+        at_teacher, at_student = in_teacher.to(device), in_student.to(device)
         with self._precision():
             with torch.no_grad():
-                raw, lengths = self.backbone.embed(tokens), [len(row) for row in rows]
-                teacher = [x[at_teacher] for x in self._trunk.states(raw, lengths, layers=layers)]
+                raw = self.teacher_states(tokens, [len(row) for row in rows])
+                teacher = tuple(x[at_teacher] for x in raw)
+            del raw  # of all layers, it would stay while the student runs
             units = packed_embeddings(packed, self.backbone, pooled)
-            student = self._trunk.states(units, packed.unit_counts.tolist(), positions, layers)
+            counts = packed.unit_counts.tolist()
+            student = self._trunk.states(units, counts, positions, self._layers)
         return AlignedStates(
-            tuple(teacher),
+            teacher,
             tuple(x[at_student] for x in student),
             aligned.batch.to(device),
             (packed.lengths[aligned.batch, aligned.student] == 1).to(device),
         )
+
+    def teacher_states(self, tokens: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return hidden states [N, d] of the teacher on raw tokens, of the layers of the loss.
+
+        Args:
+            tokens: Ids of all rows, one after the other [N] (int64).
+            lengths: Tokens per row [B].
+        """
+        return self._trunk.states(self.backbone.embed(tokens), lengths, layers=self._layers)
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(

@@ -55,7 +55,8 @@ class AlignmentResult:
         token_reduction: (raw tokens - units) / raw tokens; of the cache's columns where the states
             are not of merging.
         spans_per_row: Merged spans per row of text.
-        errors: Standard errors of ``means`` over the rows of text; nothing for a single row.
+        row_sums: Sums of the metrics over the paper's aligned rows of each row of text.
+        row_counts: Aligned rows of each row of text.
     """
 
     means: dict[str, float]
@@ -64,7 +65,14 @@ class AlignmentResult:
     state_rows: int
     token_reduction: float
     spans_per_row: float
-    errors: dict[str, float]
+    row_sums: dict[str, tuple[float, ...]]
+    row_counts: tuple[int, ...]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Standard errors of ``means`` over the rows of text; nothing for a single row."""
+        errors = {name: ratio_error(sums, self.row_counts) for name, sums in self.row_sums.items()}
+        return {name: error for name, error in errors.items() if error is not None}
 
     def metrics(self) -> dict[str, float]:
         """Return all numbers by name; over states in ``_states``, standard errors in ``_se``."""
@@ -85,6 +93,7 @@ def evaluate_alignment(
     compressed: Compressed,
     batch_size: int = 8,
     states: ReadingStates = MERGED,
+    base: Backbone | None = None,
 ) -> AlignmentResult:
     """Compare next-token distributions on raw and on merged input, or on an evicted cache.
 
@@ -93,6 +102,7 @@ def evaluate_alignment(
         compressed: The model.
         batch_size: Rows per forward.
         states: States that reading passes through.
+        base: What reads the raw input; the model's own backbone if None.
 
     Raises:
         EvaluationError: If there is no row, no rule matches in any row, or a row exceeds the
@@ -108,12 +118,13 @@ def evaluate_alignment(
         )
     aligned, everywhere = AlignmentSums(), AlignmentSums()
     row_sums = np.zeros((len(rows), len(METRICS)))  # over the paper's rows of each row of text
-    row_counts = np.zeros(len(rows))
+    row_counts = np.zeros(len(rows), dtype=np.int64)
     raw = units = spans = 0
     for first in range(0, len(rows), batch_size):
         part = rows[first : first + batch_size]
         packed = compressed.pack(part)
-        for teacher, student, unit_end, of_row in _state_pairs(part, packed, compressed, states):
+        pairs = _state_pairs(part, packed, compressed, states, base or compressed.backbone)
+        for teacher, student, unit_end, of_row in pairs:
             values = row_metrics(teacher, student)
             everywhere.add(values)
             ends = {name: value[unit_end] for name, value in values.items()}
@@ -145,14 +156,9 @@ def evaluate_alignment(
         everywhere.rows,
         reduction,
         spans / len(rows),
-        _errors(row_sums, row_counts),
+        {name: tuple(row_sums[:, i].tolist()) for i, name in enumerate(METRICS)},
+        tuple(row_counts.tolist()),
     )
-
-
-def _errors(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> dict[str, float]:
-    """Return each metric's standard error, from its sums [B, metrics] and their counts [B]."""
-    errors = {name: ratio_error(sums[:, i], counts) for i, name in enumerate(METRICS)}
-    return {name: error for name, error in errors.items() if error is not None}
 
 
 def _state_pairs(
@@ -160,6 +166,7 @@ def _state_pairs(
     packed: PackedUnits,
     compressed: Compressed,
     states: ReadingStates,
+    base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield logits after the states from the first merge on, as :func:`logit_pairs`.
 
@@ -171,7 +178,7 @@ def _state_pairs(
     if not bool(wanted.any()):
         return
     unit_end, of_row = layout.trunk[wanted], wanted.nonzero()[:, 0]
-    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed):
+    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed, base):
         yield teacher, student, unit_end[chunk], of_row[chunk]
 
 
@@ -180,6 +187,7 @@ def logit_pairs(
     layout: BranchLayout,
     wanted: Tensor,
     compressed: Compressed,
+    base: Backbone,
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Yield logits [C, V] on raw and on merged input, of the same places of a text, in chunks.
 
@@ -190,6 +198,7 @@ def logit_pairs(
         layout: Their states.
         wanted: The states to return [B, T] (bool).
         compressed: The model.
+        base: What reads the raw input, of the same vocabulary.
 
     Yields:
         The two, and which C of the wanted states they are.
@@ -204,13 +213,13 @@ def logit_pairs(
         ids[b, : len(row)] = row
     tokens = torch.from_numpy(ids).to(backbone.device)
     student = state_hidden(tokens, layout, compressed)[wanted]
-    teacher = backbone.hidden(backbone.embed(tokens))[wanted]  # causal: none sees padding
+    teacher = base.hidden(base.embed(tokens))[wanted]  # causal: none sees padding
     most = _HEAD_ROWS["cpu" if tokens.device.type == "cpu" else "gpu"]
     wide = torch.promote_types(backbone.head_weight.dtype, torch.float32)
     pages = student.new_empty(2, min(most, len(student)), len(backbone.head_weight), dtype=wide)
     for first in range(0, len(student), most):
         chunk = slice(first, first + most)
-        _fill_logits(teacher[chunk], backbone, pages[0])
+        _fill_logits(teacher[chunk], base, pages[0])
         _fill_logits(student[chunk], backbone, pages[1])
         count = len(student[chunk])
         yield pages[0, :count], pages[1, :count], chunk

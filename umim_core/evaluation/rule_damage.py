@@ -146,7 +146,8 @@ def _divergence(
     wanted = paying >= 0
     spans = paying[wanted]
     sums = torch.zeros(len(layout.span_ids), dtype=torch.float64, device=paying.device)
-    for teacher, student, chunk in logit_pairs(rows, layout, wanted, compressed):
+    pairs = logit_pairs(rows, layout, wanted, compressed, compressed.backbone)
+    for teacher, student, chunk in pairs:
         sums.index_add_(0, spans[chunk], row_divergence(teacher, student))
     return sums.cpu().numpy()
 

@@ -1,0 +1,1 @@
+"""Ladder from the paper's form to all steps together: ``python -m benchmarks.ladder``."""
