@@ -41,7 +41,7 @@ class Side:
 
     @property
     def label(self) -> str:
-        """What the results call it: ``hf``, or ``NAME, prompt, raw tail 16``."""
+        """Label in the results: ``hf``, or ``NAME, prompt, raw tail 16``."""
         tail = f"raw tail {self.raw_tail}" if self.raw_tail else ""
         return ", ".join(filter(None, (self.checkpoint, self.way, tail)))
 

@@ -16,7 +16,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from datasets import Dataset, DatasetDict
 from lm_eval import evaluator
-from lm_eval.api.model import LM
+from lm_eval.api.model import LM, CachingLM
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.utils import make_table
 
@@ -179,6 +179,17 @@ def test_generated_tokens_count_and_answers_to_questions_chosen_by_number(build:
         [size] = sample["umim"]
         assert size["tokens"] == size["context_tokens"] + 3
         assert size["units"] <= size["context_units"] + 3
+
+
+def test_a_comparison_from_the_cache_is_the_same(
+    build: Build, compared: dict[str, Any], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        model = CachingLM(build(compare="base"), str(tmp_path / "cache.db"))
+        found = evaluate(model)
+        model.dbdict.close()
+        assert found["results"] == compared["results"]
+    assert found["samples"]["choices"] == compared["samples"]["choices"]
 
 
 def test_saved_samples_hold_sizes_and_the_base_models_answers(
