@@ -166,3 +166,26 @@ def test_every_task_has_known_metrics_and_a_file_for_the_command() -> None:
         assert {TEXT_METRICS.find(metric) for metric in GENERATION_TASKS.find(name).metrics}
         assert "GenerationTask" in (index[name].cfg or {})["class"]
     assert names
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_a_generated_task_runs_to_its_end_by_name(merge: str, tmp_path: Path) -> None:
+    (folder,) = tasks.__path__
+    metadata = {"checkpoint": "umim-docs-llama", "task_questions": 3, "task_new_tokens": 8}
+    manager = TaskManager(include_path=folder, include_defaults=False, metadata=metadata)
+    names = ["umim_ruler", "umim_multidoc_2k"]
+    found = evaluate(UmimLM("umim-docs-llama", merge=merge), manager.load(names), limit=2)
+    assert found is not None
+    results = found["results"]
+    for name in ("umim_ruler_4k", "umim_ruler_8k", "umim_ruler_16k"):
+        assert results[name]["recall,none"] == NOT_RUN
+    for name, figure in (
+        ("umim_ruler_1k", "recall"),
+        ("umim_ruler_2k", "recall"),
+        ("umim_multidoc_2k", "substring_match"),
+    ):
+        assert 0 <= results[name][f"{figure},none"] <= 1
+        assert results[name]["prompt_tr,none"] > 0
+        assert (results[name]["gen_kv_tr,none"] > 0) <= (merge == "all")
+        assert len(found["samples"][name]) == 2

@@ -21,7 +21,6 @@ def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
         ({"task_sed": 1}, "must be one of task_data, .*; got task_sed. Did you mean 'task_seed'"),
         ({"task_seed": -1}, "task_seed must be a whole number of at least 0; got -1"),
         ({"task_questions": 0}, "at least 1; got 0"),
-        ({"task_questions": None}, "at least 1; got None"),
         ({"task_length": "4k"}, "at least 1; got 4k"),
         ({"task_new_tokens": True}, "at least 1; got True"),
         ({"task_data": 3}, "task_data must be a path; got 3"),

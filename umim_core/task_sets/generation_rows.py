@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 from umim_core.errors import EvaluationError
@@ -21,6 +22,7 @@ from umim_core.task_sets.task_files import DataFile, read_rows, task_folder
 from umim_core.task_sets.task_options import TaskOptions
 from umim_core.task_sets.text_tokens import TextTokens
 
+QUESTIONS: Final = 100  # of a generated task, where a call does not say it
 CHAT_ROOM: Final = 64  # tokens that a chat template may add to a prompt of a stated length
 Row = dict[str, Any]
 
@@ -82,7 +84,8 @@ def exceeds(
 
 
 def _read(file: DataFile, options: TaskOptions) -> Iterable[GenerationQuestion]:
-    for row in read_rows(file, task_folder(options.task_data)):
+    rows = read_rows(file, task_folder(options.task_data))
+    for row in islice(rows, options.task_questions):
         fields = {name: row[name] for name in file.fields}
         yield GenerationQuestion(row["id"], fields, tuple(row["references"]))
 
@@ -118,7 +121,8 @@ def _wish(
             "Give one: --metadata task_length=4096.",
         )
     return Wish(
-        questions=options.task_questions,
+        task=task.name,
+        questions=options.task_questions or QUESTIONS,
         room=_room(task, options, limit),
         size=lambda fields: _size(task, fields, tokens),
         tokens=tokens,

@@ -38,6 +38,7 @@ class Wish:
     """Questions that a generator is asked for.
 
     Attributes:
+        task: Name of the task.
         questions: So many.
         room: Most tokens of a whole prompt.
         size: Tokens of the whole prompt that fields make.
@@ -47,6 +48,7 @@ class Wish:
         filler: Sentences to fill prompts with; None for generated ones.
     """
 
+    task: str
     questions: int
     room: int
     size: Callable[[Mapping[str, str]], int]

@@ -24,7 +24,7 @@ class TaskOptions:
     Attributes:
         task_data: Folder of data files; by default what ``UMIM_TASK_DATA`` names.
         task_seed: Seed of generated questions.
-        task_questions: Generated questions per task.
+        task_questions: Most questions per task; None for all of a data file, 100 generated ones.
         task_filler: Text file, or folder of them, whose sentences fill generated prompts instead of
             generated ones.
         task_length: Most tokens of prompt and answer of tasks whose long field may be cut.
@@ -37,7 +37,7 @@ class TaskOptions:
 
     task_data: str | None = None
     task_seed: int = 0
-    task_questions: int = 100
+    task_questions: int | None = None
     task_filler: str | None = None
     task_length: int | None = None
     task_new_tokens: int | None = None

@@ -1,0 +1,45 @@
+"""``umim task-text``: texts of a generated task's training split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.command_line import console
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.task_sets.generation_rows import make_rows
+from umim_core.task_sets.generation_spec import GENERATION_TASKS
+from umim_core.task_sets.task_options import TaskOptions
+from umim_core.task_sets.text_tokens import TextTokens
+
+BACKBONE = "umim-docs-llama"
+
+
+def test_texts_hold_answers_and_are_none_of_the_scored_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "texts.jsonl"
+    arguments = ("task-text", "umim_ruler_1k", "--tokenizer", BACKBONE, "--questions", "2")
+    done = console(monkeypatch, capsys)(*arguments, "--out", out, "--json")
+    assert json.loads(done.out)["texts"] == 2
+    texts = [json.loads(line)["text"] for line in out.read_text("utf-8").splitlines()]
+    tokens = TextTokens(load_tokenizer(BACKBONE))
+    options = TaskOptions(task_questions=2)
+    for split, there in (("train", True), ("test", False)):
+        rows = make_rows(GENERATION_TASKS.find("umim_ruler_1k"), options, tokens, None, split)
+        found = [f"{r['prompt']} {r['answer_prefix']} {', '.join(r['references'])}" for r in rows]
+        assert (found == texts) == there
+        assert bool(set(found) & set(texts)) == there
+
+
+def test_a_task_of_a_data_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "texts.jsonl"
+    done = console(monkeypatch, capsys)(
+        "task-text", "umim_qmsum", "--tokenizer", BACKBONE, "--out", out
+    )
+    assert (done.code, out.exists()) == (1, False)
+    assert "texts are written for generated tasks; got umim_qmsum" in done.err

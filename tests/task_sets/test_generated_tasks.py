@@ -1,0 +1,127 @@
+"""Generated tasks: answers are in the prompts, lengths are right, draws can be repeated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation.conftest import byte_tokenizer
+from umim_core.evaluation.text_metrics.string_match import recall, substring_match
+from umim_core.task_sets.generation_rows import CHAT_ROOM, Row, make_rows
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, Generated
+from umim_core.task_sets.spec import TaskSplit
+from umim_core.task_sets.task_options import TaskOptions
+from umim_core.task_sets.text_tokens import TextTokens
+
+TOKENS = TextTokens(byte_tokenizer())
+NEEDLE = re.compile(r"One of the special magic numbers for ([a-z]+-[a-z]+) is: (\d{7})\.")
+
+
+def rows(name: str, count: int = 3, split: TaskSplit = "test", **options: object) -> list[Row]:
+    asked = TaskOptions.read(
+        {"task_questions": count, **{f"task_{k}": v for k, v in options.items()}}
+    )
+    return make_rows(GENERATION_TASKS.find(name), asked, TOKENS, None, split)
+
+
+def generated() -> list[str]:
+    tasks = [GENERATION_TASKS.find(name) for name in GENERATION_TASKS.names()]
+    return [task.name for task in tasks if isinstance(task.source, Generated)]
+
+
+def test_the_cells_of_the_papers_tables_are_there() -> None:
+    cells = [f"umim_multidoc_{n}k" for n in (2, 4, 8, 16)]
+    cells += [f"umim_ruler_{n}k" for n in (1, 2, 4, 8, 16)]
+    assert set(cells) < set(generated())
+    for name in cells:
+        assert GENERATION_TASKS.find(name).length == 1024 * int(name.rsplit("_", 1)[1][:-1])
+
+
+@pytest.mark.parametrize("name", generated())
+def test_prompts_have_the_length_of_their_task(name: str) -> None:
+    task = GENERATION_TASKS.find(name)
+    assert task.length is not None
+    room = task.length - task.max_new_tokens - CHAT_ROOM
+    (row,) = rows(name, 1)
+    whole = f"{row['prompt']} {row['answer_prefix']}" if row["answer_prefix"] else row["prompt"]
+    assert row["prompt_tokens"] == TOKENS.count(whole)
+    unit = 420 if "multidoc" in name else 130  # the longest document or sentence, nearly by letters
+    assert room - unit <= row["prompt_tokens"] <= room
+
+
+@pytest.mark.parametrize("name", ["umim_ruler_1k", "umim_multidoc_2k", "umim_govreport_generated"])
+def test_questions_follow_from_seed_and_split(name: str) -> None:
+    found = rows(name)
+    assert found == rows(name)
+    assert found[:2] == rows(name, 2)
+    others = rows(name, split="train") + rows(name, seed=1)
+    assert len({row["prompt"] for row in found + others}) == 9
+
+
+def test_four_needles_of_one_key_lie_in_the_text_at_their_depths() -> None:
+    for row in rows("umim_ruler_2k", 5):
+        found = list(NEEDLE.finditer(row["prompt"]))
+        assert {match[1] for match in found} == {row["answer_prefix"].split()[5]}
+        assert {match[2] for match in found} == set(row["references"])
+        assert len(set(row["references"])) == 4
+        text = row["prompt"].split("\n")[1]
+        depths = sorted(float(depth) for depth in row["depths"].split())
+        assert [match.start() / len(text) for match in found] == pytest.approx(depths, abs=0.2)
+        assert recall([" ".join(row["references"][:3])], row) == {"recall": 0.75}
+        assert recall([row["prompt"]], row) == {"recall": 1.0}
+
+
+def test_needles_lie_anywhere() -> None:
+    depths = [float(d) for row in rows("umim_ruler_1k", 25) for d in row["depths"].split()]
+    assert min(depths) < 0.1
+    assert max(depths) > 0.9
+    assert 0.4 < sum(depths) / len(depths) < 0.6
+
+
+def test_one_document_answers_and_its_place_goes_through_the_prompt() -> None:
+    places = []
+    for row in rows("umim_multidoc_4k", 8):
+        documents = re.split(r"\n\n(?=Document \[)", row["prompt"].rpartition("\n\nQuestion")[0])[
+            1:
+        ]
+        (answer,) = row["references"]
+        holding = [n for n, text in enumerate(documents, 1) if answer in text]
+        assert row["position"] == f"{holding[0]} of {len(documents)}"
+        assert len(holding) == 1
+        subject = re.search(r"the ([A-Z]\w+ [A-Z]\w+)", row["prompt"].rpartition("Question:")[2])
+        assert subject is not None
+        assert f"Document [{holding[0]}](Title: {subject[1]}" in documents[holding[0] - 1]
+        assert substring_match([f" It is {answer}."], row) == {"substring_match": 1.0}
+        places.append((holding[0] - 0.5) / len(documents))
+    assert min(places) < 0.2
+    assert max(places) > 0.8
+
+
+def test_titles_and_facts_of_documents_are_all_different() -> None:
+    (row,) = rows("umim_multidoc_16k", 1)
+    for pattern in (
+        r"\(Title: ([^)]+)\)",
+        r"founded by ([^.]+)\.",
+        r"opened in (\d+)",
+        r"stands in (\w+)",
+    ):
+        found = re.findall(pattern, row["prompt"])
+        assert len(found) == len(set(found)) > 30
+
+
+def test_a_summary_of_the_stand_in_is_what_its_sections_begin_with() -> None:
+    for row in rows("umim_govreport_generated"):
+        sections = row["prompt"].partition("Report:\n")[2].split("\n\n")[:6]
+        (summary,) = row["references"]
+        found = re.split(r"(?<=\.) ", summary)
+        assert [s.startswith(f) for s, f in zip(sections, found, strict=True)] == [True] * 6
+
+
+def test_a_text_of_the_user_fills_prompts(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("Zebras run. Yaks sleep. Xerus dig.", encoding="utf-8")
+    for name in ("umim_ruler_1k", "umim_multidoc_2k", "umim_govreport_generated"):
+        (row,) = rows(name, 1, filler=str(tmp_path / "own.txt"))
+        assert row["prompt"].count("Yaks sleep.") > 3
+        assert "Nobody knew" not in row["prompt"]

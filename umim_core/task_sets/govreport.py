@@ -1,0 +1,103 @@
+"""GovReport: summarise a report of a government agency, which is cut to the context.
+
+``umim_govreport`` reads the data set; ``umim_govreport_generated`` is a stand-in for machines
+without it: invented reports whose summary is the first sentence of every section.
+
+Source: Huang et al., 2021; prompt and length of answers are LongBench's (Bai et al., 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from random import Random
+from typing import Final
+
+from umim_core.task_sets.generation_spec import (
+    Generated,
+    GenerationQuestion,
+    GenerationSet,
+    Wish,
+    add_generation_task,
+)
+from umim_core.task_sets.prompt_filling import NOUNS, filled, generator, sentences
+from umim_core.task_sets.task_files import DataFile, HubTable
+
+SECTIONS: Final = 6
+_PROMPT: Final = (
+    "You are given a report by a government agency. Write a one-page summary of the report.\n\n"
+    "Report:\n{report}\n\n"
+    "Now, write a one-page summary of the report.\n\nSummary:"
+)
+_FINDINGS: Final = (
+    "In {year} the {office} spent {money} million dollars on its {noun} programme, {percent} "
+    "percent more than planned.",
+    "The {office} inspected {money} of its {noun} sites in {year} and closed {percent} of them.",
+    "By {year} only {percent} percent of the {noun} projects of the {office} had been finished.",
+    "The {office} has followed {percent} of the {money} recommendations of {year} about its {noun} "
+    "grants.",
+)
+_OFFICES: Final = (
+    "Harbor Office",
+    "Forest Service",
+    "Bridge Agency",
+    "Grain Board",
+    "Water Authority",
+)
+
+
+def reports(wish: Wish) -> Iterator[GenerationQuestion]:
+    """Yield reports of a wish with the summaries that their sections begin with."""
+    for number in range(wish.questions):
+        rng = generator(wish, number)
+        office = rng.choice(_OFFICES)
+        findings = [_finding(rng, office) for _ in range(SECTIONS)]
+        made = filled(wish, sentences(rng, wish.filler), partial(_fields, findings))
+        yield GenerationQuestion(str(number), made, (" ".join(findings),))
+
+
+def _fields(findings: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """Deal sentences out to the sections, each behind its finding."""
+    share = [taken[place :: len(findings)] for place in range(len(findings))]
+    sections = [" ".join((own, *rest)) for own, rest in zip(findings, share, strict=True)]
+    return {"report": "\n\n".join(sections)}
+
+
+def _finding(rng: Random, office: str) -> str:
+    return rng.choice(_FINDINGS).format(
+        office=office,
+        noun=rng.choice(NOUNS),
+        year=rng.randrange(1990, 2024),
+        money=rng.randrange(100, 1000),
+        percent=rng.randrange(2, 100),
+    )
+
+
+add_generation_task(
+    GenerationSet(
+        name="umim_govreport",
+        prompt=_PROMPT,
+        source=DataFile(
+            "govreport/test.jsonl",
+            fields=("report",),
+            reference="summary",
+            origin="GovReport's test split",
+            hub=HubTable("ccdv/govreport-summarization", "test"),
+        ),
+        metrics=("rouge",),
+        max_new_tokens=512,
+        licence="public domain (works of the United States government)",
+        cut="report",
+    )
+)
+add_generation_task(
+    GenerationSet(
+        name="umim_govreport_generated",
+        prompt=_PROMPT,
+        source=Generated(reports, version=1),
+        metrics=("rouge",),
+        max_new_tokens=512,
+        length=4096,
+        licence="Apache-2.0",
+    )
+)

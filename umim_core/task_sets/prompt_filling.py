@@ -1,0 +1,135 @@
+"""Filling of generated prompts to a length in tokens, with generated sentences or a text's own.
+
+Everything is drawn from the generator that is passed: the same seed gives the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Final
+
+from umim_core.errors import EvaluationError
+from umim_core.task_sets.generation_spec import Wish
+
+
+def words(text: str, border: str | None = None) -> tuple[str, ...]:
+    """Cut a list of words at spaces, or at another border."""
+    return tuple(text.split(border))
+
+
+ADJECTIVES: Final = words(  # behind "a", too
+    "bitter bright broad calm careful cheerful clever cold crimson curious distant faint famous "
+    "gentle golden grey heavy hollow humble large lively lonely modest narrow noisy pale patient "
+    "plain quiet rapid rough silver slow small solid steady strange sudden tall tidy warm wide "
+    "young"
+)
+NOUNS: Final = words(
+    "anchor apple baker barrel basket beacon bridge builder candle captain carpenter castle "
+    "clock cottage engine farmer feather ferry field fisher forest fountain garden gate harbor "
+    "hill island kettle ladder lantern letter market meadow mill miller mountain orchard "
+    "painter piano pillar pond river road sailor shepherd station teacher tower valley village "
+    "wagon window"
+)
+_VERBS: Final = words(
+    "admired approached avoided carried crossed described followed forgot found guarded ignored "
+    "kept left measured missed noticed opened passed remembered repaired reached sold visited "
+    "watched welcomed"
+)
+_PLACES: Final = words(
+    "after the rain;before the harvest;behind the old wall;by the shore;"
+    "during the long winter;in the early morning;in the middle of the town;"
+    "near the southern border;on a quiet evening;on the way home;under the open sky;"
+    "without a word",
+    ";",
+)
+_PATTERNS: Final = (
+    "The {a} {n} {v} the {b} {m} {p}.",
+    "Most people {v} the {n}, although the {m} was {a}.",
+    "It was {p} that the {n} {v} a {a} {m}.",
+    "Nobody knew why the {a} {n} {v} the {m}.",
+    "Every {n} was {a}, and so was the {m}.",
+    "There was a {a} {n} next to the {b} {m} {p}.",
+)
+
+
+def generator(wish: Wish, number: int) -> Random:
+    """Return the random generator of one question of a wish; its length has no part in it."""
+    return Random(f"{wish.seed}/{wish.split}/{wish.task}/{number}")
+
+
+def sentences(rng: Random, filler: Sequence[str] | None) -> Iterator[str]:
+    """Yield sentences without end.
+
+    Args:
+        rng: Draws them.
+        filler: Sentences to go through from a drawn place on, again and again; None generates them.
+    """
+    place = rng.randrange(len(filler)) if filler else 0
+    while True:
+        if filler:
+            yield filler[place % len(filler)]
+            place += 1
+            continue
+        drawn = {
+            "a": rng.choice(ADJECTIVES),
+            "b": rng.choice(ADJECTIVES),
+            "n": rng.choice(NOUNS),
+            "m": rng.choice(NOUNS),
+            "v": rng.choice(_VERBS),
+            "p": rng.choice(_PLACES),
+        }
+        yield rng.choice(_PATTERNS).format(**drawn)
+
+
+def filled(
+    wish: Wish, units: Iterator[str], fields: Callable[[Sequence[str]], Mapping[str, str]]
+) -> Mapping[str, str]:
+    """Fill a prompt with as many units as it has room for.
+
+    Args:
+        wish: Room and size of prompts.
+        units: Texts to fill with, taken in their order.
+        fields: Fields of the prompt made of the units taken.
+
+    Returns:
+        The fields; the prompt has at most the wish's room, and the next unit, or one more for what
+        tokens merge at borders, would not fit.
+
+    Raises:
+        EvaluationError: If the prompt does not even fit without units.
+    """
+    taken: list[str] = []
+    left = wish.room - wish.size(fields(taken))
+    for unit in units:
+        left -= wish.tokens.count(f" {unit}")
+        if left < 0:
+            break
+        taken.append(unit)
+    made = fields(taken)
+    while wish.size(made) > wish.room:
+        if not taken:
+            raise EvaluationError(
+                "a generated prompt must fit into its length",
+                f"room for {wish.room} tokens",
+                "Ask for shorter answers (task_new_tokens), or a longer task.",
+            )
+        taken.pop()
+        made = fields(taken)
+    return made
+
+
+def inserted(units: Sequence[str], others: Sequence[str], depths: Sequence[float]) -> list[str]:
+    """Insert texts between units.
+
+    Args:
+        units: Texts that stay in their order.
+        others: Texts to insert.
+        depths: Place of each, 0 (before all units) .. 1 (behind them); ties keep their order.
+    """
+    places = [round(depth * len(units)) for depth in depths]
+    found = list(units)
+    pairs = list(zip(places, others, strict=True))
+    for place, text in sorted(reversed(pairs), key=lambda pair: -pair[0]):
+        found.insert(place, text)
+    return found
