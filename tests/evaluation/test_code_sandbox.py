@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,6 +43,7 @@ assert hashlib.md5(b"x").hexdigest().startswith("9dd4") and open(__file__).read(
         ("import numpy", "ModuleNotFoundError"),
         ("x = bytearray(2 << 30)", "MemoryError"),
         ("def f(): f()\nf()", "RecursionError"),
+        ("class Secret42(Exception): pass\nraise Secret42", "exception"),
     ],
 )
 def test_a_program_that_does_not_reach_its_end_fails(program: str, reason: str) -> None:
@@ -87,32 +89,73 @@ ATTEMPTS = {
     "Link": "os.symlink(victim, folder + '/link')",
     "ChangeTimes": "os.utime(victim)",
     "Signal": "os.kill(parent, 9)",
+    "SignalByFcntl": "fcntl.fcntl(os.open(victim, 0), fcntl.F_SETOWN, parent)",
+    "NumberOfSignal": "fcntl.fcntl(os.open(victim, 0), 10, 9)",
+    "SignalOfInput": "fcntl.fcntl(os.open(victim, 0), fcntl.F_SETFL, os.O_ASYNC)",
+    "Lock": "fcntl.lockf(os.open(victim, 0), fcntl.LOCK_SH)",
+    "Lease": "fcntl.fcntl(os.open(victim, 0), fcntl.F_SETLEASE, fcntl.F_RDLCK)",
     "RaiseLimit": "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))",
     "Namespace": "kernel.unshare(0x10000000) and refuse()",
 }
 
 
-def test_the_kernel_refuses_what_leaves_the_process(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("whole")
+def allowed_attempt(attempts: dict[str, str], folder: Path) -> str | None:
+    """Return the first attempt that the kernel lets through."""
     lines = [
-        "import ctypes, os, resource, socket, subprocess",
-        f"folder, victim, parent = {str(tmp_path)!r}, {str(victim)!r}, {os.getpid()}",
+        "import ctypes, fcntl, os, resource, socket, subprocess",
+        f"folder, victim, parent = {str(folder)!r}, {str(folder / 'victim')!r}, {os.getpid()}",
         "kernel = ctypes.CDLL(None)",
         "def refuse(): raise PermissionError",
         "refused = (PermissionError, ValueError)  # ValueError: setrlimit's word for it",
     ]
-    for name, attempt in ATTEMPTS.items():
-        lines += [f"class {name}(Exception): pass", f"try: {attempt}", "except refused: pass"]
-        lines += [f"else: raise {name}"]
-    assert run_confined("\n".join(lines)).reason == "passed"
+    for place, attempt in enumerate(attempts.values()):
+        lines += [f"try: {attempt}", "except refused: pass", f"else: os._exit({place})"]
+    reason = run_confined("\n".join(lines)).reason
+    ends = {f"died ({place})": name for place, name in enumerate(attempts)}
+    return None if reason == "passed" else ends.get(reason, reason)
+
+
+def test_the_kernel_refuses_what_leaves_the_process(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("whole")
+    assert allowed_attempt(ATTEMPTS, tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
     assert victim.read_text() == "whole"
 
 
-def test_an_allowed_attempt_would_be_named() -> None:
-    program = "class Fork(Exception): pass\ntry: 1 + 1\nexcept OSError: pass\nelse: raise Fork"
-    assert run_confined(program).reason == "Fork"
+def test_an_allowed_attempt_would_be_named(tmp_path: Path) -> None:
+    attempts = {"Fork": ATTEMPTS["Fork"], "Sum": "1 + 1", "Exec": ATTEMPTS["Exec"]}
+    assert allowed_attempt(attempts, tmp_path) == "Sum"
+
+
+def test_no_signal_reaches_others_by_way_of_a_pipe() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        program = f"""
+import fcntl, os
+for fd in range(3, 16):
+    try:
+        reading = os.open(f"/proc/self/fd/{{fd}}", os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reading, fcntl.F_SETOWN, {other.pid})
+        fcntl.fcntl(reading, 10, 9)  # F_SETSIG, SIGKILL
+        fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.write(fd, b"7")
+    except OSError:
+        continue
+"""
+        run_confined(program)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+        other.kill()
+
+
+def test_descriptors_can_be_copied_and_asked() -> None:
+    program = """
+import fcntl, os
+copy = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 0)
+fcntl.fcntl(copy, fcntl.F_SETFD, fcntl.fcntl(copy, fcntl.F_GETFD))
+assert fcntl.fcntl(fcntl.fcntl(copy, fcntl.F_DUPFD, 0), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+"""
+    assert run_confined(program).reason == "passed"
 
 
 def test_threads_cannot_be_started() -> None:

@@ -6,21 +6,30 @@
 | processes, threads, fork bombs | seccomp: none can be started |
 | writing, creating, removing, renaming files | seccomp: nothing is opened to write |
 | signals to others, mounts, changed limits, kernel interfaces | seccomp: calls not listed |
+| signals that the kernel sends for one, locks on files | seccomp: commands of `fcntl` not listed |
 | endless loops, sleeping | a limit of CPU time; killed after one of wall-clock time |
 | memory | a limit of address space |
 | floods of output | standard output and error are thrown away; the report has a bound |
-| secrets in the environment | the environment is empty |
+| secrets in the program's own environment | it is empty |
 
-Not prevented: reading files that the user may read (nothing can be sent anywhere or kept; the
-verdict alone leaves the process), errors in the kernel's own filter, and a program that looks for
-the nonce in its interpreter's memory to claim success. Linux on x86-64 only; elsewhere nothing is
-run. In containers that forbid seccomp filters nothing is run either.
+Not prevented:
+- Reading files that the user may read, `/proc/PID/environ` with the environment of the calling
+  process among them. Nothing can be sent anywhere or kept; what leaves the process is the verdict,
+  of whose reason the program chooses the name of a built-in exception or an exit code.
+- A false claim of success. The guard runs in the program's interpreter, so that three lines, a walk
+  over `sys._getframe().f_back`, find the nonce. The sandbox protects the machine; it does not prove
+  that a program made to pass is right.
+- Errors in the kernel's own filter.
+
+Linux on x86-64 only; elsewhere nothing is run. In containers that forbid seccomp filters nothing is
+run either.
 
 Source: HumanEval (Chen et al., 2021) asks for a sandbox and ships none; seccomp(2).
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 import platform
 import secrets
@@ -37,6 +46,11 @@ from umim_core.errors import ConfigError, EvaluationError
 _GUARD: Final = Path(__file__).with_name("sandbox_guard.py")
 _REPORT_BYTES: Final = 512
 _PASSED: Final = "passed"
+_EXCEPTIONS: Final = frozenset(
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,8 @@ class Verdict:
 
     Attributes:
         passed: Whether it came to its end without an exception.
-        reason: ``passed``, the name of the exception, ``timed out``, or ``died (signal or code)``.
+        reason: ``passed``, the name of a built-in exception, ``exception`` for one of another name
+            (the program chooses it), ``timed out``, or ``died (signal or code)``.
     """
 
     passed: bool
@@ -112,7 +127,9 @@ def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
         return Verdict(False, "timed out")
     if code == 0 and state == "confined" and told == nonce:
         return Verdict(True, _PASSED)
-    return Verdict(False, told if told.isidentifier() and code == 0 else f"died ({code})")
+    if code != 0 or not told.isidentifier():
+        return Verdict(False, f"died ({code})")
+    return Verdict(False, told if told in _EXCEPTIONS else "exception")
 
 
 def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tuple[int | None, str]:

@@ -4,9 +4,9 @@
 
 The kernel then allows this process what reading, computing and ending need, and answers everything
 else by "operation not permitted" (seccomp): sockets, processes and threads, opening a file to
-write, removing, renaming or changing one, signals to others, mounts. Limits bound its time and
-memory. After that the program runs here, as ``__main__``; the nonce on FD says that it came to its
-end, a line with the exception's name that it did not.
+write, removing, renaming, changing or locking one, signals to others, mounts. Limits bound its time
+and memory. After that the program runs here, as ``__main__``; the nonce on FD says that it came to
+its end, a line with the exception's name that it did not.
 
 Nothing but the standard library is imported: no site-packages, no package of ours.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import runpy
@@ -28,7 +29,7 @@ _ALLOWED: Final = {
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
     "rt_sigreturn": 15, "pread64": 17, "readv": 19, "writev": 20, "access": 21, "select": 23,
     "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32, "nanosleep": 35, "getitimer": 36,
-    "alarm": 37, "setitimer": 38, "getpid": 39, "exit": 60, "uname": 63, "fcntl": 72, "getcwd": 79,
+    "alarm": 37, "setitimer": 38, "getpid": 39, "exit": 60, "uname": 63, "getcwd": 79,
     "readlink": 89, "gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100, "getuid": 102,
     "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131,
     "gettid": 186, "time": 201, "futex": 202, "sched_getaffinity": 204, "getdents64": 217,
@@ -38,6 +39,10 @@ _ALLOWED: Final = {
 }  # fmt: skip
 _OPENING: Final = {2: 1, 257: 2}  # open and openat: number and the place of their flags
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0x400000
+_FCNTL: Final = 72  # others of its commands have signals sent to any process, or lock files
+_FCNTL_COMMANDS: Final = (  # copy a descriptor, read its flags, close it on exec
+    fcntl.F_DUPFD, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC,
+)  # fmt: skip
 _ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64
 _KILL, _ALLOW, _REFUSE = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # operations of the kernel's filter
@@ -72,6 +77,10 @@ def confine() -> None:
     for number, place in _OPENING.items():  # a file may be opened to read
         steps += [(_EQUAL, 0, 4, number), (_LOAD, 0, 0, 16 + 8 * place)]
         steps += [(_ANY_BIT, 0, 1, _WRITING), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_EQUAL, 0, 2 + 2 * len(_FCNTL_COMMANDS), _FCNTL), (_LOAD, 0, 0, 16 + 8 * 1)]
+    for command in _FCNTL_COMMANDS:
+        steps += [(_EQUAL, 0, 1, command), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_RETURN, 0, 0, _REFUSE)]
     for number in _ALLOWED.values():
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     steps += [(_RETURN, 0, 0, _REFUSE)]
