@@ -14,8 +14,8 @@ checkpoints have one backbone. Differences to the base are paired by question; t
 A finished cell (one task, one side) is written under ``--cells``; every call that needs it finds it
 again, so a run that was stopped goes on, and further settings cost only themselves. A cell is found
 by checkpoint, way of merging, backbone, task data, data type, batch size, limit and versions, not
-by our own source: empty the folder to measure a change of the code. ``--hub`` holds local copies of
-the tasks' data and must stand for the hub: nothing is asked of a network.
+by our own source or the machine: empty the folder to measure a change of the code. ``--hub`` holds
+local copies of the tasks' data and must stand for the hub: nothing is asked of a network.
 
 Gates of quality, of each setting that merges contexts: at most 1.0 point of mean accuracy lost
 where it removes 15 % of the contexts' tokens or more, else at most 0.5 where 8 % or more. A context
@@ -23,7 +23,8 @@ counts whole: tokens of a raw tail are tokens that stay.
 
 Gates, in float32: log-likelihoods of ``merge=none`` equal those of ``hf`` to 1e-4 nats, those of
 the empty rule set to 1e-3 (sums over answers, in forwards of other shapes; 9e-5 measured between
-batches of 1 and 64 on 32 short answers); the empty rule set takes no more time than ``hf``. In
+batches of 1 and 64 on 32 short answers); the empty rule set takes no more time than ``hf``, on
+tasks that both were measured on in this call, since the machine and its load may have changed. In
 bfloat16 the same answers differ by up to 0.8 nats from float32, so float32 is the default.
 """
 
@@ -67,7 +68,10 @@ MOST_LOST: Final = {0.15: 0.010, 0.08: 0.005}
 def score(
     models: Models, sides: Sequence[Side], options: argparse.Namespace, data: str
 ) -> dict[str, dict[str, Report]]:
-    """Return the cells of every task by side; a missing one is measured and written at once."""
+    """Return the cells of every task by side; a missing one is measured and written at once.
+
+    Each says in ``kept`` whether an earlier call measured it.
+    """
     cells, limit = options.cells.resolve(), options.limit
     keys = {
         (side, task): models.key(task, side, data, limit)
@@ -94,7 +98,7 @@ def score(
     for (side, task), key in keys.items():
         cell = find_cell(cells, key)
         assert cell is not None
-        found[task][side.label] = cell
+        found[task][side.label] = cell | {"kept": (side, task) not in missing}
     return found
 
 
@@ -141,7 +145,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
         "tasks": {},
     }
     sides = [*(Side(way) for way in dict.fromkeys(options.sides)), *merged]
-    for task, scored in score(models, sides, options, data).items():
+    cells = score(models, sides, options, data)
+    kept = [cell["kept"] for scored in cells.values() for cell in scored.values()]
+    report["cells"] = {"measured": kept.count(False), "kept": kept.count(True)}
+    for task, scored in cells.items():
         check_same_questions(task, scored)
         rows = {label: summary(cell, scored[base]) for label, cell in scored.items()}
         report["tasks"][task] = {"sides": rows, "against_hf": compare(scored)}
@@ -173,8 +180,9 @@ def gates_of_equality(report: Report) -> dict[str, Gate]:
             difference = max(row["difference"] for row in rows)
             # In units of the tolerance: a gate's value is rounded to four places.
             found[f"{label}_difference_from_hf"] = at_most(difference / TOLERANCES[side], 1.0)
-            if side == NO_RULES:
-                seconds, theirs = (sum(row[x] for row in rows) for x in ("seconds", "hf_seconds"))
+            timed = [row for row in rows if row["same_call"]]
+            if side == NO_RULES and timed:
+                seconds, theirs = (sum(row[x] for row in timed) for x in ("seconds", "hf_seconds"))
                 found["no_rules_times_hf"] = at_most(seconds / theirs, 1.0)
     return found
 

@@ -93,6 +93,7 @@ def compare(cells: Mapping[str, Report]) -> Report:
                 "other_choices": int((choices(cells[side]) != choices(cells[HF])).sum()),
                 "seconds": cells[side]["seconds"],
                 "hf_seconds": cells[HF]["seconds"],
+                "same_call": not (cells[side]["kept"] or cells[HF]["kept"]),
             }
     return found
 

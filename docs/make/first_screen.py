@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS
 from docs.make.shipped_model import LABELS
 from tasks.report.page_template import Report, page, walk
+from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
+from umim_core.errors import ConfigError
 
 _QUALITY: Final = "smollm2"
 _TASKS: Final = "stock_tasks"
@@ -37,12 +40,19 @@ Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
 )
 
 
-def first_screen() -> str:
-    """Return the table and the sentences, made of the three result files."""
-    tasks, speed = _read(_TASKS), _read(_SPEED)
+def first_screen(folder: Path = RESULTS) -> str:
+    """Return the table and the sentences, made of the three result files.
+
+    Args:
+        folder: That of the result files.
+
+    Raises:
+        ConfigError: If the tasks were not measured with the default checkpoint on merged contexts.
+    """
+    tasks, speed = _read(folder, _TASKS), _read(folder, _SPEED)
     return _TABLE(
         {
-            "texts": _read(_QUALITY)["texts"],
+            "texts": _read(folder, _QUALITY)["texts"],
             **_merged(tasks),
             "prefill": speed["cases"][_CASE]["phases"]["prefill"],
         }
@@ -50,13 +60,20 @@ def first_screen() -> str:
 
 
 def _merged(tasks: Report) -> Report:
-    """Return the means of the base and of the first setting that merges contexts."""
-    found = tasks["settings"].items()
-    label, setting = next(pair for pair in found if pair[1]["merge"] == "prompt")
+    """Return the means of the base and of the checkpoint's first setting that merges contexts."""
+    wanted = {"checkpoint": DEFAULT_CHECKPOINT, "merge": "prompt"}
+    label = next((x for x, y in tasks["settings"].items() if y | wanted == y), None)
+    if label is None:
+        raise ConfigError(
+            f"{_TASKS}.json must have a setting with {wanted}",
+            list(tasks["settings"]),
+            f"Measure {DEFAULT_CHECKPOINT} under its own name.",
+        )
+    setting = tasks["settings"][label]
     but = f", but for their last {setting['raw_tail']} tokens" if setting["raw_tail"] else ""
     return {"base": tasks["mean"][tasks["base"]], "merged": tasks["mean"][label], "but": but}
 
 
-def _read(name: str) -> Report:
-    found: Report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+def _read(folder: Path, name: str) -> Report:
+    found: Report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     return found

@@ -20,7 +20,6 @@ from tasks.report.page_template import Report, page
 from tasks.report.report_drawing import MARKERS, PALETTE
 
 PROMPT_TITLE: Final = "Perplexity behind shortened prompts against their token reduction"
-_RECOMMENDED: Final = 16  # raw tail
 
 
 def has_prompts(report: Report) -> bool:
@@ -94,7 +93,11 @@ def prompt_section(report: Report) -> str:
 
 
 def prompt_summary(report: Report) -> str:
-    """Return README's figure and table; empty where no second halves were measured."""
+    """Return README's figure and table; empty where no second halves were measured.
+
+    Args:
+        report: The results, and the default checkpoint's raw tail as ``recommended_tail``.
+    """
     if not any(_summarised(report)):
         return ""
     tail = _tail(report)
@@ -104,7 +107,8 @@ def prompt_summary(report: Report) -> str:
 def _tail(report: Report) -> int:
     """Return the raw tail that README shows: the recommended one, else the least."""
     tails = {point["tail"] for point in _halves(report)} - {None}
-    return _RECOMMENDED if _RECOMMENDED in tails else min(tails, default=0)
+    recommended: int = report["recommended_tail"]
+    return recommended if recommended in tails else min(tails, default=0)
 
 
 def _summarised(report: Report) -> Iterator[Report]:

@@ -20,6 +20,7 @@ from docs.make.reduction_curves import (
     line_of,
     summarised,
 )
+from docs.make.shipped_model import recommended_tail
 from tasks.report.page_template import Report, page, walk
 from tasks.report.report_drawing import MARKERS, PALETTE
 
@@ -169,8 +170,13 @@ on the same rows. One choice of rules for each checkpoint, whatever came of it; 
 def reduction_summary(folder: Path = RESULTS) -> str:
     """Return README's part: a figure and a table of every result file; empty without one."""
     found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    reports = [r for r in found if isinstance(r, dict) and r.get("benchmark") == "token_reduction"]
-    parts = [_SUMMARY(report | {"backbones": _backbones(report)}) for report in reports]
+    reports = [report for report in found if isinstance(report, dict)]
+    tail = recommended_tail(reports)
+    parts = [
+        _SUMMARY(report | {"backbones": _backbones(report), "recommended_tail": tail})
+        for report in reports
+        if report.get("benchmark") == "token_reduction"
+    ]
     return "".join(f"{part}\n" for part in parts)
 
 

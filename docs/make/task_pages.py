@@ -44,7 +44,8 @@ def _labelled(row: Report, report: Report) -> Report:
 def _equality(report: Report) -> Iterator[Report]:
     """Yield how the sides that merge nothing compare with lm-eval's own model."""
     for row in walk(report, "tasks.*task.against_hf.*side"):
-        times = row["seconds"] / row["hf_seconds"]
+        same = row.get("same_call", True)  # results of before it was noted
+        times = row["seconds"] / row["hf_seconds"] if same else None
         yield row | {"label": _UNMERGED[row["side"]], "times": times}
 
 
@@ -61,7 +62,7 @@ _AGAINST_HF: Final = page(
 
 The same weights through `--model hf`. *Difference*: largest of a log-likelihood, in nats; *other
 choices*: questions where another answer is the likeliest. Seconds run from the loaded task to its
-metrics, once each, batches of {batch_size}.
+metrics, once each, batches of {batch_size}; *times* compares seconds of one call alone.
 
 @ equality
 task          | {task}
@@ -70,12 +71,18 @@ difference    | {difference:.1e}
 other choices | {other_choices}
 seconds       | {seconds:,.1f}
 `hf`          | {hf_seconds:,.1f}
-times         | {times:.2f}
+times         | {times?-:.2f}
 
 Gates of differences are in units of what they allow: 1e-4 nats for the base, 1e-3 for the empty
 rule set, whose forwards have other shapes.
 """,
     equality=_equality,
+)
+_KEPT: Final = page(
+    """\
+Cells of this call: {cells.measured}; kept from earlier calls: {cells.kept}. Seconds of the latter
+may be of another machine, load or commit than the one below, and no gate compares them.
+"""
 )
 STOCK_TASKS: Final = page(
     """\
@@ -141,11 +148,14 @@ rules      | {rules:,}
 
 Measured, and this page written, by `python -m benchmarks.stock_tasks`; task data {data_digest:.12},
 backbone {backbone_fingerprint:.12}.
+
+@ kept
 """,
     scores=_scores,
     means=_means,
     against_hf=lambda report: _AGAINST_HF(report) if any(_equality(report)) else "",
     sets=_sets,
+    kept=lambda report: _KEPT(report) if report.get("cells", {}).get("kept") else "",
 )
 PERPLEXITY: Final = page(
     """\

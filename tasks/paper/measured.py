@@ -26,7 +26,8 @@ class Measured(Model):
         model: The backbone, never one of those of the paper.
         differs: Further differences to the protocol of the paper.
         rows: Path of the rows in the file.
-        where: Field of a row -> values that are shown; a dot leads into a mapping.
+        where: Field of a row -> values that are shown; a dot leads into a mapping, and a field
+            that a row lacks counts as null.
         without: Field of a row -> values that are left out.
         words: Field of a row -> words for its values, in the field's name followed by ``_word``.
         columns: A line per column: heading and text of a cell.
@@ -64,9 +65,9 @@ class Measured(Model):
         return filled_table(self.columns.splitlines(), rows)
 
     def _shown(self, row: dict[str, Any]) -> bool:
-        return all(_field(row, name) in values for name, values in self.where.items()) and not any(
-            _field(row, name) in values for name, values in self.without.items()
-        )
+        return all(
+            _field_or_none(row, name) in values for name, values in self.where.items()
+        ) and not any(_field(row, name) in values for name, values in self.without.items())
 
     def _worded(self, row: dict[str, Any]) -> dict[str, Any]:
         worded = {
@@ -81,3 +82,10 @@ def _field(row: dict[str, Any], name: str) -> Any:
     for part in name.split("."):
         value = value[part]
     return value
+
+
+def _field_or_none(row: dict[str, Any], name: str) -> Any:
+    try:
+        return _field(row, name)
+    except KeyError:
+        return None

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks.common import Report
 from docs.make.prompt_pages import prompt_figure
 from docs.make.reduction_pages import REDUCTION, reduction_figure, reduction_summary
+from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 
 
 def results() -> Report:
@@ -151,14 +152,36 @@ def test_prompts_have_a_line_per_checkpoint_and_raw_tail_of_one_policy() -> None
     }
 
 
-def test_readme_shows_prompts_with_the_recommended_raw_tail(tmp_path: Path) -> None:
+WHOLE = [
+    ["one", "highest count", "10.0%", "1.020 ± 0.010"],
+    ["one", "all rules", "40.0%", "1.200 ± 0.010"],
+    ["three", "all rules", "50.0%", "1.300 ± 0.010"],
+]
+TAILED = [
+    ["one", "highest count", "8.0%", "1.010 ± 0.010"],
+    ["one", "all rules", "30.0%", "1.100 ± 0.010"],
+]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "tail", "shown", "words"),
+    [
+        (DEFAULT_CHECKPOINT, 16, TAILED, "is merged but for its last 16 tokens"),
+        (DEFAULT_CHECKPOINT, 0, WHOLE, "first half of each row is merged, "),
+        (DEFAULT_CHECKPOINT, 64, WHOLE, "first half of each row is merged, "),  # not measured
+        ("other", 16, WHOLE, "first half of each row is merged, "),
+    ],
+)
+def test_readme_shows_prompts_with_the_raw_tail_that_the_default_checkpoint_recommends(
+    checkpoint: str, tail: int, shown: list[list[str]], words: str, tmp_path: Path
+) -> None:
     (tmp_path / "b.json").write_text(json.dumps(with_second_halves(results())), "utf-8")
+    shipped: Report = {"benchmark": "shipped_model", "checkpoint": checkpoint}
+    shipped["recommended"] = {"merge": "prompt", "raw_tail": tail}
+    (tmp_path / "shipped.json").write_text(json.dumps(shipped), "utf-8")
     summary = reduction_summary(tmp_path)
     figure, table = summary.split("(docs/results/b-prompt.svg)")
     assert "(docs/results/b.svg)" in figure
     rows = [line for line in table.splitlines() if "%" in line]
-    assert [[cell.strip() for cell in row.split("|")[1:5]] for row in rows] == [
-        ["one", "highest count", "8.0%", "1.010 ± 0.010"],
-        ["one", "all rules", "30.0%", "1.100 ± 0.010"],
-    ]
-    assert "is merged but for its last 16 tokens" in table
+    assert [[cell.strip() for cell in row.split("|")[1:5]] for row in rows] == shown
+    assert words in table
