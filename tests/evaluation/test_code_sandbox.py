@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,58 @@ def test_a_program_without_end_is_stopped(program: str, wall: float) -> None:
     start = time.monotonic()
     assert run_confined(program, SandboxLimits(seconds=1, wall_seconds=wall)).reason == "timed out"
     assert time.monotonic() - start < 30
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process has started and that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, rest = status.read_text().split(" ", 1)
+        except OSError:  # it has ended
+            continue
+        state, parent = rest.rpartition(")")[2].split()[:2]
+        if int(parent) == process and state != "Z":
+            found.append(int(number))
+    return found
+
+
+def runs_program(process: int) -> bool:
+    """Return whether a process has a filter and lives."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+    return "Seccomp:\t2" in status and "State:\tZ" not in status
+
+
+def await_true(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition comes true within 20 seconds."""
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGALRM, signal.SIGKILL])
+def test_a_program_ends_with_the_call_that_runs_it(by: signal.Signals) -> None:
+    caller = (
+        "import signal\n"
+        "signal.signal(signal.SIGALRM, lambda *_: 1 / 0)\n"
+        "from umim_core.evaluation.sandbox.code_sandbox import run_confined\n"
+        "run_confined('import time; time.sleep(40)')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", caller], stderr=subprocess.DEVNULL) as process:
+        assert await_true(lambda: any(map(runs_program, children(process.pid))))
+        (program,) = children(process.pid)
+        try:
+            process.send_signal(by)
+            process.wait(20)
+            assert await_true(lambda: not runs_program(program))
+        finally:
+            process.kill()
+            if runs_program(program):
+                os.kill(program, signal.SIGKILL)
 
 
 def test_floods_of_output_are_thrown_away() -> None:

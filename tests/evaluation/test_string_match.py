@@ -38,3 +38,21 @@ def test_matches_are_of_normalised_texts(answer: str, within: float, exact: floa
     row = {"references": ["other", "Harlow Mill"]}
     assert substring_match([answer], row) == {"substring_match": within}
     assert exact_match([answer], row) == {"exact_match": exact}
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "within", "exact"),
+    [
+        ("A", "B", 0.0, 0.0),
+        ("A", "", 0.0, 0.0),
+        ("A", "a.", 1.0, 1.0),
+        ("?", "no", 0.0, 0.0),
+        ("?", " ?", 1.0, 1.0),
+    ],
+)
+def test_articles_and_punctuation_alone_are_compared(
+    reference: str, answer: str, within: float, exact: float
+) -> None:
+    row = {"references": [reference]}
+    assert substring_match([answer], row) == {"substring_match": within}
+    assert exact_match([answer], row) == {"exact_match": exact}

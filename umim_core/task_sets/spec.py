@@ -75,7 +75,7 @@ class TaskSet:
             brings its own.
         sources: [name, digest or version] of what is read where no corpus is given.
         data: Name of the data set whose file holds the ``test`` split, for a task that may read
-            one; see ``data_files``.
+            one; see ``task_files.find_data_file``.
 
     Raises:
         ConfigError: If the task has no ``test`` split, or neither a corpus nor sources.

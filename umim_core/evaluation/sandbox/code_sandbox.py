@@ -8,6 +8,7 @@
 | signals to others, mounts, changed limits, kernel interfaces | seccomp: calls not listed |
 | signals that the kernel sends for one, locks on files | seccomp: commands of `fcntl` not listed |
 | endless loops, sleeping | a limit of CPU time; killed after one of wall-clock time |
+| outliving an interrupted or killed caller | killed; the kernel ends it with the calling thread |
 | memory | a limit of address space |
 | floods of output | standard output and error are thrown away; the report has a bound |
 | secrets in the program's own environment | it is empty |
@@ -135,7 +136,8 @@ def run_confined(program: str, limits: SandboxLimits | None = None) -> Verdict:
 def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tuple[int | None, str]:
     """Return the exit code, None if the time was up, and the guard's report."""
     reading, writing = os.pipe()
-    arguments = [str(program), str(writing), str(bounds.seconds), str(bounds.megabytes)]
+    numbers = (writing, os.getpid(), bounds.seconds, bounds.megabytes)
+    arguments = [str(program), *map(str, numbers)]
     with open(reading, "rb") as report:
         try:
             process = subprocess.Popen(  # noqa: S603  the guard confines what it runs
@@ -157,7 +159,8 @@ def _run(program: Path, folder: Path, bounds: SandboxLimits, nonce: str) -> tupl
                 if code == -signal.SIGXCPU:
                     code = None
             except subprocess.TimeoutExpired:
-                process.kill()
                 code = None
+            finally:  # also after Ctrl-C or an alarm, else leaving `with` waits for the program
+                process.kill()
         # No other process holds the writing end: what is in the pipe is all there is.
         return code, report.read(_REPORT_BYTES).decode(errors="replace")

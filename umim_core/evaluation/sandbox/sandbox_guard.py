@@ -1,12 +1,12 @@
 """Confinement of a program: run by ``code_sandbox`` as a script, in an interpreter of its own.
 
-    python -I -S -B sandbox_guard.py PROGRAM FD SECONDS MEGABYTES     (a nonce on standard input)
+    python -I -S -B sandbox_guard.py PROGRAM FD PARENT SECONDS MEGABYTES   (standard input: a nonce)
 
 The kernel then allows this process what reading, computing and ending need, and answers everything
 else by "operation not permitted" (seccomp): sockets, processes and threads, opening a file to
 write, removing, renaming, changing or locking one, signals to others, mounts. Limits bound its time
-and memory. After that the program runs here, as ``__main__``; the nonce on FD says that it came to
-its end, a line with the exception's name that it did not.
+and memory, and it ends with the process PARENT. After that the program runs here, as ``__main__``;
+the nonce on FD says that it came to its end, a line with the exception's name that it did not.
 
 Nothing but the standard library is imported: no site-packages, no package of ours.
 """
@@ -19,6 +19,7 @@ import fcntl
 import os
 import resource
 import runpy
+import signal
 import struct
 import sys
 from typing import Final
@@ -47,6 +48,7 @@ _ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64
 _KILL, _ALLOW, _REFUSE = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06  # operations of the kernel's filter
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # of prctl
+_PARENT_DEATH_SIGNAL: Final = 1  # of prctl
 
 
 class _Filter(ctypes.Structure):
@@ -64,6 +66,19 @@ def limit(seconds: int, megabytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (most, most))
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process as soon as its parent has ended, killed or not.
+
+    Raises:
+        OSError: If the kernel refuses, or the parent has ended already.
+    """
+    kernel = ctypes.CDLL(None, use_errno=True)
+    if kernel.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "the kernel sends no signal at the parent's end")
+    if os.getppid() != parent:
+        raise OSError(errno.ESRCH, "the parent has ended")
 
 
 def confine() -> None:
@@ -96,10 +111,11 @@ def confine() -> None:
 
 def main() -> None:
     """Confine this process, then run the program."""
-    program, report, seconds, megabytes = sys.argv[1], *map(int, sys.argv[2:])
+    program, report, parent, seconds, megabytes = sys.argv[1], *map(int, sys.argv[2:])
     nonce = sys.stdin.readline().strip()
     sys.argv = [program]
     try:
+        end_with(parent)
         limit(seconds, megabytes)
         confine()
     except (OSError, ValueError) as error:

@@ -47,7 +47,11 @@ def exact_match(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float
 def normalised(text: str) -> str:
     """Return a text in lower case, without punctuation, articles and surplus spaces.
 
+    A text of nothing else keeps its articles, or its punctuation: as an empty string it would occur
+    in every answer.
+
     Source: SQuAD (Rajpurkar et al., 2016), the evaluation script.
     """
     plain = text.lower().translate(_NO_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", plain).split())
+    words = _ARTICLES.sub(" ", plain).split() or plain.split() or text.lower().split()
+    return " ".join(words)
