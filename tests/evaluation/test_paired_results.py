@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.utils import make_table
 
 from support.unit_counts import count_units, read_spans
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.task_runs import load_tasks
 
@@ -190,6 +192,43 @@ def test_a_comparison_from_the_cache_is_the_same(
         model.dbdict.close()
         assert found["results"] == compared["results"]
     assert found["samples"]["choices"] == compared["samples"]["choices"]
+
+
+def test_examples_in_the_prompt_are_those_of_a_call_without_comparison(build: Build) -> None:
+    few = {**CHOICES, "num_fewshot": 2, "fewshot_split": "test"}
+    own, both = (
+        evaluate(build(compare=compare), [few])["samples"]["choices"] for compare in (None, "base")
+    )
+    assert [s["prompt_hash"] for s in both] == [s["prompt_hash"] for s in own]
+    assert [s["filtered_resps"] for s in both] == [s["filtered_resps"] for s in own]
+
+
+def test_prompts_that_change_between_the_models_are_refused(build: Build) -> None:
+    drawn = itertools.count()
+    changing = {**CHOICES, "doc_to_text": lambda doc: f"{next(drawn)} {doc['text']}"}
+    with pytest.raises(EvaluationError, match="same prompts"):
+        evaluate(build(compare="base"), [changing])
+
+
+@pytest.mark.parametrize("form", ["of older releases", "positional"])
+def test_every_form_of_a_call_is_compared(
+    build: Build, compared: dict[str, Any], form: str
+) -> None:
+    model, loaded = build(compare="base"), load_tasks([CHOICES])
+    if form == "positional":
+        tasks = {"tasks": loaded, "groups": {}, "group_map": {}}
+        found = evaluator.evaluate(model, tasks, bootstrap_iters=0)
+    else:
+        found = evaluator.evaluate(lm=model, task_dict=loaded, bootstrap_iters=0)
+    assert found is not None
+    assert found["results"]["choices"] == compared["results"]["choices"]
+
+
+def test_the_function_of_lm_eval_taken_before_refuses_a_comparison(build: Build) -> None:
+    model, tasks = build(compare="base"), {"tasks": load_tasks([GREEDY])}
+    taken_before = inspect.unwrap(evaluator.evaluate)
+    with pytest.raises(ConfigError, match="imported before"):
+        taken_before(lm=model, task_dict=tasks, bootstrap_iters=0)
 
 
 def test_saved_samples_hold_sizes_and_the_base_models_answers(

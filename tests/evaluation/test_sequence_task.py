@@ -111,7 +111,9 @@ def test_every_accuracy_stands_beside_the_others(
     without = evaluate_task(checkpoint_path, task="umim_copa", **settings)
     assert 0 <= result.acc_seq <= 1 and result.acc_seq_stderr >= 0
     assert "acc_seq" not in without.metrics()
-    for name in ("acc", "acc_norm", "acc_tok", "questions"):
+    assert result.token_reduction > 0
+    reductions = ("token_reduction", "context_token_reduction")  # of answers, not of the prompt
+    for name in ("acc", "acc_norm", "acc_tok", "questions", *reductions):
         assert result.metrics()[name] == without.metrics()[name]
 
 

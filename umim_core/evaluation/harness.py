@@ -184,6 +184,7 @@ class UmimLM(SizedModel):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score (context, continuation) texts."""
+        self.check_comparison()
         found = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
         if self.scorer is not None:
             self.keep_sizes(requests, self._scored)
@@ -223,6 +224,7 @@ class UmimLM(SizedModel):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Score whole texts; with ``merge=prompt`` there is no context to compress."""
+        self.check_comparison()
         if self.merge == "prompt":
             _log.warning("umim: rolling texts are all continuation; merge=all compresses them")
         hidden = disable_tqdm or bars_are_hidden()
@@ -245,6 +247,7 @@ class UmimLM(SizedModel):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
+        self.check_comparison()
         disable_tqdm = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))

@@ -143,7 +143,8 @@ def evaluate_task(
             "the task must be multiple choice", task, "Name one that reports acc."
         )
     hits = [_hit_per_token(sample, model.tok_encode) for sample in samples]
-    acc_tok, alone = sum(hits) / len(hits), model.context_token_reduction
+    acc_tok = sum(hits) / len(hits)
+    unmatched = math.nan if model.scorer else 0.0
     acc_seq = float(found.get("acc_seq,none", math.nan))
     return TaskResult(
         task=task,
@@ -156,8 +157,8 @@ def evaluate_task(
         acc_norm_stderr=_stderr(float(found.get("acc_norm,none", math.nan)), len(hits)),
         acc_tok=acc_tok,
         acc_tok_stderr=_stderr(acc_tok, len(hits)),
-        token_reduction=model.token_reduction,
-        context_token_reduction=math.nan if alone is None else alone,
+        token_reduction=float(found.get("token_reduction,none", 0.0)),
+        context_token_reduction=float(found.get("context_token_reduction,none", unmatched)),
         acc_seq=acc_seq,
         acc_seq_stderr=_stderr(acc_seq, len(hits)),
     )

@@ -7,7 +7,8 @@
 
 lm-eval 0.4.13 gives a model its requests, never its tasks, and offers no other place for this. The
 first model of ours puts a function in the place of ``lm_eval.evaluator.evaluate``; other models
-pass through it unchanged.
+pass through it unchanged. Who took lm-eval's function before that calls the old one: a model with
+``compare=base`` then refuses its first request.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import wraps
+from inspect import signature
+from random import Random
 from typing import Any, Final, ParamSpec, cast
 
 from lm_eval import evaluator
+from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
 from lm_eval.api.model import CachingLM
 from lm_eval.api.task import Task
+from lm_eval.evaluator_utils import _handle_back_comp
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.paired_differences import (
@@ -45,26 +50,31 @@ def extend_evaluate() -> None:
 def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | None]:
     @wraps(evaluate)
     def evaluate_of_umim_models(*args: P.args, **kwargs: P.kwargs) -> Results | None:
-        given = kwargs.get("lm")
+        named = signature(evaluate).bind(*args, **kwargs).arguments
+        given = named["lm"]
         model = given.lm if isinstance(given, CachingLM) else given
-        if args or not isinstance(model, SizedModel):
+        if not isinstance(model, SizedModel):
             return evaluate(*args, **kwargs)
         again = cast("Callable[..., Results | None]", evaluate)
-        logged = bool(kwargs.get("log_samples", True))
+        logged = bool(named.get("log_samples", True))
+        tasks = _tasks(named["task_dict"])
         base, theirs = model.base_model(), None
         if base is not None:
             cached = CachingLM(base, given.cache_db) if isinstance(given, CachingLM) else base
-            theirs = again(**{**kwargs, "lm": cached, "log_samples": True})
+            drawn = [(generator, generator.getstate()) for generator in _generators(tasks)]
+            theirs = again(**{**named, "lm": cached, "log_samples": True})
+            for generator, state in drawn:  # both models see the same examples in the prompt
+                generator.setstate(state)
         model.start_counting()
-        ours = again(**{**kwargs, "log_samples": True})
+        ours = again(**{**named, "log_samples": True})
         if ours is None:  # a process that gathers no results
             return None
-        tasks = cast("Mapping[str, Any]", kwargs["task_dict"]).get("tasks", {})
-        chosen = cast("Mapping[str, list[int]]", kwargs.get("samples") or {})
+        chosen = cast("Mapping[str, list[int]]", named.get("samples") or {})
         for name, task in tasks.items():
             _add_sizes(ours, name, task, model, chosen.get(name))
             if theirs is not None:
                 _add_differences(ours, theirs, name, task)
+        model.stop_counting()
         if not logged:
             del ours["samples"]
         return ours
@@ -73,16 +83,34 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
     return evaluate_of_umim_models
 
 
+def _tasks(given: dict[str, Any]) -> dict[str, Task]:
+    """Return the tasks by name, from what lm-eval's ``evaluate`` takes in either of its forms."""
+    found = given["tasks"] if "tasks" in given else _handle_back_comp(given)[1]
+    return cast("dict[str, Task]", found)
+
+
+def _generators(tasks: Mapping[str, Task]) -> list[Random]:
+    """Return the generators that draw the examples of prompts; lm-eval seeds them once."""
+    holders = [vars(task) for task in tasks.values()]
+    holders += [vars(held["sampler"]) for held in holders if "sampler" in held]
+    return [value for held in holders for value in held.values() if isinstance(value, Random)]
+
+
 def _add_sizes(
     found: Results, name: str, task: Task, model: SizedModel, chosen: Sequence[int] | None
 ) -> None:
     """Add the sizes of requests to a task's samples, and its token reduction to its results."""
-    sizes: dict[int, list[Sizes | None]] = {}
+    asked: dict[int, list[tuple[Instance, Sizes | None]]] = {}
     for request in sorted(task.instances, key=lambda request: int(request.idx)):
         question = int(request.doc_id)
         number = chosen[question] if chosen else question  # as lm-eval's samples count
-        sizes.setdefault(number, []).append(model.sizes_of(request))
-    known = [size for row in sizes.values() for size in row if size is not None]
+        asked.setdefault(number, []).append((request, model.sizes_of(request)))
+    counted = (
+        # a text scored without context next to answers, as acc_seq needs it, has nothing to merge
+        [each for each in row if each[0].args[0]] or row
+        for row in asked.values()
+    )
+    known = [size for row in counted for _, size in row if size is not None]
     if not known:
         return
     total = sum(known, Sizes())
@@ -91,7 +119,7 @@ def _add_sizes(
     if total.context_token_reduction is not None:
         row["context_token_reduction,none"] = total.context_token_reduction
     for sample in found["samples"][name]:
-        sample["umim"] = [size and _described(size) for size in sizes[sample["doc_id"]]]
+        sample["umim"] = [size and _described(size) for _, size in asked[sample["doc_id"]]]
 
 
 def _described(size: Sizes) -> dict[str, float | None]:
@@ -132,12 +160,14 @@ def _paired(
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Return the samples of two models by question."""
     own, base = ([s for s in side if s["filter"] == key] for side in (ours, theirs))
-    asked, answered = ([(s["doc_id"], s["doc_hash"]) for s in side] for side in (own, base))
+    asked, answered = (
+        [(s["doc_id"], s["doc_hash"], s["prompt_hash"]) for s in side] for side in (own, base)
+    )
     if asked != answered:
         raise EvaluationError(
-            f"both models must answer the same questions of {name}",
-            "other questions",
-            "Use a task whose questions do not change from one reading to the next.",
+            f"both models must answer the same questions of {name}, behind the same prompts",
+            "other questions or prompts",
+            "Use a task whose prompts do not change from one reading to the next.",
         )
     return list(zip(own, base, strict=True))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from umim_core.config.form import Merge
+from umim_core.errors import ConfigError
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer
 from umim_core.evaluation.scored_requests import Sizes, count_sizes
 from umim_core.evaluation.tasks.batched_model import BatchedModel
@@ -25,9 +26,11 @@ class SizedModel(BatchedModel):
     Attributes:
         merge: What is merged.
         scorer: Scores compressed inputs and counts them; None for the base model.
+        compare: ``base`` for a model whose evaluations run the base model, too.
     """
 
     merge: Merge
+    compare: Literal["base"] | None = None
     scorer: AnyScorer | None = None
     _sizes: dict[int, Sizes] | None = None  # by id of a request, within an evaluation
 
@@ -50,6 +53,23 @@ class SizedModel(BatchedModel):
     def start_counting(self) -> None:
         """Forget the sizes of earlier requests and keep those of the next."""
         self._sizes = {}
+
+    def stop_counting(self) -> None:
+        """Forget the sizes of requests and keep no more of them."""
+        self._sizes = None
+
+    def check_comparison(self) -> None:
+        """Refuse requests of a comparing model that no comparison has begun for.
+
+        Raises:
+            ConfigError: If lm-eval's own function asks, which would leave out the base model.
+        """
+        if self.compare is not None and self._sizes is None:
+            raise ConfigError(
+                f"compare={self.compare} needs evaluate() as it is after a UmimLM was made",
+                "a call of the function that was imported before",
+                "Use lm_eval.simple_evaluate, or call lm_eval.evaluator.evaluate by that name.",
+            )
 
     def sizes_of(self, request: Instance) -> Sizes | None:
         """Return the size of a request since ``start_counting``, its repeats together.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
-from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
 Metrics = dict[str, Any]
@@ -49,5 +49,5 @@ def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples
     """
     name = task.task_name
     loaded = {"tasks": {name: task}, "groups": {}, "group_map": {}}
-    found = evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
+    found = evaluator.evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
     return found["results"][name], found["samples"][name]
