@@ -17,6 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.scored_requests import Sizes
 
 GREEDY = {"until": ["."], "max_gen_toks": 3, "do_sample": False}
 REQUESTS = {
@@ -103,3 +104,43 @@ def test_cached_answers_count_in_the_token_reduction(
     cached.dbdict.close()
     assert None not in sizes
     assert second.token_reduction == first.token_reduction > 0
+
+
+KILLED = {
+    "loglikelihood": [("the cat sat on the", end) for end in (" mat", " log", " dog", " sea")],
+    "loglikelihood_rolling": [(text,) for text in ("the cat sat", "on the mat", "a dog", "by it")],
+}
+
+
+@pytest.mark.parametrize("kind", KILLED)
+def test_a_killed_run_resumes_after_its_last_forward(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path, kind: str
+) -> None:
+    requests = [Instance(kind, {}, arguments, 0) for arguments in KILLED[kind]]
+
+    def run(name: str, most: int) -> tuple[list[object], int, list[Sizes | None]]:
+        """Answers, forwards and sizes; killed before another forward than the first ``most``."""
+        forwards: list[int] = []
+
+        def count(*_: object) -> None:
+            if len(forwards) == most:
+                raise KeyboardInterrupt
+            forwards.append(1)
+
+        model = UmimLM(str(checkpoint_path), "all", backbone, batch_size=1)
+        cached = CachingLM(model, str(tmp_path / name))
+        hook = backbone.model.base_model.register_forward_pre_hook(count)
+        try:
+            found = getattr(cached, kind)(requests)
+        finally:
+            hook.remove()
+            sizes = [model.sizes_of(request) for request in requests]
+            cached.dbdict.close()
+        return found, len(forwards), sizes
+
+    whole = run("whole.db", 99)
+    with pytest.raises(KeyboardInterrupt):
+        run("killed.db", 2)
+    resumed = run("killed.db", 99)
+    assert resumed == (whole[0], whole[1] - 2, whole[2])
+    assert None not in resumed[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from support.tiny_models import random_backbone
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.scored_requests import Request, Tally
+from umim_core.evaluation.scored_requests import Likelihood, Request, Tally
 from umim_core.evaluation.scoring import Scorer, _parts
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import widest_row
@@ -39,16 +41,16 @@ def test_answers_to_one_context_share_a_forward_and_keep_their_order() -> None:
     shared = [1, 2, 11, 12, 13, 14, 15]
     requests = [request([1, 3], [4]), *(request(shared, [a, a + 1]) for a in (5, 6, 7))]
     together = model.score(requests, 8, forwards.append)
-    assert forwards == [4]
+    assert forwards == [dict(enumerate(together))]
     alone = [scorer("prompt").score([r], 1)[0].log_prob for r in requests]
     assert [s.log_prob for s in together] == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_batch_never_holds_more_requests_than_asked() -> None:
-    forwards: list[int] = []
+    forwards: list[Mapping[int, Likelihood]] = []
     requests = [request([1, 2, 11, 12], [a]) for a in range(5)]
     scorer("prompt").score(requests, 2, forwards.append)
-    assert forwards == [2, 2, 1]
+    assert [len(done) for done in forwards] == [2, 2, 1]
 
 
 def test_continuations_share_a_row_where_that_costs_less(rng: np.random.Generator) -> None:

@@ -12,7 +12,7 @@ matches the whole sequence, scored by two-stage accounting, and merges while gen
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window, warning_once
+from lm_eval.utils import warning_once
 from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
 from umim_core import __version__
@@ -43,12 +43,12 @@ from umim_core.evaluation.generated_rows import generate_rows
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.method_scoring import EvictedScorer, method_scorer
 from umim_core.evaluation.model_args import check_modes, open_model_args
-from umim_core.evaluation.scored_requests import Request as ScoreRequest
-from umim_core.evaluation.scored_requests import Sizes
+from umim_core.evaluation.scored_requests import Likelihood
 from umim_core.evaluation.scoring import Scorer
 from umim_core.evaluation.tasks.batched_model import TokenRequest
 from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
 from umim_core.evaluation.tasks.response_cache import use_own_table
+from umim_core.evaluation.tasks.rolling_texts import RollingTexts
 from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.engine import Engine
@@ -132,7 +132,7 @@ class UmimLM(SizedModel):
         )
         self.compressed, self.method, self.compare = compressed, method, compare
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
-        self._scored: list[Sizes] = []  # of the latest likelihoods
+        self._scored: list[Likelihood] = []  # the latest
         extend_evaluate()
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
@@ -187,7 +187,7 @@ class UmimLM(SizedModel):
         self.check_comparison()
         found = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
         if self.scorer is not None:
-            self.keep_sizes(requests, self._scored)
+            self.count_requests(requests, [score.sizes for score in self._scored])
         return cast("list[Any]", found)
 
     def _loglikelihood_tokens(
@@ -203,22 +203,15 @@ class UmimLM(SizedModel):
                 "list[tuple[float, bool]]",
                 super()._loglikelihood_tokens(requests, disable_tqdm, override_bs),
             )
-        ids = [
-            ScoreRequest(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
-            for _, context, continuation in requests
-        ]
-        rows = override_bs or self.rows_per_forward(
-            max((len(context) + len(ending) for _, context, ending in requests), default=1)
-        )
-        with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
-            scored = self.scorer.score(ids, rows, bar.update)
-        results = [(score.log_prob, score.greedy) for score in scored]
-        self._scored = [score.sizes for score in scored]
-        for (strings, _, _), result in zip(requests, results, strict=True):
-            if strings is not None:  # windows of a rolling request are cached as a whole
-                self.cache_hook.add_partial("loglikelihood", strings, result)
-        self.report()
-        return results
+
+        def keep(done: Mapping[int, Likelihood]) -> None:
+            for number, score in done.items():
+                if (texts := requests[number][0]) is not None:
+                    answer = score.log_prob, score.greedy
+                    self.keep_answer("loglikelihood", texts, answer, score.sizes)
+
+        self._scored = self.score_tokens(requests, keep, disable_tqdm, override_bs)
+        return [(score.log_prob, score.greedy) for score in self._scored]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -230,20 +223,18 @@ class UmimLM(SizedModel):
         hidden = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[float]", super().loglikelihood_rolling(requests, hidden))
-        windows = [self._windows(*request.args) for request in requests]
-        scored = self._loglikelihood_tokens([pair for text in windows for pair in text], hidden)
-        parts, sizes = iter(scored), iter(self._scored)
-        found = [sum(next(parts)[0] for _ in text) for text in windows]
-        self.keep_sizes(requests, [sum((next(sizes) for _ in text), Sizes()) for text in windows])
-        for request, value in zip(requests, found, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
-        return found
+        ids = [self.tok_encode(*request.args) for request in requests]
+        texts = RollingTexts(ids, self.prefix_token_id, self.max_length)
 
-    def _windows(self, text: str) -> list[TokenRequest]:
-        """Cut a text as ``hf`` does: every token is scored once, the first after the prefix."""
-        ids = self.tok_encode(text)
-        rolling = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
-        return [(None, *make_disjoint_window(pair)) for pair in rolling]
+        def keep(done: Mapping[int, Likelihood]) -> None:
+            for number, score in texts.add(done):
+                text = requests[number].args
+                self.keep_answer("loglikelihood_rolling", text, score.log_prob, score.sizes)
+
+        self.score_tokens(texts.windows, keep, hidden)
+        scores = [texts.score(number) for number in range(len(requests))]
+        self.count_requests(requests, [score.sizes for score in scores])
+        return [score.log_prob for score in scores]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate until a stop string: prompts compressed; generated tokens with ``merge=all``."""
@@ -283,8 +274,9 @@ class UmimLM(SizedModel):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
                     texts.append(GeneratedText.of_row(text, row.output))
-                    self.cache_hook.add_partial("generate_until", (prompt, options), texts[-1])
-                    self.keep_sizes([requests[number]], [row.sizes])
+                    asked = prompt, options
+                    self.keep_answer("generate_until", asked, texts[-1], row.sizes)
+                    self.count_requests([requests[number]], [row.sizes])
                 bar.update(len(prompts))
         self.report()
         return cast("list[str]", ordered.get_original(texts))

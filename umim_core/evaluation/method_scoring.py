@@ -10,7 +10,7 @@ continuations stay raw::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -29,12 +29,14 @@ from umim_core.baselines.methods import (
 )
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scored_requests import (
+    Finished,
     Likelihood,
     Request,
     Sizes,
     Tally,
     check_requests,
     count_sizes,
+    ignore_finished,
 )
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
@@ -65,7 +67,7 @@ class ReducedScorer:
         self,
         requests: Sequence[Request],
         batch_size: int,
-        progress: Callable[[int], object] = lambda done: None,
+        finished: Finished = ignore_finished,
     ) -> list[Likelihood]:
         """Score requests; see ``Scorer.score``."""
         check_requests(requests, batch_size)
@@ -82,8 +84,15 @@ class ReducedScorer:
             count_sizes(sizes[-1], self.inputs, self.contexts)
             reduced.append(Request(kept[key], request.continuation))
         base = Scorer(self.umim.compressed.base(), "prompt", self.umim.max_units)
-        scored = base.score(reduced, batch_size, progress)
-        return [replace(score, sizes=size) for score, size in zip(scored, sizes, strict=True)]
+        results: dict[int, Likelihood] = {}
+
+        def keep(done: Mapping[int, Likelihood]) -> None:
+            whole = {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
+            results.update(whole)
+            finished(whole)
+
+        base.score(reduced, batch_size, keep)
+        return [results[number] for number in range(len(requests))]
 
     def _reduce(self, ids: Ints, budget: int) -> Ints:
         protected = np.zeros(len(ids), dtype=bool)
@@ -115,7 +124,7 @@ class EvictedScorer:
         self,
         requests: Sequence[Request],
         batch_size: int,
-        progress: Callable[[int], object] = lambda done: None,
+        finished: Finished = ignore_finished,
     ) -> list[Likelihood]:
         """Score requests, one context after the other; see ``Scorer.score``."""
         check_requests(requests, batch_size)
@@ -138,14 +147,16 @@ class EvictedScorer:
             scores, columns = score_evicted(
                 context, endings, compressed.backbone, self.new_policy, budget
             )
+            done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
                 whole = len(context) + len(requests[index].continuation)
                 size = Sizes(whole, whole, len(context), len(context))
                 count_sizes(size, self.inputs, self.contexts)
                 self.columns.add(len(context), columns)
                 greedy = bool(score.greedy.all())
-                results[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
-            progress(len(members))
+                done[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
+            results |= done
+            finished(done)
         return [results[index] for index in range(len(requests))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +66,14 @@ class Likelihood:
     log_prob: float
     greedy: bool
     sizes: Sizes
+
+
+Finished = Callable[[Mapping[int, Likelihood]], object]
+"""Takes the scores that a forward finished, by number of their request."""
+
+
+def ignore_finished(_: Mapping[int, Likelihood]) -> None:
+    """Do nothing with the scores of a forward: they come again when all are there."""
 
 
 @dataclass

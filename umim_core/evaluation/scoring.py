@@ -11,7 +11,7 @@ length of the continuation alone: were its tokens looked at, probabilities would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,12 +22,14 @@ from umim_core.backbone.attention_masks import attention_window
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scored_requests import (
+    Finished,
     Likelihood,
     Request,
     Sizes,
     Tally,
     check_requests,
     count_sizes,
+    ignore_finished,
 )
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
@@ -78,14 +80,14 @@ class Scorer:
         self,
         requests: Sequence[Request],
         batch_size: int,
-        progress: Callable[[int], object] = lambda done: None,
+        finished: Finished = ignore_finished,
     ) -> list[Likelihood]:
         """Score requests, longest first.
 
         Args:
             requests: The requests.
             batch_size: Most requests per forward.
-            progress: Called with the number of requests that a forward finished.
+            finished: Called with the scores of every forward, as soon as it is done.
 
         Returns:
             One likelihood per request, in order. They do not depend on ``batch_size``.
@@ -113,11 +115,14 @@ class Scorer:
             )
             indices = [i for row in members for i in row]
             sizes = [size for row in batch for size in row.sizes]
-            for i, score, size in zip(indices, scores, sizes, strict=True):
-                greedy = bool(score.greedy.all())
-                results[i] = Likelihood(finite_sum(score.log_probs), greedy, size)
+            done = {
+                i: Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()), size)
+                for i, score, size in zip(indices, scores, sizes, strict=True)
+            }
+            for size in sizes:
                 count_sizes(size, self.inputs, self.contexts)
-            progress(len(indices))
+            results |= done
+            finished(done)
         return [results[i] for i in range(len(requests))]
 
     def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
 
+import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, ships no types
 
 from umim_core.config.form import Merge
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer
-from umim_core.evaluation.scored_requests import Sizes, count_sizes
-from umim_core.evaluation.tasks.batched_model import BatchedModel
+from umim_core.evaluation.scored_requests import (
+    Finished,
+    Likelihood,
+    Request,
+    Sizes,
+    count_sizes,
+)
+from umim_core.evaluation.tasks.batched_model import BatchedModel, TokenRequest
 from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
@@ -83,11 +91,57 @@ class SizedModel(BatchedModel):
                 count_sizes(found, self.scorer.inputs, self.scorer.contexts)
         return found
 
-    def keep_sizes(self, requests: Sequence[Instance], sizes: Sequence[Sizes]) -> None:
-        """Keep the sizes of requests, in lm-eval's cache, too, if there is one."""
-        for request, size in zip(requests, sizes, strict=True):
-            keep_sizes(self.cache_hook, request.request_type, request.args, size)
-            if self._sizes is not None:
+    def score_tokens(
+        self,
+        requests: Sequence[TokenRequest],
+        finished: Finished,
+        disable_tqdm: bool,
+        batch_size: int | None = None,
+    ) -> list[Likelihood]:
+        """Score (texts, context ids, continuation ids) with the scorer, under a progress bar.
+
+        Args:
+            requests: The requests; their texts are not looked at.
+            finished: Called with the scores of every forward, as soon as it is done.
+            disable_tqdm: No bar.
+            batch_size: Requests per forward; None for the model's own.
+
+        Raises:
+            EvaluationError: As `Scorer.score`, or if this is the base model.
+        """
+        if self.scorer is None:
+            raise EvaluationError("a scorer is needed", self.merge, "Use merge=prompt or all.")
+        ids = [
+            Request(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
+            for _, context, continuation in requests
+        ]
+        rows = batch_size or self.rows_per_forward(
+            max((len(context) + len(ending) for _, context, ending in requests), default=1)
+        )
+        with tqdm(total=len(ids), disable=disable_tqdm, desc="Scoring compressed inputs") as bar:
+
+            def step(done: Mapping[int, Likelihood]) -> None:
+                finished(done)
+                bar.update(len(done))
+
+            scored = self.scorer.score(ids, rows, step)
+        self.report()
+        return scored
+
+    def keep_answer(
+        self, kind: str, arguments: tuple[Any, ...], answer: object, sizes: Sizes
+    ) -> None:
+        """Keep a response in lm-eval's cache, if there is one, so that a killed run resumes.
+
+        The sizes are kept first: a kill between the two leaves no response without them.
+        """
+        keep_sizes(self.cache_hook, kind, arguments, sizes)
+        self.cache_hook.add_partial(kind, arguments, answer)
+
+    def count_requests(self, requests: Sequence[Instance], sizes: Sequence[Sizes]) -> None:
+        """Remember the sizes of requests for the evaluation that asks."""
+        if self._sizes is not None:
+            for request, size in zip(requests, sizes, strict=True):
                 self._sizes[id(request)] = self._sizes.get(id(request), Sizes()) + size
 
     def report(self) -> None:
