@@ -125,14 +125,14 @@ def prompt_figure(report: Report) -> Figure:
     One policy of each checkpoint is drawn, and span eviction.
     """
     curves = _curves(report)
-    figure = Figure(figsize=(8.4, 4.8 + 0.22 * ((len(curves) + 2) // 3)))
+    figure = Figure(figsize=(8.4, 4.8 + 0.22 * ((len(curves) + 1) // 2)))
     axes = figure.subplots()
     for curve in curves:
         draw_curve(axes, curve, "ppl_ratio")
     evicted = any("age" in point for curve in curves for point in curve.points)
     saved = "Token reduction of prompts (%" + ("; span eviction: of the cache)" if evicted else ")")
     axes.axhline(1.0, color=PALETTE[-1], linewidth=0.8, linestyle=":")
-    axes.set(xlabel=saved, ylabel="Perplexity behind them, times the base model's")
+    axes.set(xlabel=saved, ylabel="Perplexity of the text behind, times the base model's")
     axes.set_xlim(left=0)
     add_legend(figure, curves)
     return figure

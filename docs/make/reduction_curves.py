@@ -77,11 +77,12 @@ def draw_curve(axes: Axes, curve: Curve, quantity: str) -> None:
 
 
 def add_legend(figure: Figure, curves: Iterable[Curve]) -> None:
-    """Put one legend above all panels."""
+    """Put one legend above all panels, with a column for every 4 inches."""
     shown = list(curves)
+    columns = int(figure.get_figwidth() // 4)
     handles = [
         Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, markersize=6)
         for c in shown
     ]
     labels = [curve.label for curve in shown]
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=3.2)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=3.2)
