@@ -22,8 +22,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
-    from umim_core.config.backbone_recipe import BackboneRecipe
-    from umim_core.config.recipe import Recipe
+    from tasks.run.recipes import AnyRecipe
 
 app = typer.Typer(
     name="python -m flows",
@@ -85,13 +84,15 @@ def run(
         from flows.parts import plan
         from tasks.plan.recipe_cost import predict_recipe
         from tasks.run.checks import check_machine
+        from umim_core.config.table_recipe import TableRecipe
 
         steps, cost = plan(loaded), predict_recipe(loaded)
         document: dict[str, object] = {"recipe": loaded.name, "stages": steps}
         lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
         emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
         cost.check()
-        if not cost.distillation:  # a recipe with hardware is meant for that machine
+        elsewhere = cost.distillation or isinstance(loaded, TableRecipe)
+        if not elsewhere:  # a recipe with hardware is meant for that machine, a table for a cluster
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()
@@ -102,8 +103,16 @@ def run(
         _launch(recipe, loaded, flow, as_json)
 
 
-def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bool) -> None:
+def _launch(recipe: str, loaded: AnyRecipe, flow: str, as_json: bool) -> None:
     from umim_core.config.backbone_recipe import BackboneRecipe
+    from umim_core.config.table_recipe import TableRecipe
+
+    if isinstance(loaded, TableRecipe):
+        from flows.table import table as measure
+
+        measured = measure(recipe)
+        emit({"path": measured}, [f"table: {measured}"], as_json)
+        return
 
     if isinstance(loaded, BackboneRecipe):
         from flows.backbone import backbone
@@ -138,10 +147,11 @@ def _launch(recipe: str, loaded: Recipe | BackboneRecipe, flow: str, as_json: bo
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
-    from tasks.run.recipes import find_recipe, recipe_names
+    from tasks.run.recipes import find_recipe, recipe_names, table_names
 
-    found = {name: find_recipe(name).description for name in recipe_names()}
-    lines = [f"{name:<24} {text.strip().splitlines()[0]}" for name, text in found.items()]
+    names = [*recipe_names(), *table_names()]
+    found = {name: find_recipe(name).description for name in names}
+    lines = [f"{name:<34} {text.strip().splitlines()[0]}" for name, text in found.items()]
     emit({"recipes": found}, lines, as_json)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from flows.scoring import measure_baselines, score
 from flows.shipped import benchmark_shipped, find_shipped, measurements
+from flows.table import measure_table
 from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult, ShippedResult, cell_label
 from tasks.run.pipeline import PipelineRun
@@ -27,6 +28,7 @@ from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.embedded.docs_tokenizer import END_OF_TEXT_ID
 from umim_core.task_sets.spec import TASKS
 
@@ -60,6 +62,9 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
     planner = Planner(recipe)
     if isinstance(recipe, BackboneRecipe):
         train_backbone(planner)
+        return planner.steps
+    if isinstance(recipe, TableRecipe):
+        measure_table(planner)
         return planner.steps
     run_everything(planner)
     return [*planner.steps, {"stage": "report", "of": recipe.name}]

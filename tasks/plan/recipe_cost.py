@@ -16,6 +16,7 @@ from umim_core.benchmarking.roofline import measure_peak
 from umim_core.config.corpus import FilesCorpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.recipe import Cell, Recipe, RunRecipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.cost.distillation_law import MFU, predict_distillation
 from umim_core.cost.mining_forecast import predict_mining
 from umim_core.cost.prediction import Limits, Prediction
@@ -93,6 +94,8 @@ def predict_recipe(recipe: RunRecipe) -> RecipeCost:
         ConfigError: If a protected pattern is malformed, or the shape of a backbone on the recipe's
             hardware is not known, or not the one of its configuration.
     """
+    if isinstance(recipe, TableRecipe):  # it mines and trains nothing
+        return RecipeCost({}, None, {}, {})
     reason = unpredictable(recipe)
     if not isinstance(recipe, Recipe):
         return RecipeCost({}, reason, {}, {})

@@ -10,18 +10,25 @@ from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.config.corpus import corpus_kinds
 from umim_core.config.recipe import Recipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, did_you_mean
 from umim_core.task_sets.spec import SPLITS, TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
+AnyRecipe = Recipe | BackboneRecipe | TableRecipe
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes."""
+    """Return the names of the shipped recipes, but for those of the paper's tables."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def find_recipe(name: str) -> Recipe | BackboneRecipe:
+def table_names() -> list[str]:
+    """Return the names of the recipes of the paper's tables, such as ``tables/perplexity-...``."""
+    return sorted(f"tables/{path.stem}" for path in (RECIPES / "tables").glob("*.yaml"))
+
+
+def find_recipe(name: str) -> AnyRecipe:
     """Load a recipe by name, or by path when it ends in ``.yaml``.
 
     Raises:
@@ -36,16 +43,17 @@ def find_recipe(name: str) -> Recipe | BackboneRecipe:
                 "directory, those of a deployment at the checkout of its worker.",
             )
         return _checked(load_any_recipe(Path(name)))
-    if name not in recipe_names():
+    known = [*recipe_names(), *table_names()]
+    if name not in known:
         raise ConfigError(
-            f"recipe must be one of {', '.join(recipe_names())}, or a path ending in .yaml",
+            f"recipe must be one of {', '.join(known)}, or a path ending in .yaml",
             name,
-            did_you_mean(name, recipe_names()) or "`python -m flows recipes` describes them.",
+            did_you_mean(name, known) or "`python -m flows recipes` describes them.",
         )
     return _checked(load_any_recipe(RECIPES / f"{name}.yaml"))
 
 
-def _checked(recipe: Recipe | BackboneRecipe) -> Recipe | BackboneRecipe:
+def _checked(recipe: AnyRecipe) -> AnyRecipe:
     """Return a recipe whose tasks, settings and baselines are known and fit its corpus."""
     if isinstance(recipe, Recipe):
         tasks = [TASKS.find(name) for name in recipe.tasks]

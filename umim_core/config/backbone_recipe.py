@@ -11,6 +11,7 @@ from umim_core.config.corpus import DocstringCorpus, FilesCorpus
 from umim_core.config.model_base import Model
 from umim_core.config.recipe import Recipe, RunRecipe, TrainConfig
 from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.embedded.docs_tokenizer import ALPHABET_SIZE
 from umim_core.text.sources import TokenIds
 from umim_core.text.token_ids import MAX_TOKEN_ID
@@ -149,13 +150,16 @@ class BackboneRecipe(RunRecipe):
         return self
 
 
-def load_any_recipe(path: Path) -> Recipe | BackboneRecipe:
-    """Read and validate a recipe of either kind, named by its field ``kind``.
+def load_any_recipe(path: Path) -> Recipe | BackboneRecipe | TableRecipe:
+    """Read and validate a recipe of any kind, named by its field ``kind``.
 
     Raises:
         ConfigError: If the file is missing, not YAML, or breaks a rule.
     """
     raw = read_recipe_file(path)
-    if isinstance(raw, dict) and raw.get("kind") == "backbone":
+    kind = raw.get("kind") if isinstance(raw, dict) else None
+    if kind == "backbone":
         return validated(BackboneRecipe, raw, path.name)
+    if kind == "table":
+        return validated(TableRecipe, raw, path.name)
     return validated(Recipe, raw, path.name)

@@ -20,6 +20,7 @@ import tasks.stages
 from support.stage_keys.inputs import Inputs
 from support.stage_keys.measuring import measuring_calls, page_calls
 from support.stage_keys.rules import rule_calls
+from support.stage_keys.tables import table_calls
 from support.stage_keys.texts import text_calls
 from support.stage_keys.training import training_calls
 from support.stage_keys.variations import StageCall, key_of, keys_of_variations
@@ -33,11 +34,11 @@ NAMES = (
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
     "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
-    "ablation",
+    "ablation", "questions", "shards", "text", "table",
 )  # fmt: skip
 
 
-MAKERS = (text_calls, rule_calls, training_calls, measuring_calls, page_calls)
+MAKERS = (text_calls, rule_calls, training_calls, measuring_calls, page_calls, table_calls)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,52 @@
+"""Flow ``umim-table``: one table of the paper, scored on the workers of a cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from prefect import flow
+
+from tasks.run.pipeline import PipelineRun, open_pipeline
+from tasks.run.stage import Artifact
+from tasks.stages.table import TABLE, questions_stage, shards_stage, table_stage, text_stage
+from umim_core.config.table_recipe import TableRecipe, TableSetting
+
+
+@flow(name="umim-table", flow_run_name="{recipe}")
+def table(recipe: str = "tables/multiple-choice-smollm2") -> str:
+    """Measure one table of the paper.
+
+    Args:
+        recipe: Name of a table recipe, or a path ending in .yaml.
+
+    Returns:
+        The result file.
+    """
+    with open_pipeline(recipe, "umim-table", TableRecipe) as run:
+        return str(measure_table(run).path / TABLE)
+
+
+def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
+    """Questions of every task; every task under every setting, and every text; the table."""
+    recipe = run.recipe
+    questions = {
+        task: run.stage(questions_stage, run.lease, task, recipe.hub, recipe.task_data, label=task)
+        for task in recipe.tasks
+    }
+    places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
+    parts = [partial(_scored, run, questions[task], task, setting) for task, setting in places]
+    texts = [
+        partial(run.stage, text_stage, run.lease, recipe, text, label=name)
+        for name, text in recipe.texts.items()
+    ]
+    made = run.together([*parts, *texts])
+    scores = {(task, of.name): found for (task, of), found in zip(places, made, strict=False)}
+    measured = dict(zip(recipe.texts, made[len(places) :], strict=True))
+    return run.stage(table_stage, recipe, scores, measured)
+
+
+def _scored(
+    run: PipelineRun[TableRecipe], questions: Artifact, task: str, setting: TableSetting
+) -> Artifact:
+    label = f"{task} {setting.name}"
+    return run.stage(shards_stage, run.lease, questions, run.recipe, setting, label=label)

@@ -1,0 +1,134 @@
+"""Units of a table that a worker measures: a shard of questions, or a text.
+
+Workers import this module, so it stays free of torch until a job loads its model. A worker keeps
+the last checkpoint and backbone that it has opened.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from umim_core.config.recipe import BackboneDtype, Device
+from umim_core.config.table_recipe import TableSetting, TableText
+from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+
+if TYPE_CHECKING:
+    from umim_core.backbone.backbone import Backbone
+    from umim_core.checkpoint.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """A checkpoint with its backbone, and where and how it runs.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint.
+        digest: Its digest, so that a changed one is opened anew.
+        device: Where the model runs.
+        dtype: Data type of the backbone.
+        batch_size: Rows per forward.
+    """
+
+    checkpoint: str
+    digest: str
+    device: Device
+    dtype: BackboneDtype
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Questions ``first`` to ``last`` - 1 of a task under a setting."""
+
+    place: ModelPlace
+    setting: TableSetting
+    source: QuestionSource
+    questions: QuestionSet
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """A text on a checkpoint and its base model."""
+
+    place: ModelPlace
+    text: TableText
+
+
+def find_questions(source: QuestionSource) -> QuestionSet:
+    """Return what a task's questions are; see ``question_set``."""
+    _offline(source)
+    from umim_core.evaluation.tasks.question_shards import question_set
+
+    return question_set(source)
+
+
+def score_shard(job: ShardJob) -> ShardScores:
+    """Score one shard; see ``score_questions``."""
+    _offline(job.source)
+    from umim_core.evaluation.harness import UmimLM
+    from umim_core.evaluation.tasks.question_shards import score_questions
+
+    checkpoint, backbone = _opened(job.place)
+    model = UmimLM(
+        checkpoint,
+        job.setting.merge,
+        backbone,
+        batch_size=job.place.batch_size,
+        method=job.setting.method,
+        raw_tail=job.setting.raw_tail,
+    )
+    return score_questions(model, job.source, job.questions, job.first, job.last)
+
+
+def measure_text(job: TextJob) -> dict[str, float]:
+    """Return alignment, and perplexity of base and checkpoint, on rows at even distances."""
+    import numpy as np
+
+    from umim_core.evaluation.alignment import evaluate_alignment
+    from umim_core.evaluation.perplexity import perplexity
+    from umim_core.model.umim import UMIM
+    from umim_core.text.token_ids import cut_segments
+    from umim_core.text.tokens import iter_token_pieces
+
+    checkpoint, backbone = _opened(job.place)
+    compressed = UMIM(backbone, checkpoint).compressed
+    pieces = [ids for ids, _ in iter_token_pieces(job.text.source, backbone.tokenizer)]
+    length = job.text.segment_length
+    cut = cut_segments(np.concatenate(pieces), length)[0].reshape(-1, length)
+    count = min(job.text.rows, len(cut))
+    rows = [cut[index * len(cut) // count] for index in range(count)]
+    batch = job.place.batch_size
+    base = perplexity(rows, compressed.base(), batch)
+    ours = perplexity(rows, compressed, batch)
+    increase, error = ours.increase_over(base)
+    return {
+        **evaluate_alignment(rows, compressed, batch).metrics(),
+        "rows": float(count),
+        "ppl_base": base.ppl,
+        "ppl_umim": ours.ppl,
+        "ppl_token_reduction": ours.token_reduction,
+        "nats_increase": increase,
+        **({} if error is None else {"nats_increase_se": error}),
+    }
+
+
+@lru_cache(maxsize=1)
+def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
+    from umim_core.checkpoint.checkpoint import Checkpoint
+    from umim_core.evaluation.model_args import open_model_args
+
+    checkpoint = Checkpoint.load(Path(place.checkpoint))
+    opened = open_model_args(checkpoint, "prompt", None, None, place.dtype, place.device)
+    return checkpoint, opened.backbone
+
+
+def _offline(source: QuestionSource) -> None:
+    """Ask no network where a folder stands for the hub; libraries read this as they are loaded."""
+    if source.hub is not None:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

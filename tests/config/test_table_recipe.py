@@ -1,0 +1,67 @@
+"""Recipes of the paper's tables: they validate, belong to a table, and refuse what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flows.parts import plan
+from tasks.paper.printed import paper_tables
+from tasks.run.recipes import find_recipe, recipe_names, table_names
+from umim_core.config.recipe_files import validated
+from umim_core.config.table_recipe import TableRecipe
+from umim_core.errors import ConfigError
+
+LABELS = {table.label for table in paper_tables()}
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
+    recipe = find_recipe(name)
+    assert isinstance(recipe, TableRecipe)
+    assert name == f"tables/{recipe.name}" and recipe.table in LABELS
+    steps = [step["stage"] for step in plan(recipe)]
+    cells = len(recipe.tasks) * len(recipe.settings)
+    wanted = ["questions"] * len(recipe.tasks) + ["shards"] * cells + ["text"] * len(recipe.texts)
+    assert steps == [*wanted, "table"]
+
+
+def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
+    own = [find_recipe(name) for name in table_names() if "smollm2" not in name]
+    assert len(own) == 6
+    for recipe in own:
+        assert isinstance(recipe, TableRecipe) and recipe.cluster.use_gpu
+        assert recipe.checkpoint.partition("/")[0] in recipe_names()
+
+
+def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'tables/perplexity-smollm2'\?"):
+        find_recipe("tables/perplexity-smollm")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": []}, "tasks and settings come together"),
+        ({"settings": [], "tasks": []}, "name tasks with settings, or texts"),
+        ({"tasks": ["piqa", "piqa"]}, "tasks must all be different"),
+        ({"settings": [{"name": "a", "merge": "all", "raw_tail": 4}]}, "raw_tail"),
+        ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
+        ({"table": "QA"}, "table"),
+        ({"hub": "h", "task_data": "d"}, "leave one out"),
+        ({"shards": 5}, "Did you mean 'shard'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_run_is_refused(change: dict[str, Any], message: str) -> None:
+    raw = {
+        "name": "x",
+        "kind": "table",
+        "table": "tab:QA",
+        "checkpoint": "umim-docs-llama",
+        "settings": [{"name": "base", "merge": "none"}],
+        "tasks": ["piqa"],
+    }
+    validated(TableRecipe, raw, "x.yaml")
+    with pytest.raises(ConfigError, match=message):
+        validated(TableRecipe, raw | change, "x.yaml")

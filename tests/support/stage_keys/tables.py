@@ -1,0 +1,72 @@
+"""Calls of the stages that measure a table of the paper, and what their keys must not hold."""
+
+from __future__ import annotations
+
+from support.stage_keys.inputs import CLUSTER, NO_MATTER_HOW, Inputs
+from support.stage_keys.variations import Edit, StageCall
+from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.config.table_recipe import TableRecipe
+
+_BY_QUESTIONS = "reaches the stage through the questions"
+_BY_SCORES = "reaches the stage through what was measured"
+_NAMES = "a name, a description, or a seed that nothing draws by"
+
+
+def table_calls(inputs: Inputs) -> dict[str, StageCall]:
+    """Return a call of every stage of a table."""
+    folder = inputs.text.parent
+    for name in ("hub", "hub-another", "own", "own-another"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "test.jsonl").write_text(name, encoding="utf-8")
+    text = {"source": {"kind": "text", "paths": [str(inputs.text)]}}
+    settings = [{"name": "base", "merge": "none"}, {"name": "own", "merge": "prompt"}]
+    recipe = TableRecipe.model_validate(
+        {"name": "t", "kind": "table", "table": "tab:QA", "checkpoint": "", "settings": settings,
+         "tasks": [DEFAULT_TASK], "texts": {"t": text}}
+    ).model_copy(update={"checkpoint": inputs.checkpoint})  # fmt: skip
+    make, own = inputs.artifacts.make, recipe.settings[1]
+    cluster = (*CLUSTER, "workers", "strategy")
+    free = {f"recipe.cluster.{name}": NO_MATTER_HOW for name in cluster}
+    named = dict.fromkeys(("recipe.name", "recipe.description", "recipe.seed"), _NAMES)
+    table = {"recipe.table": "where it is shown"}
+    asked = {f"recipe.{name}": _BY_QUESTIONS for name in ("tasks", "hub", "task_data")}
+    shards = {"recipe.questions": "of stage shards", "recipe.shard": "of stage shards"}
+    sizes = ("questions", "shard", "batch_size", "cores", "dtype", "texts", "cluster")
+    ways = {
+        f"recipe.settings[{number}].{name}": _BY_SCORES
+        for number in (0, 1)
+        for name in ("merge", "raw_tail", "method")
+    }
+    return {
+        "questions": StageCall(
+            questions_stage,
+            {"lease": inputs.lease, "task": DEFAULT_TASK, "hub": str(folder / "hub"),
+             "task_data": str(folder / "own")},
+            {"lease": NO_MATTER_HOW},
+        ),
+        "shards": StageCall(
+            shards_stage,
+            {"lease": inputs.lease, "questions": make("questions", "questions.json"),
+             "recipe": recipe, "setting": own},
+            {"lease": NO_MATTER_HOW, **free, **named, **table, **asked,
+             "recipe.settings": "the stage is given one of them", "setting.name": "a name",
+             "recipe.texts": "of stage text"},
+        ),
+        "text": StageCall(
+            text_stage,
+            {"lease": inputs.lease, "recipe": recipe, "text": recipe.texts["t"]},
+            {"lease": NO_MATTER_HOW, **free, **named, **table, **asked, **shards,
+             "recipe.settings": "of stage shards", "recipe.texts": "the stage is given one",
+             "text.source.paths": "only the content counts, and the other one has the same"},
+            {"the text": Edit(inputs.text, b"w1", b"w9")},
+        ),
+        "table": StageCall(
+            table_stage,
+            {"recipe": recipe, "texts": {"t": make("text", "x")},
+             "scores": {(DEFAULT_TASK, s.name): make("shards", "shards", changed=s.name)
+                        for s in recipe.settings}},
+            {**ways, **asked, **{f"recipe.{name}": _BY_SCORES for name in sizes},
+             "recipe.description": _NAMES, "recipe.seed": _NAMES},
+        ),
+    }  # fmt: skip

@@ -1,0 +1,88 @@
+"""A table recipe on a tiny checkpoint, its questions, and its stages without a flow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flows.table import measure_table
+from tasks.cluster.lease import ClusterLease
+from tasks.run.stage import Artifact
+from umim_core.config.table_recipe import TableRecipe
+
+QUESTIONS = 7
+
+
+def write_questions(folder: Path) -> Path:
+    """Write questions of words that the rules of ``tiny_checkpoint`` merge in part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.default_rng(0)
+
+    def words(count: int) -> str:
+        return " ".join(f"w{number}" for number in draw.integers(1, 10, count))
+
+    for split in ("train", "valid", "test"):
+        rows = [
+            {
+                "context": f"w1 w2 {words(4)} w6 w7 w8 w9",
+                "choices": [words(3) for _ in range(4)],
+                "gold": int(draw.integers(4)),
+            }
+            for _ in range(QUESTIONS)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, "utf-8")
+    (folder / "text.txt").write_text("\n".join(words(30) + " w3 w4 w5" for _ in range(12)), "utf-8")
+    return folder
+
+
+def tiny_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
+    """Return a recipe of two settings on the embedded task, two questions a shard."""
+    return TableRecipe.model_validate(
+        {
+            "name": "tiny",
+            "kind": "table",
+            "table": "tab:QA",
+            "checkpoint": str(checkpoint),
+            "settings": [{"name": "base", "merge": "none"}, {"name": "own", "merge": "all"}],
+            "tasks": ["umim_docstrings"],
+            "task_data": str(data),
+            "shard": 2,
+            "batch_size": 4,
+            "cluster": {"workers": 0},
+            **changes,
+        }
+    )
+
+
+class TableRun:
+    """What a table's flow needs of a run: a root, a cluster, and the stages it has run."""
+
+    def __init__(self, root: Path, recipe: TableRecipe, lease: ClusterLease) -> None:
+        self.root, self.recipe, self.lease = root, recipe, lease
+        self.artifacts: list[Artifact] = []
+
+    def stage(self, function: Any, *args: Any, label: str = "") -> Artifact:
+        """Run a stage."""
+        self.artifacts.append(function(self.root, *args))
+        return self.artifacts[-1]
+
+    def together(self, parts: Any) -> list[Artifact]:
+        """Run parts one after the other."""
+        return [part() for part in parts]
+
+
+def run_table(root: Path, recipe: TableRecipe) -> TableRun:
+    """Measure a table; a cluster is started only for workers."""
+    with ClusterLease(recipe.cluster) as lease:
+        run: Any = TableRun(root, recipe, lease)
+        measure_table(run)
+        return run
+
+
+def run_table_of(root: Path, recipe: str) -> None:
+    """Measure a table in a process of its own; ``recipe`` is JSON."""
+    run_table(root, TableRecipe.model_validate_json(recipe))

@@ -1,0 +1,215 @@
+"""Tables of the paper: shards of questions, found after a kill, equal however they are spread."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks.stages.table as stage
+from support.tiny_table import (
+    QUESTIONS,
+    TableRun,
+    run_table,
+    run_table_of,
+    tiny_table,
+    write_questions,
+)
+from tasks.data.table_jobs import ShardJob
+from tasks.run.stage import Artifact
+from umim_core.errors import ConfigError, EvaluationError
+from umim_core.evaluation.multiple_choice import evaluate_task
+from umim_core.evaluation.perplexity import perplexity
+from umim_core.evaluation.tasks.shard_values import ShardScores
+from umim_core.model.umim import UMIM
+from umim_core.text.sources import source_of
+from umim_core.text.tokens import first_ids
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_questions(tmp_path_factory.mktemp("questions"))
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_checkpoint: Path, questions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> TableRun:
+    """An undisturbed run."""
+    return run_table(tmp_path_factory.mktemp("whole"), tiny_table(tiny_checkpoint, questions))
+
+
+def of(run: TableRun, name: str) -> list[Artifact]:
+    return [artifact for artifact in run.artifacts if artifact.stage == name]
+
+
+def table(run: TableRun) -> dict[str, Any]:
+    (made,) = of(run, "table")
+    return json.loads((made.path / stage.TABLE).read_text("utf-8"))
+
+
+def test_shards_have_every_question_once(whole: TableRun) -> None:
+    for scores in of(whole, "shards"):
+        names = sorted(path.stem for path in (scores.path / stage.SHARDS).iterdir())
+        ends = [tuple(map(int, name.split("-"))) for name in names]
+        assert ends == [(0, 2), (2, 4), (4, 6), (6, 7)]
+        found = stage.read_shards(scores.path)
+        assert {len(values) for values in found.values.values()} == {QUESTIONS}
+
+
+@pytest.mark.parametrize(("number", "merge"), [(0, "none"), (1, "all")])
+def test_means_are_those_of_the_task_scored_at_once(
+    whole: TableRun, tiny_checkpoint: Path, questions: Path, number: int, merge: Any
+) -> None:
+    row = table(whole)["scores"][number]
+    once = evaluate_task(tiny_checkpoint, merge=merge, data=questions, batch_size=4)
+    assert row["questions"] == once.questions == QUESTIONS
+    assert row["acc"]["mean"] == once.acc and row["acc_norm"]["mean"] == once.acc_norm
+    assert row["acc"]["std"] == pytest.approx(once.acc_stderr, nan_ok=True)
+    assert (row["token_reduction"] or 0.0) == once.token_reduction
+
+
+def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
+    base, own = table(whole)["scores"]
+    assert base["acc_difference"] == {"mean": 0.0, "std": 0.0}
+    apart = own["acc"]["mean"] - base["acc"]["mean"]
+    assert own["acc_difference"]["mean"] == pytest.approx(apart)
+    assert own["token_reduction"] > 0.2
+
+
+def test_a_run_cut_off_half_way_scores_the_rest_and_nothing_twice(
+    whole: TableRun,
+    tiny_checkpoint: Path,
+    questions: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scored: list[tuple[str, int]] = []
+    real = stage.score_shard
+
+    def score(job: ShardJob) -> ShardScores:
+        if len(scored) == 6:  # in the middle of the second setting
+            scored.append(("cut", 0))
+            raise KeyboardInterrupt
+        scored.append((job.setting.name, job.first))
+        return real(job)
+
+    monkeypatch.setattr(stage, "score_shard", score)
+    recipe = tiny_table(tiny_checkpoint, questions)
+    with pytest.raises(KeyboardInterrupt):
+        run_table(tmp_path, recipe)
+    again = run_table(tmp_path, recipe)
+    places = [(name, first) for name in ("base", "own") for first in (0, 2, 4, 6)]
+    assert sorted(place for place in scored if place[0] != "cut") == places
+    assert [a.digest for a in again.artifacts] == [a.digest for a in whole.artifacts]
+
+
+def test_a_finished_table_scores_nothing(
+    whole: TableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "score_shard", None)
+    again = run_table(whole.root, whole.recipe)
+    assert not any(artifact.executed for artifact in again.artifacts)
+
+
+def test_other_shards_give_the_same_figures(
+    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    other = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, shard=5))
+    assert table(other)["scores"] == table(whole)["scores"]
+
+
+def test_fewer_questions_are_the_first_ones(
+    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    fewer = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, questions=3))
+    for some, every in zip(of(fewer, "shards"), of(whole, "shards"), strict=True):
+        found, known = stage.read_shards(some.path), stage.read_shards(every.path)
+        assert found.values["acc"] == known.values["acc"][:3]
+
+
+def test_a_text_has_the_figures_of_its_rows(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    path = str(questions / "text.txt")
+    text = {"source": {"kind": "text", "paths": [path]}, "rows": 3, "segment_length": 32}
+    recipe = tiny_table(
+        tiny_checkpoint, questions, settings=[], tasks=[], task_data=None, texts={"t": text}
+    )
+    run = run_table(tmp_path, recipe)
+    (found,) = table(run)["texts"]
+    umim = UMIM.from_pretrained(tiny_checkpoint)
+    ids, _ = first_ids(source_of((path,)), umim.backbone.tokenizer, 10**6)
+    cut = ids[: len(ids) // 32 * 32].reshape(-1, 32)
+    rows = [cut[index * len(cut) // 3] for index in range(3)]
+    assert found["ppl_umim"] == pytest.approx(perplexity(rows, umim.compressed).ppl)
+    assert found["ppl_base"] == pytest.approx(perplexity(rows, umim.compressed.base()).ppl)
+    assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
+
+
+@pytest.mark.full  # lm-eval reads thousands of files to know its tasks
+def test_an_unknown_task_is_refused_with_those_there_are(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="umim_docstring"):
+        run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=["umim_docstrinsg"]))
+
+
+def test_questions_that_changed_meanwhile_are_refused(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path, whole: TableRun
+) -> None:
+    folder = write_questions(tmp_path / "other")
+    first, *rest = (folder / "test.jsonl").read_text("utf-8").splitlines()
+    (folder / "test.jsonl").write_text("\n".join([*rest, first]), "utf-8")
+    recipe = whole.recipe.model_copy(update={"task_data": str(folder), "questions": 1})
+    (known,) = of(whole, "questions")
+    with pytest.raises(EvaluationError, match="the same questions"):
+        stage.shards_stage(tmp_path, whole.lease, known, recipe, recipe.settings[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_workers_of_a_cluster_give_the_numbers_of_one(
+    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path, cpus: int
+) -> None:
+    cluster = {"workers": cpus, "cpus": cpus}
+    run = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, cluster=cluster))
+    assert table(run) == table(whole)
+
+
+@pytest.mark.full
+def test_a_killed_run_on_a_cluster_counts_nothing_twice(
+    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    recipe = tiny_table(tiny_checkpoint, questions, cluster={"workers": 1, "cpus": 1}, shard=1)
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_table_of, args=(tmp_path, recipe.model_dump_json())
+    )
+    process.start()
+    until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
+    while not (before := finished(tmp_path)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = finished(tmp_path)
+    assert 0 < len(before) < 2 * QUESTIONS
+    run = run_table(tmp_path, recipe)
+    after = finished(tmp_path)
+    assert len(after) == 2 * QUESTIONS
+    assert {name: after[name] for name in before} == before
+    assert table(run)["scores"] == table(whole)["scores"]
+
+
+def finished(root: Path) -> dict[tuple[str, str], int]:
+    """When each finished shard was written, by setting's key and name."""
+    return {
+        (path.parents[1].name.partition(".")[0], path.name): path.stat().st_mtime_ns
+        for path in (root / "shards").glob("*/shards/*.json")
+    }

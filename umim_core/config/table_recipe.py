@@ -1,0 +1,75 @@
+"""Recipes of flow ``umim-table``: one table of the paper, its tasks and texts scored on a cluster.
+
+settings x tasks   cut into shards of questions, each a task of the cluster
+texts              alignment and perplexity of base and checkpoint, each a task of the cluster
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from umim_core.config.form import Merge
+from umim_core.config.model_base import Model
+from umim_core.config.recipe import BackboneDtype, RunRecipe
+from umim_core.text.sources import DocumentSource
+
+
+class TableSetting(Model):
+    """A row of the table: what is merged, and by what."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    merge: Merge
+    raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
+    method: str | None = Field(None, description="A baseline in the merge module's place.")
+
+    @model_validator(mode="after")
+    def _modes(self) -> Self:
+        if self.raw_tail and self.merge != "prompt":
+            raise ValueError("raw_tail is of contexts that are matched alone: set merge to prompt")
+        if self.method is not None and self.merge != "prompt":
+            raise ValueError("a baseline (method) merges prompts only: set merge to prompt")
+        return self
+
+
+class TableText(Model):
+    """A held-out text: alignment and perplexity are measured on rows at even distances."""
+
+    source: Annotated[DocumentSource, Field(discriminator="kind")]
+    rows: Annotated[int, Field(ge=1, description="Rows at most.")] = 32
+    segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
+
+
+class TableRecipe(RunRecipe):
+    """One table of the paper on one checkpoint; its first setting is what others differ from."""
+
+    kind: Literal["table"]
+    table: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
+    checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
+    settings: tuple[TableSetting, ...] = ()
+    tasks: tuple[str, ...] = Field((), description="Tasks of umim_core/task_sets or of lm-eval.")
+    hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
+    task_data: str | None = Field(
+        None, description="Folder with a .jsonl file per split of our task."
+    )
+    questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
+    shard: Annotated[int, Field(ge=1, description="Questions of one task of the cluster.")] = 50
+    texts: dict[str, TableText] = Field(default_factory=dict, description="Texts by name.")
+    batch_size: Annotated[int, Field(ge=1)] = 8
+    dtype: BackboneDtype = "float32"
+    cores: Annotated[int, Field(ge=1, description="CPU cores of one task of the cluster.")] = 1
+
+    @model_validator(mode="after")
+    def _measures_something(self) -> Self:
+        if bool(self.tasks) != bool(self.settings):
+            raise ValueError("tasks and settings come together")
+        if not self.tasks and not self.texts:
+            raise ValueError("name tasks with settings, or texts")
+        names = [setting.name for setting in self.settings]
+        for kind, values in (("settings", names), ("tasks", self.tasks)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{kind} must all be different")
+        if self.hub is not None and self.task_data is not None:
+            raise ValueError("hub is of lm-eval's tasks and task_data of ours: leave one out")
+        return self
