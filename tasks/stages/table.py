@@ -78,11 +78,14 @@ def shards_stage(
     place = _place(recipe)
     base = setting.merge == "none"
     source = read_config(Path(place.checkpoint)).backbone_fingerprint if base else place.digest
+    of = questions.manifest()
     spec = StageSpec(
         "shards",
         1,
         {
             **setting.model_dump(exclude={"name"}),
+            "task": of["config"]["task"],  # several tasks ask the same questions
+            "lm_eval": of["config"]["lm_eval"],
             "questions": recipe.questions,
             "shard": recipe.shard,
             "batch_size": recipe.batch_size,
@@ -95,7 +98,7 @@ def shards_stage(
     )
 
     def build(out: Path) -> Metrics:
-        body, of = _read(questions.path / QUESTIONS), questions.manifest()
+        body = _read(questions.path / QUESTIONS)
         data = _source(of["config"]["task"], recipe.hub, recipe.task_data, of["inputs"])
         found = QuestionSet(**body | {"metrics": tuple(body["metrics"])})
         count = min(found.count, recipe.questions or found.count)

@@ -47,8 +47,8 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "shards": StageCall(
             shards_stage,
-            {"lease": inputs.lease, "questions": make("questions", "questions.json"),
-             "recipe": recipe, "setting": own},
+            {"lease": inputs.lease, "recipe": recipe, "setting": own,
+             "questions": make("questions", "questions.json", task=DEFAULT_TASK, lm_eval="0")},
             {"lease": NO_MATTER_HOW, **free, **named, **table, **asked,
              "recipe.settings": "the stage is given one of them", "setting.name": "a name",
              "recipe.texts": "of stage text"},

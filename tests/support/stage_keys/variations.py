@@ -52,19 +52,26 @@ class Artifacts:
     """Makes artifacts of a few files, and others that differ in one part."""
 
     def __init__(self, root: Path) -> None:
-        self._root, self._contents = root, dict[Path, dict[str, str]]()
+        self._root = root
+        self._contents = dict[Path, tuple[dict[str, str], dict[str, str]]]()
 
-    def make(self, stage: str, *files: str, changed: str = "") -> Artifact:
-        """Return an artifact of these files, or folders with one file."""
-        return self._build(stage, dict.fromkeys(files, "as it was"), changed)
+    def make(self, stage: str, *files: str, changed: str = "", **config: str) -> Artifact:
+        """Return an artifact of these files, or folders with one file, made by a configuration."""
+        return self._build(stage, dict.fromkeys(files, "as it was"), config, changed)
 
     def variations(self, artifact: Artifact) -> Iterator[tuple[str, Artifact]]:
-        """Yield the artifact with another content in one file or folder."""
-        files = self._contents[artifact.path]
+        """Yield the artifact with another content in one file or folder, or made otherwise."""
+        files, config = self._contents[artifact.path]
         for name in files:
-            yield f"/{name}", self._build(artifact.stage, files | {name: "changed"}, artifact.key)
+            other = files | {name: "changed"}
+            yield f"/{name}", self._build(artifact.stage, other, config, artifact.key)
+        for name in config:
+            made = config | {name: "changed"}
+            yield f".{name}", self._build(artifact.stage, files, made, artifact.key)
 
-    def _build(self, stage: str, files: dict[str, str], of: str) -> Artifact:
+    def _build(
+        self, stage: str, files: dict[str, str], config: dict[str, str], of: str
+    ) -> Artifact:
         def build(out: Path) -> Metrics:
             for name, text in files.items():
                 path = out / name if "." in name else out / name / "data.bin"
@@ -72,8 +79,9 @@ class Artifacts:
                 path.write_text(text, encoding="utf-8")
             return {}
 
-        made = run_stage(self._root, StageSpec(stage, 1, {"files": files, "of": of}, {}), build)
-        self._contents[made.path] = files
+        spec = StageSpec(stage, 1, {"files": files, "of": of, **config}, {})
+        made = run_stage(self._root, spec, build)
+        self._contents[made.path] = files, config
         return made
 
 

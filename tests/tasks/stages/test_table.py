@@ -31,6 +31,8 @@ from umim_core.model.umim import UMIM
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
 
+ONE_QUESTION = {"questions": 1, "settings": [{"name": "base", "merge": "none"}]}
+
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -151,6 +153,18 @@ def test_a_text_has_the_figures_of_its_rows(
     assert found["ppl_umim"] == pytest.approx(perplexity(rows, umim.compressed).ppl)
     assert found["ppl_base"] == pytest.approx(perplexity(rows, umim.compressed.base()).ppl)
     assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
+
+
+def test_two_tasks_that_ask_the_same_questions_are_both_scored(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    runs = [
+        run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=[task], **ONE_QUESTION))
+        for task in ("umim_piqa", "umim_openbookqa")
+    ]
+    first, second = (of(run, "shards")[0] for run in runs)
+    assert len({of(run, "questions")[0].digest for run in runs}) == 1
+    assert second.executed and second.key != first.key
 
 
 @pytest.mark.full  # lm-eval reads thousands of files to know its tasks
