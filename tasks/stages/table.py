@@ -30,7 +30,7 @@ from tasks.data.table_jobs import (
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
-from umim_core.errors import MissingExtraError
+from umim_core.errors import EvaluationError, MissingExtraError
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.store.artifacts import directory_digest, write_json
 from umim_core.task_sets.spec import TASKS
@@ -81,7 +81,7 @@ def shards_stage(
     of = questions.manifest()
     spec = StageSpec(
         "shards",
-        1,
+        2,
         {
             **setting.model_dump(exclude={"name"}),
             "task": of["config"]["task"],  # several tasks ask the same questions
@@ -230,10 +230,17 @@ def read_shards(directory: Path) -> ShardScores:
             (sum(shard[name][0] for shard in shards), sum(shard[name][1] for shard in shards))
             for name in ("inputs", "contexts")
         ),
+        prompts=[prompt for shard in shards for prompt in shard["prompts"]],
     )
 
 
 def _row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
+    if own.prompts != base.prompts:
+        raise EvaluationError(
+            f"all settings must answer the same questions of {task}, behind the same prompts",
+            f"other prompts under {setting}",
+            "Use a task whose prompts do not change from one reading to the next.",
+        )
     return {
         "task": task,
         "setting": setting,

@@ -77,6 +77,17 @@ def test_means_are_those_of_the_task_scored_at_once(
     assert (row["token_reduction"] or 0.0) == once.token_reduction
 
 
+def test_token_reduction_leaves_out_prompts_that_are_scored_raw(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path
+) -> None:
+    own = [{"name": "own", "merge": "prompt"}]
+    recipe = tiny_table(tiny_checkpoint, questions, tasks=["umim_piqa"], settings=own)
+    (row,) = table(run_table(tmp_path, recipe))["scores"]
+    once = evaluate_task(tiny_checkpoint, task="umim_piqa", data=questions, batch_size=4)
+    assert row["token_reduction"] == pytest.approx(once.token_reduction, rel=1e-12)
+    assert row["token_reduction"] > 0
+
+
 def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
     base, own = table(whole)["scores"]
     assert base["acc_difference"] == {"mean": 0.0, "std": 0.0}

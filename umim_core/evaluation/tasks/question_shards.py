@@ -1,24 +1,28 @@
 """A task's questions in shards: each scored on its own, values kept by question.
 
 What is kept of a shard are values that the task's metrics average, so shards of any split of the
-questions add up to the same means. Metrics with another aggregation are left out.
+questions add up to the same means. Metrics with another aggregation are left out. Examples in
+prompts, where a task draws them, are those of the shard, whoever scores it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from datasets import config as datasets_config
+from lm_eval import evaluator
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import Task
-from lm_eval.evaluator import evaluate
+from lm_eval.defaults import DEFAULT_OTHER_SEED
 
 from umim_core.errors import ConfigError, EvaluationError, did_you_mean
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.scored_requests import Sizes
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
@@ -32,7 +36,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
     Raises:
         ConfigError: If there is no task of this name.
-        EvaluationError: If none of its metrics is a mean over questions.
+        EvaluationError: If none of its metrics is a mean over questions, or it has several filters.
     """
     if source.task not in TASKS.names() and not knows_task(source.task):
         raise ConfigError(
@@ -41,6 +45,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
             did_you_mean(source.task, TASKS.names()) or "`lm-eval ls tasks` lists lm-eval's.",
         )
     task, digest = _loaded(source)
+    _check_filters(task.task_name, [each["name"] for each in task.get_config("filter_list") or ()])
     return QuestionSet(len(task.eval_docs), digest, _means(task))
 
 
@@ -68,20 +73,60 @@ def score_questions(
         )
     if isinstance(task, SequenceTask):
         task.tokenizer = model.backbone.tokenizer
+    return score_range(model, task, questions.metrics, first, last)
+
+
+def score_range(
+    model: UmimLM, task: Task, metrics: Sequence[str], first: int, last: int
+) -> ShardScores:
+    """Score the questions ``first`` to ``last`` - 1 of a loaded task.
+
+    Args:
+        model: The model.
+        task: The task; its examples are drawn anew.
+        metrics: Names of its metrics that are means over questions.
+        first: Number of the first question.
+        last: Number behind the last one.
+
+    Raises:
+        EvaluationError: If the task filters its answers in several ways.
+    """
     name = task.task_name
-    found = evaluate(
+    task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
+    found = evaluator.evaluate(  # by this name: it is the one that counts sizes
         lm=model,
         task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
         samples={name: list(range(first, last))},
         bootstrap_iters=0,
     )
     rows: list[dict[str, Any]] = sorted(found["samples"][name], key=lambda row: row["doc_id"])
-    scorer = model.scorer
-    tallies = (scorer.inputs, scorer.contexts) if scorer is not None else ()
-    counted = [(tally.raw, tally.units) for tally in tallies] or [(0, 0)] * 2
+    _check_filters(name, [row["filter"] for row in rows])
+    total = sum((size for row in rows for size in _sizes(row)), Sizes())
     return ShardScores(
-        {metric: [float(row[metric]) for row in rows] for metric in questions.metrics}, *counted
+        {metric: [float(row[metric]) for row in rows] for metric in metrics},
+        (total.tokens, total.units),
+        (total.context_tokens, total.context_units),
+        [row["prompt_hash"] for row in rows],
     )
+
+
+def _sizes(row: Mapping[str, Any]) -> list[Sizes]:
+    """Return the sizes of a question's requests that its token reduction counts."""
+    asked = list(zip(row["arguments"], row.get("umim", ()), strict=False))
+    # A text scored without context next to answers, as acc_seq needs it, has nothing to merge.
+    counted = [size for arguments, size in asked if arguments[0]] or [size for _, size in asked]
+    names = [field.name for field in fields(Sizes)]
+    return [Sizes(**{name: size[name] for name in names}) for size in counted if size]
+
+
+def _check_filters(task: str, names: Sequence[str]) -> None:
+    """Refuse a task that has a value per question and filter."""
+    if len(set(names)) > 1:
+        raise EvaluationError(
+            "a task must filter its answers in one way, to be scored in shards",
+            f"{task}: {', '.join(dict.fromkeys(names))}",
+            "Name another task, or score this one by lm-eval's own command.",
+        )
 
 
 def _means(task: Task) -> tuple[str, ...]:

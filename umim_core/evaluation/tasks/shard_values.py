@@ -45,8 +45,10 @@ class ShardScores:
         values: Metric -> a value per question.
         inputs: Raw tokens and units of contexts and answers; zeros where nothing was matched.
         contexts: The same of contexts alone.
+        prompts: lm-eval's hash of the prompt of each question.
     """
 
     values: dict[str, list[float]]
     inputs: tuple[int, int]
     contexts: tuple[int, int]
+    prompts: list[str]
