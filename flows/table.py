@@ -10,6 +10,7 @@ from tasks.run.pipeline import PipelineRun, open_pipeline
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE, questions_stage, shards_stage, table_stage, text_stage
 from umim_core.config.table_recipe import TableRecipe, TableSetting
+from umim_core.task_sets.task_files import refuse_data_variable
 
 
 @flow(name="umim-table", flow_run_name="{recipe}")
@@ -29,6 +30,8 @@ def table(recipe: str = "tables/multiple-choice-smollm2") -> str:
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     """Questions of every task; every task under every setting, and every text; the table."""
     recipe = run.recipe
+    if recipe.task_data is None:  # which wins over the variable
+        refuse_data_variable()
     questions = {
         task: run.stage(questions_stage, run.lease, task, recipe.hub, recipe.task_data, label=task)
         for task in recipe.tasks

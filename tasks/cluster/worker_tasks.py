@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import park_if_stopping
@@ -15,6 +16,7 @@ K = TypeVar("K")
 R = TypeVar("R")
 _WAIT_SECONDS = 1.0
 _RESTARTS = 3  # of a call whose worker was lost
+_here: Final = threading.Lock()  # for calls in this process: what they load and set is shared
 
 
 def run_on_workers(
@@ -26,10 +28,10 @@ def run_on_workers(
 ) -> None:
     """Call a function once per job and hand on each result as it comes, in this thread.
 
-    ``workers: 0`` in the cluster's configuration calls it here, one job after the other. Otherwise
-    every call is a task of the cluster with so many cores, and a GPU where the configuration has
-    them; as many run at a time as the cluster has room for. A call's threads are its cores, so its
-    numbers do not depend on how many others run.
+    ``workers: 0`` in the cluster's configuration calls it here, one job after the other; threads of
+    this process take turns. Otherwise every call is a task of the cluster with so many cores, and a
+    GPU where the configuration has them; as many run at a time as the cluster has room for. A
+    call's threads are its cores, so its numbers do not depend on how many others run.
 
     Args:
         lease: The cluster, started at the first need.
@@ -46,8 +48,10 @@ def run_on_workers(
         return
     if lease.config.workers == 0:
         for key, job in jobs.items():
-            park_if_stopping()
-            finished(key, function(job))
+            with _here:
+                park_if_stopping()
+                result = function(job)
+            finished(key, result)
         return
     cluster = lease.ensure()
     import ray

@@ -50,6 +50,7 @@ def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
         ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
         ({"table": "QA"}, "table"),
         ({"hub": "h", "task_data": "d"}, "leave one out"),
+        ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one task"),
         ({"shards": 5}, "Did you mean 'shard'"),
     ],
 )

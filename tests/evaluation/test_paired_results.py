@@ -210,6 +210,16 @@ def test_prompts_that_change_between_the_models_are_refused(build: Build) -> Non
         evaluate(build(compare="base"), [changing])
 
 
+def test_sizes_of_an_evaluation_that_failed_are_forgotten(build: Build) -> None:
+    def fail(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
+        raise ArithmeticError(doc["text"])
+
+    model, loaded = build(), load_tasks([{**CHOICES, "process_results": fail}])
+    with pytest.raises(ArithmeticError):
+        evaluator.evaluate(lm=model, task_dict={"tasks": loaded}, bootstrap_iters=0)
+    assert [model.sizes_of(request) for request in loaded["choices"].instances] == [None] * 16
+
+
 @pytest.mark.parametrize("form", ["of older releases", "positional"])
 def test_every_form_of_a_call_is_compared(
     build: Build, compared: dict[str, Any], form: str

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from umim_core.errors import CorpusError
-from umim_core.task_sets.task_files import DataFile, HubTable, read_rows, task_folder
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.task_sets.task_files import (
+    DataFile,
+    HubTable,
+    read_rows,
+    refuse_data_variable,
+    task_folder,
+)
 
 FILE = DataFile("set/rows.jsonl", ("text", "query"), "answer", "rows of a test")
 ROW = {"id": "a", "text": "long", "query": "why", "answer": "so", "other": 1}
@@ -80,3 +86,13 @@ def test_an_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert task_folder(None) is None
     monkeypatch.setenv("UMIM_TASK_DATA", "there")
     assert (task_folder(None), task_folder("here")) == (Path("there"), Path("here"))
+
+
+def test_data_from_the_environment_is_refused_where_a_recipe_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UMIM_TASK_DATA", raising=False)
+    refuse_data_variable()
+    monkeypatch.setenv("UMIM_TASK_DATA", "there")
+    with pytest.raises(ConfigError, match=r"UMIM_TASK_DATA must not be set.*got there"):
+        refuse_data_variable()

@@ -48,10 +48,12 @@ class TableRecipe(RunRecipe):
     table: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
     checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
     settings: tuple[TableSetting, ...] = ()
-    tasks: tuple[str, ...] = Field((), description="Tasks of umim_core/task_sets or of lm-eval.")
+    tasks: tuple[str, ...] = Field(
+        (), description="Choice tasks of umim_core/task_sets, or tasks that lm-eval ships."
+    )
     hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
     task_data: str | None = Field(
-        None, description="Folder with a .jsonl file per split of our task."
+        None, description="Folder with a .jsonl file per split of the one task."
     )
     questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
     shard: Annotated[int, Field(ge=1, description="Questions of one task of the cluster.")] = 50
@@ -71,5 +73,7 @@ class TableRecipe(RunRecipe):
             if len(set(values)) != len(values):
                 raise ValueError(f"{kind} must all be different")
         if self.hub is not None and self.task_data is not None:
-            raise ValueError("hub is of lm-eval's tasks and task_data of ours: leave one out")
+            raise ValueError("hub and task_data both say where questions lie: leave one out")
+        if self.task_data is not None and len(self.tasks) > 1:
+            raise ValueError("task_data is the data of one task: write a recipe per task")
         return self

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from umim_core.errors import CorpusError
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.text.hub_dataset import open_hub_dataset
 
 DATA_VARIABLE: Final = "UMIM_TASK_DATA"
@@ -57,6 +57,21 @@ def task_folder(named: str | None) -> Path | None:
     """Return the folder of task data: an option, else what ``UMIM_TASK_DATA`` names, else None."""
     found = named or os.environ.get(DATA_VARIABLE)
     return Path(found) if found else None
+
+
+def refuse_data_variable() -> None:
+    """Refuse a folder of task data from the environment, where a recipe says all data.
+
+    Raises:
+        ConfigError: If ``UMIM_TASK_DATA`` is set; its data would be in no stage key.
+    """
+    folder = os.environ.get(DATA_VARIABLE)
+    if folder:
+        raise ConfigError(
+            f"{DATA_VARIABLE} must not be set: the recipe says where questions lie",
+            folder,
+            "Unset it, or give the folder as the recipe's task_data.",
+        )
 
 
 def read_rows(file: DataFile, folder: Path | None) -> Iterator[dict[str, Any]]:

@@ -186,6 +186,15 @@ def test_an_unknown_task_is_refused_with_those_there_are(
         run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=["umim_docstrinsg"]))
 
 
+def test_task_data_of_the_environment_is_refused_behind_a_hub(
+    tiny_checkpoint: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_TASK_DATA", str(questions))
+    recipe = tiny_table(tiny_checkpoint, questions, task_data=None, hub=str(questions))
+    with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
+        run_table(tmp_path, recipe)
+
+
 def test_questions_that_changed_meanwhile_are_refused(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path, whole: TableRun
 ) -> None:

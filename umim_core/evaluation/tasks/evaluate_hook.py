@@ -66,15 +66,17 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
             for generator, state in drawn:  # both models see the same examples in the prompt
                 generator.setstate(state)
         model.start_counting()
-        ours = again(**{**named, "log_samples": True})
-        if ours is None:  # a process that gathers no results
-            return None
-        chosen = cast("Mapping[str, list[int]]", named.get("samples") or {})
-        for name, task in tasks.items():
-            _add_sizes(ours, name, task, model, chosen.get(name))
-            if theirs is not None:
-                _add_differences(ours, theirs, name, task)
-        model.stop_counting()
+        try:
+            ours = again(**{**named, "log_samples": True})
+            if ours is None:  # a process that gathers no results
+                return None
+            chosen = cast("Mapping[str, list[int]]", named.get("samples") or {})
+            for name, task in tasks.items():
+                _add_sizes(ours, name, task, model, chosen.get(name))
+                if theirs is not None:
+                    _add_differences(ours, theirs, name, task)
+        finally:
+            model.stop_counting()
         if not logged:
             del ours["samples"]
         return ours
