@@ -22,7 +22,8 @@ import runpy
 import signal
 import struct
 import sys
-from typing import Final
+from contextlib import ExitStack
+from typing import Final, NoReturn
 
 # x86-64 numbers of what an interpreter needs to read modules, compute, print and end.
 _ALLOWED: Final = {
@@ -109,6 +110,12 @@ def confine() -> None:
         raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
+def end(report: int, word: str) -> NoReturn:
+    """Report a word and end: the program's own handlers of the end have nothing to say any more."""
+    os.write(report, word.encode()[:100])
+    os._exit(0)
+
+
 def main() -> None:
     """Confine this process, then run the program."""
     program, report, parent, seconds, megabytes = sys.argv[1], *map(int, sys.argv[2:])
@@ -122,13 +129,9 @@ def main() -> None:
         os.write(report, f"unconfined {error}".encode())
         return
     os.write(report, b"confined ")
-    try:
+    with ExitStack() as ending:  # it meets whatever the program raises, its exit too
+        ending.push(lambda kind, *_: end(report, nonce if kind is None else kind.__name__))
         runpy.run_path(program, run_name="__main__")
-    except BaseException as error:
-        os.write(report, type(error).__name__.encode()[:100])
-    else:
-        os.write(report, nonce.encode())
-    os._exit(0)  # the program's own handlers of the end have nothing to say any more
 
 
 if __name__ == "__main__":
