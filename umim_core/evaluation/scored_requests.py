@@ -100,6 +100,18 @@ def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally) -> None:
     contexts.add(sizes.context_tokens, sizes.context_units)
 
 
+def counted_sizes(asked: Sequence[tuple[str, Sizes | None]]) -> list[Sizes]:
+    """Return the sizes of a question's requests that its token reduction counts.
+
+    A text scored without context next to answers, as ``acc_seq`` needs it, has nothing to merge.
+
+    Args:
+        asked: Context and size of each request of one question; None where no size is known.
+    """
+    counted = [size for context, size in asked if context] or [size for _, size in asked]
+    return [size for size in counted if size is not None]
+
+
 def check_requests(requests: Sequence[Request], batch_size: int) -> None:
     """Refuse what cannot be scored.
 

@@ -32,7 +32,7 @@ from umim_core.evaluation.paired_differences import (
     bootstrap_difference_error,
     mean_difference_error,
 )
-from umim_core.evaluation.scored_requests import Sizes
+from umim_core.evaluation.scored_requests import Sizes, counted_sizes
 from umim_core.evaluation.tasks.sized_model import SizedModel
 
 P = ParamSpec("P")
@@ -107,12 +107,11 @@ def _add_sizes(
         question = int(request.doc_id)
         number = chosen[question] if chosen else question  # as lm-eval's samples count
         asked.setdefault(number, []).append((request, model.sizes_of(request)))
-    counted = (
-        # a text scored without context next to answers, as acc_seq needs it, has nothing to merge
-        [each for each in row if each[0].args[0]] or row
+    known = [
+        size
         for row in asked.values()
-    )
-    known = [size for row in counted for _, size in row if size is not None]
+        for size in counted_sizes([(str(request.args[0]), size) for request, size in row])
+    ]
     if not known:
         return
     total = sum(known, Sizes())

@@ -22,7 +22,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 
 from umim_core.errors import ConfigError, EvaluationError, did_you_mean
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.scored_requests import Sizes
+from umim_core.evaluation.scored_requests import Sizes, counted_sizes
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
@@ -112,11 +112,14 @@ def score_range(
 
 def _sizes(row: Mapping[str, Any]) -> list[Sizes]:
     """Return the sizes of a question's requests that its token reduction counts."""
-    asked = list(zip(row["arguments"], row.get("umim", ()), strict=False))
-    # A text scored without context next to answers, as acc_seq needs it, has nothing to merge.
-    counted = [size for arguments, size in asked if arguments[0]] or [size for _, size in asked]
     names = [field.name for field in fields(Sizes)]
-    return [Sizes(**{name: size[name] for name in names}) for size in counted if size]
+    asked = zip(row["arguments"], row.get("umim", ()), strict=False)
+    return counted_sizes(
+        [
+            (arguments[0], size and Sizes(**{name: size[name] for name in names}))
+            for arguments, size in asked
+        ]
+    )
 
 
 def _check_filters(task: str, names: Sequence[str]) -> None:
