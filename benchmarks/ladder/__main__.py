@@ -215,7 +215,7 @@ def figures(
         "skipped": sum(found["skipped"] for found in trained),
         "batches": [found["batches"] for found in trained],
     }
-    if row.over in rows:
+    if row.over is not None:
         others = [found["trained"][row.over] for found in cells]
         report |= {"over": row.over, "difference": difference(trained, others)}
     return report

@@ -7,7 +7,7 @@ span's embedding alone; ``umim_core.config.form`` says what the policies of a fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from umim_core.config.form import ModuleForm
@@ -86,6 +86,9 @@ def ladder(rule_rows: int) -> dict[str, LadderRow]:
 def choose(rows: Mapping[str, LadderRow], names: Sequence[str]) -> dict[str, LadderRow]:
     """Return the rows of these names, in the order of the ladder; all without names.
 
+    A row whose step starts from a row that is left out is compared with the nearest one before
+    that is not: the step is then a longer one.
+
     Raises:
         ConfigError: If there is no row of a name.
     """
@@ -96,4 +99,15 @@ def choose(rows: Mapping[str, LadderRow], names: Sequence[str]) -> dict[str, Lad
                 name,
                 did_you_mean(name, rows) or "Leave it out for all rows.",
             )
-    return {name: row for name, row in rows.items() if not names or name in names}
+    chosen = {name: row for name, row in rows.items() if not names or name in names}
+    return {name: replace(row, over=_start(row, rows, chosen)) for name, row in chosen.items()}
+
+
+def _start(
+    row: LadderRow, rows: Mapping[str, LadderRow], chosen: Mapping[str, LadderRow]
+) -> str | None:
+    """Return the nearest row before a row that was chosen; None where there is none."""
+    over = row.over
+    while over is not None and over not in chosen:
+        over = rows[over].over
+    return over

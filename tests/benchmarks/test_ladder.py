@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ladder.__main__ import main, shipped_rules
-from benchmarks.ladder.ladder_rows import LadderRow, ladder
+from benchmarks.ladder.ladder_rows import LadderRow, choose, ladder
 from benchmarks.ladder.seed_spread import check_same_batches, difference, quality, spread
 from docs.make.results import benchmark_page
 from support.tiny_ladder import LENGTH, SPANS, TERMS, ids, subject, text
@@ -69,6 +69,20 @@ def test_a_row_is_compared_with_one_before_it_that_differs() -> None:
             assert own != (other.form, other.terms, other.blocks)
     assert rows["paper"].form.form() == {"positions": "none"}
     assert rows["together"].form.rule_rows == 3
+
+
+def test_a_row_whose_start_is_left_out_is_compared_with_the_nearest_before_it() -> None:
+    rows = ladder(3)
+    assert choose(rows, []) == rows
+    names = ["rows-preserved", "paper", "last", "paper-unfrozen"]
+    found = choose(rows, names)
+    assert {name: row.over for name, row in found.items()} == {
+        "paper": None,
+        "last": "paper",
+        "rows-preserved": "last",
+        "paper-unfrozen": "paper",
+    }
+    assert choose(rows, ["last"])["last"].over is None
 
 
 def test_spread_and_differences_of_a_worked_example() -> None:
@@ -142,9 +156,10 @@ def test_a_killed_ladder_goes_on_with_the_missing_cell_and_writes_its_page(
     assert rows["last"]["untrained"] == rows["hidden-all"]["untrained"]
     assert rows["last"]["untrained"]["kl"]["std"] == 0.0  # the anchor, whatever the seed
     assert rows["paper"]["untrained"]["kl"]["std"] > 0.0
-    # positions is left out: last has nothing to be compared with
     over = {name: row.get("over") for name, row in rows.items()}
-    assert over == dict.fromkeys(("paper", "last")) | {
+    assert over == {
+        "paper": None,
+        "last": "paper",  # positions, between them, is left out
         "hidden-all": "last",
         "rule-rows": "last",
         "paper-unfrozen": "paper",
