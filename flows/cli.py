@@ -74,6 +74,13 @@ def run(
         Literal["full", "mine", "distill", "adapt", "evaluate", "benchmark", "ablate"],
         typer.Option(help="Stop after this part; full ends with the report page."),
     ] = "full",
+    confirm_run_unsafe_code: Annotated[
+        bool,
+        typer.Option(
+            "--confirm-run-unsafe-code",
+            help="Let a table's tasks run programs that a model wrote (HumanEval), each confined.",
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
@@ -100,18 +107,23 @@ def run(
 
     start_temporary_server()
     with prefect_must_answer():
-        _launch(recipe, loaded, flow, as_json)
+        _launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 
 
-def _launch(recipe: str, loaded: AnyRecipe, flow: str, as_json: bool) -> None:
+def _launch(
+    recipe: str, loaded: AnyRecipe, flow: str, confirm_run_unsafe_code: bool, as_json: bool
+) -> None:
     from umim_core.config.backbone_recipe import BackboneRecipe
     from umim_core.config.table_recipe import TableRecipe
 
     if isinstance(loaded, TableRecipe):
         from flows.table import table as measure
+        from tasks.report.score_lines import score_lines
+        from umim_core.store.artifacts import read_json
 
-        measured = measure(recipe)
-        emit({"path": measured}, [f"table: {measured}"], as_json)
+        measured = measure(recipe, confirm_run_unsafe_code)
+        found = read_json(Path(measured))
+        emit({"path": measured, "table": found}, [*score_lines(found), measured], as_json)
         return
 
     if isinstance(loaded, BackboneRecipe):

@@ -14,16 +14,22 @@ from umim_core.task_sets.task_files import refuse_data_variable
 
 
 @flow(name="umim-table", flow_run_name="{recipe}")
-def table(recipe: str = "tables/multiple-choice-smollm2") -> str:
+def table(
+    recipe: str = "tables/multiple-choice-smollm2", confirm_run_unsafe_code: bool = False
+) -> str:
     """Measure one table of the paper.
 
     Args:
         recipe: Name of a table recipe, or a path ending in .yaml.
+        confirm_run_unsafe_code: Whether answers that are programs may be run, as by the recipe's
+            own field of this name.
 
     Returns:
         The result file.
     """
     with open_pipeline(recipe, "umim-table", TableRecipe) as run:
+        if confirm_run_unsafe_code:
+            run.recipe = run.recipe.model_copy(update={"confirm_run_unsafe_code": True})
         return str(measure_table(run).path / TABLE)
 
 
@@ -33,7 +39,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     if recipe.task_data is None:  # which wins over the variable
         refuse_data_variable()
     questions = {
-        task: run.stage(questions_stage, run.lease, task, recipe.hub, recipe.task_data, label=task)
+        task: run.stage(questions_stage, run.lease, recipe, task, label=task)
         for task in recipe.tasks
     }
     places = [(task, setting) for task in recipe.tasks for setting in recipe.settings]
@@ -42,10 +48,12 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
         partial(run.stage, text_stage, run.lease, recipe, text, label=name)
         for name, text in recipe.texts.items()
     ]
-    made = run.together([*parts, *texts])
+    # The driver only waits for workers, so there may be a cell for each of them.
+    most = max(recipe.cluster.parallel_stages, recipe.cluster.workers)
+    made = run.together([*parts, *texts], most)
     scores = {(task, of.name): found for (task, of), found in zip(places, made, strict=False)}
     measured = dict(zip(recipe.texts, made[len(places) :], strict=True))
-    return run.stage(table_stage, recipe, scores, measured)
+    return run.stage(table_stage, recipe, questions, scores, measured)
 
 
 def _scored(

@@ -41,7 +41,8 @@ def run_on_workers(
         cores: CPU cores of a call.
 
     Raises:
-        ClusterError: If a worker was lost too often, or the cluster has no machine with the room.
+        ClusterError: If a worker was lost too often, the cluster has no machine with the room, or a
+            call raised an error that is no `UmimError`, which the message names.
         UmimError: What a call raised; calls under way are ended.
     """
     if not jobs:
@@ -71,6 +72,13 @@ def run_on_workers(
             park_if_stopping()
             for reference in done:
                 finished(waiting.pop(reference), _result(ray.get(reference)))
+    except ray.exceptions.RayTaskError as error:  # of no type of ours; its text is a traceback
+        cause = error.cause if error.cause is not None else error
+        raise ClusterError(
+            "a task of the cluster must end",
+            f"{type(cause).__name__}: {cause}",
+            "Correct what the error names; finished parts are kept.",
+        ) from error
     except ray.exceptions.RayError as error:
         raise ClusterError(
             "a task of the cluster must end",

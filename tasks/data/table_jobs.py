@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
+from umim_core.errors import CheckpointError
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+from umim_core.store.artifacts import directory_digest
 
 if TYPE_CHECKING:
     from umim_core.backbone.backbone import Backbone
@@ -27,7 +29,7 @@ class ModelPlace:
 
     Attributes:
         checkpoint: Directory of the checkpoint.
-        digest: Its digest, so that a changed one is opened anew.
+        digest: Its digest; a worker refuses another content, and opens a changed one anew.
         device: Where the model runs.
         dtype: Data type of the backbone.
         batch_size: Rows per forward.
@@ -123,6 +125,13 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     from umim_core.checkpoint.checkpoint import Checkpoint
     from umim_core.evaluation.model_args import open_model_args
 
+    found = directory_digest(Path(place.checkpoint))
+    if found != place.digest:
+        raise CheckpointError(
+            f"every machine must have the same checkpoint {place.checkpoint}",
+            f"{found[:12]} instead of {place.digest[:12]}",
+            "Copy the one of the machine that runs the flow, or put it into a shared folder.",
+        )
     checkpoint = Checkpoint.load(Path(place.checkpoint))
     opened = open_model_args(checkpoint, "prompt", None, None, place.dtype, place.device)
     return checkpoint, opened.backbone

@@ -31,6 +31,8 @@ class Measured(Model):
         without: Field of a row -> values that are left out.
         words: Field of a row -> words for its values, in the field's name followed by ``_word``.
         columns: A line per column: heading and text of a cell.
+        recipe: Table recipe whose ``table.json`` the file is a copy of. Until it is there, the page
+            names the command that measures it.
     """
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
@@ -41,6 +43,11 @@ class Measured(Model):
     without: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
     words: dict[str, dict[str, str]] = Field(default_factory=dict)
     columns: str
+    recipe: Annotated[str, Field(pattern=r"^tables/[a-z0-9._-]+$")] | None = None
+
+    def awaited(self, folder: Path) -> bool:
+        """Return whether the figures are those of a recipe that no committed result is of yet."""
+        return self.recipe is not None and not (folder / self.file).is_file()
 
     def table(self, folder: Path) -> Table:
         """Return the figures as a table.

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from tasks.paper.printed import KINDS, Cell, PaperTable, PrintedColumn, paper_tables
+from tasks.paper.printed import KINDS, Cell, NotRun, PaperTable, PrintedColumn, paper_tables
 from tasks.report.html_page import html_page, inline_html
 from tasks.report.tables import (
     DASH,
@@ -56,7 +56,7 @@ def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
         KeyError: If a result file lacks a field that a table shows.
     """
     tables = paper_tables() if folder is None else paper_tables(folder)
-    overview = _overview(tables)
+    overview = _overview(tables, results)
     texts = [f"# {TITLE}", *_LEAD, table_markdown(overview)]
     html = [f"<header><h1>{escape(TITLE)}</h1>", *(f"<p>{inline_html(text)}</p>" for text in _LEAD)]
     html += ["</header>", table_html(overview)]
@@ -75,13 +75,13 @@ def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
     return PaperPage("\n\n".join(texts) + "\n", html_page(TITLE, "\n".join(html)), overview)
 
 
-def _overview(tables: Sequence[PaperTable]) -> Table:
+def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
     columns = [
         Column("label", lambda table: f"{table.label}", left=True),
         Column("table", lambda table: table.title, left=True),
         Column("in the paper", _in_the_paper, left=True),
-        Column("ours, on", lambda table: _models(table) or DASH, left=True),
-        Column("not run", _not_run, left=True),
+        Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
+        Column("not run", lambda table: _listed(_not_run(table, results)), left=True),
     ]
     return make_table("", columns, tables)
 
@@ -99,12 +99,26 @@ def _in_the_paper(table: PaperTable) -> str:
     return f"{len(figures)} figures" + (f", {marked} of them †" if marked else "")
 
 
-def _models(table: PaperTable) -> str:
-    return "; ".join(dict.fromkeys(ours.model for ours in table.ours))
+def _models(table: PaperTable, results: Path) -> str:
+    there = [ours.model for ours in table.ours if not ours.awaited(results)]
+    return "; ".join(dict.fromkeys(there))
 
 
-def _not_run(table: PaperTable) -> str:
-    return "; ".join(f"{part.what}: {part.why}" for part in table.not_run)
+def _not_run(table: PaperTable, results: Path) -> list[NotRun]:
+    """Return what was not run: what recipes measure here, then what nothing here can."""
+    awaited = [
+        NotRun(
+            what=f"{ours.recipe}",
+            why=f"no committed result; `python -m flows run {ours.recipe}` measures it here",
+        )
+        for ours in table.ours
+        if ours.awaited(results)
+    ]
+    return [*awaited, *table.not_run]
+
+
+def _listed(parts: Sequence[NotRun]) -> str:
+    return "; ".join(f"{part.what}: {part.why}" for part in parts)
 
 
 def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
@@ -116,9 +130,11 @@ def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
     for number, mark in enumerate(table.unsound, 1):
         yield f"†{number} {', '.join(mark.columns)}: {mark.reason}"
     for ours in table.ours:
+        if ours.awaited(results):
+            continue
         yield f"**Ours on {ours.model}**, `docs/results/{ours.file}`: {ours.differs}"
         yield ours.table(results)
-    for part in table.not_run:
+    for part in _not_run(table, results):
         yield f"`not run: {part.what}`: {part.why}."
 
 

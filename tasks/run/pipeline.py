@@ -122,16 +122,17 @@ class PipelineRun(Generic[R]):
         self._record(artifact)
         return artifact
 
-    def together(self, parts: Sequence[Callable[[], T]]) -> list[T]:
-        """Run parts of the flow that do not depend on each other; see ``cluster.parallel_stages``.
+    def together(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
+        """Run parts of the flow that do not depend on each other.
 
         Args:
             parts: Functions that call ``stage``.
+            most: How many at a time; None for ``cluster.parallel_stages``.
 
         Returns:
             What each part returned, in order.
         """
-        return side_by_side(parts, self.recipe.cluster.parallel_stages)
+        return side_by_side(parts, most or self.recipe.cluster.parallel_stages)
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Put a cell's checkpoint into MLflow's registry, if it is the first of its backbone.

@@ -1,21 +1,18 @@
 """Stages ``questions``, ``shards``, ``text`` and ``table``: one table of the paper, measured.
 
-A task under a setting is scored in shards of questions, each a task of the cluster. A finished
-shard is a file of the unfinished artifact; a run that was killed finds it and counts it once.
+A task under a setting is scored in shards of questions, each a task of the cluster: likelihoods of
+given answers, or answers that are generated. A finished shard is a file of the unfinished artifact;
+a run that was killed finds it and counts it once.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import run_on_workers
@@ -27,42 +24,52 @@ from tasks.data.table_jobs import (
     measure_text,
     score_shard,
 )
+from tasks.data.table_scores import (
+    QUESTIONS,
+    SHARDS,
+    Report,
+    read_questions,
+    read_shards,
+    table_row,
+    totals,
+)
+from tasks.data.table_sources import (
+    data_digests,
+    question_source,
+    refuse_programs,
+    source_facts,
+)
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
-from umim_core.errors import EvaluationError, MissingExtraError
-from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+from umim_core.errors import MissingExtraError
+from umim_core.evaluation.tasks.shard_values import QuestionSet, ShardScores
 from umim_core.store.artifacts import directory_digest, write_json
-from umim_core.task_sets.spec import TASKS
 from umim_core.text.files import is_address
 from umim_core.text.sources import HubDataset, source_digests
 
-QUESTIONS, SHARDS, TABLE = "questions.json", "shards", "table.json"
-Report = dict[str, Any]
+TABLE: Final = "table.json"
+_LIMITS: Final = ("questions", "new_tokens", "answers", "length")  # fields of a recipe
 
 
-def questions_stage(
-    root: Path,
-    lease: ClusterLease,
-    task: str,
-    hub: str | None = None,
-    task_data: str | None = None,
-) -> Artifact:
-    """Find out how many questions a task has, which, and the metrics that are means over them."""
-    folders = {"hub": hub, "task_data": task_data}
-    inputs = {name: directory_digest(Path(at)) for name, at in folders.items() if at is not None}
-    source = _source(task, hub, task_data, inputs)
-    own = TASKS.find(task) if task in TASKS.names() else None
-    config: dict[str, object] = {"task": task, "lm_eval": _lm_eval()}
-    if own is not None and not inputs:
-        config["sources"] = own.sources()
+def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: str) -> Artifact:
+    """Find out how many questions a task has, which, and the metrics that are means over them.
+
+    Raises:
+        ConfigError: If the task runs programs of a model and nobody has confirmed it.
+    """
+    refuse_programs(recipe, task)
+    inputs = data_digests(recipe, task)
+    source = question_source(recipe, task, inputs)
+    facts = source_facts(recipe, task, inputs)
+    config: dict[str, object] = {"task": task, "lm_eval": _lm_eval(), **facts}
 
     def build(out: Path) -> Metrics:
         def keep(_: str, found: QuestionSet) -> None:
             write_json(out / QUESTIONS, asdict(found))
 
         run_on_workers(lease, find_questions, {task: source}, keep)
-        return {"questions": float(_read(out / QUESTIONS)["count"])}
+        return {"questions": float(read_questions(out).count)}
 
     return run_stage(root, StageSpec("questions", 1, config, inputs), build)
 
@@ -74,17 +81,23 @@ def shards_stage(
     recipe: TableRecipe,
     setting: TableSetting,
 ) -> Artifact:
-    """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question."""
+    """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question.
+
+    A task that is not run has no shard.
+    """
     place = _place(recipe)
     base = setting.merge == "none"
     source = read_config(Path(place.checkpoint)).backbone_fingerprint if base else place.digest
     of = questions.manifest()
+    task = of["config"]["task"]
+    # How questions were made is in their digest; how they are answered is not.
+    answering = {name: of["config"][name] for name in ("generation",) if name in of["config"]}
     spec = StageSpec(
         "shards",
         2,
         {
             **setting.model_dump(exclude={"name"}),
-            "task": of["config"]["task"],  # several tasks ask the same questions
+            "task": task,  # several tasks ask the same questions
             "lm_eval": of["config"]["lm_eval"],
             "questions": recipe.questions,
             "shard": recipe.shard,
@@ -92,15 +105,15 @@ def shards_stage(
             "cores": recipe.cores,
             "device": place.device,
             "dtype": recipe.dtype,
+            **answering,
         },
         {"questions": questions.digest, "model": source},
         resumable=True,
     )
 
     def build(out: Path) -> Metrics:
-        body = _read(questions.path / QUESTIONS)
-        data = _source(of["config"]["task"], recipe.hub, recipe.task_data, of["inputs"])
-        found = QuestionSet(**body | {"metrics": tuple(body["metrics"])})
+        found = read_questions(questions.path)
+        data = question_source(recipe, task, of["inputs"])
         count = min(found.count, recipe.questions or found.count)
         jobs = {}
         for first in range(0, count, recipe.shard):
@@ -109,7 +122,7 @@ def shards_stage(
             if not path.is_file():
                 jobs[path] = ShardJob(place, setting, data, found, first, last)
         run_on_workers(lease, score_shard, jobs, _keep_shard, recipe.cores)
-        return _totals(read_shards(out))
+        return totals(read_shards(out))
 
     return run_stage(root, spec, build)
 
@@ -121,14 +134,6 @@ def _lm_eval() -> str:
         raise MissingExtraError(
             "task evaluation needs lm-eval", "lm_eval", "pip install 'umim[eval]'"
         ) from error
-
-
-def _source(
-    task: str, hub: str | None, folder: str | None, digests: Mapping[str, str]
-) -> QuestionSource:
-    """Return where a task's questions lie; a worker stands in another folder."""
-    places = [None if at is None else str(Path(at).resolve()) for at in (hub, folder)]
-    return QuestionSource(task, *places, digest=" ".join(digests.values()))
 
 
 def _keep_shard(path: Path, scores: ShardScores) -> None:
@@ -178,6 +183,7 @@ def _in_place(text: TableText) -> TableText:
 def table_stage(
     root: Path,
     recipe: TableRecipe,
+    questions: Mapping[str, Artifact],
     scores: Mapping[tuple[str, str], Artifact],
     texts: Mapping[str, Artifact],
 ) -> Artifact:
@@ -186,28 +192,38 @@ def table_stage(
     Args:
         root: Artifact root.
         recipe: What was measured.
+        questions: Artifacts of ``questions`` by task.
         scores: Artifacts of ``shards`` by task and name of setting.
         texts: Artifacts of ``text`` by name.
     """
-    inputs = {f"{task} | {setting}": made.digest for (task, setting), made in scores.items()}
+    inputs = {f"questions of {task}": made.digest for task, made in questions.items()}
+    inputs |= {f"{task} | {setting}": made.digest for (task, setting), made in scores.items()}
     inputs |= {f"text {name}": made.digest for name, made in texts.items()}
     settings = [setting.name for setting in recipe.settings]
     spec = StageSpec(
         "table",
-        1,
+        2,
         {
             "name": recipe.name,
             "table": recipe.table,
             "checkpoint": str(recipe.checkpoint),
+            "backbone": read_config(resolve_checkpoint(recipe.checkpoint)).backbone,
+            "dtype": recipe.dtype,
+            "seed": recipe.seed,
+            "limits": {name: getattr(recipe, name) for name in _LIMITS},
             "settings": settings,
         },
         inputs,
     )
 
     def build(out: Path) -> Metrics:
+        asked = {task: read_questions(made.path) for task, made in questions.items()}
         values = {place: read_shards(made.path) for place, made in scores.items()}
-        rows = [
-            _row(task, setting, values[task, setting], values[task, settings[0]])
+        rows: list[Report] = [
+            {**asked[task].limits, "task": task, "setting": setting, "not_run": asked[task].not_run}
+            if asked[task].not_run is not None
+            else asked[task].limits
+            | table_row(task, setting, values[task, setting], values[task, settings[0]])
             for task, setting in scores
         ]
         measured = [{"text": name, **made.metrics} for name, made in texts.items()]
@@ -216,66 +232,6 @@ def table_stage(
         return {"rows": float(len(rows) + len(measured))}
 
     return run_stage(root, spec, build)
-
-
-def read_shards(directory: Path) -> ShardScores:
-    """Return the shards of an artifact put together, in the order of the questions."""
-    shards = [_read(path) for path in sorted((directory / SHARDS).glob("*.json"))]
-    return ShardScores(
-        {
-            metric: [value for shard in shards for value in shard["values"][metric]]
-            for metric in shards[0]["values"]
-        },
-        *(
-            (sum(shard[name][0] for shard in shards), sum(shard[name][1] for shard in shards))
-            for name in ("inputs", "contexts")
-        ),
-        prompts=[prompt for shard in shards for prompt in shard["prompts"]],
-    )
-
-
-def _row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
-    if own.prompts != base.prompts:
-        raise EvaluationError(
-            f"all settings must answer the same questions of {task}, behind the same prompts",
-            f"other prompts under {setting}",
-            "Use a task whose prompts do not change from one reading to the next.",
-        )
-    return {
-        "task": task,
-        "setting": setting,
-        "questions": len(next(iter(own.values.values()))),
-        "token_reduction": _reduction(own.inputs),
-        "context_token_reduction": _reduction(own.contexts),
-        **{name: _mean(values) for name, values in own.values.items()},
-        **{
-            f"{name}_difference": _mean(np.subtract(values, base.values[name]).tolist())
-            for name, values in own.values.items()
-        },
-    }
-
-
-def _totals(scores: ShardScores) -> Metrics:
-    found = {name: _mean(values) for name, values in scores.values.items()}
-    errors = {f"{name}_stderr": mean["std"] for name, mean in found.items()}
-    return {
-        **{name: float(mean["mean"] or 0.0) for name, mean in found.items()},
-        **{name: error for name, error in errors.items() if error is not None},
-        "questions": float(len(next(iter(scores.values.values())))),
-        "token_reduction": _reduction(scores.inputs) or 0.0,
-    }
-
-
-def _mean(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean and its standard error (``std``; None for a single value)."""
-    many = len(values) > 1
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if many else None
-    return {"mean": float(np.mean(values)), "std": error}
-
-
-def _reduction(tally: Sequence[int]) -> float | None:
-    raw, units = tally
-    return (raw - units) / raw if raw else None
 
 
 def _place(recipe: TableRecipe) -> ModelPlace:
@@ -287,8 +243,3 @@ def _place(recipe: TableRecipe) -> ModelPlace:
         recipe.dtype,
         recipe.batch_size,
     )
-
-
-def _read(path: Path) -> Report:
-    found: Report = json.loads(path.read_text(encoding="utf-8"))
-    return found

@@ -29,10 +29,21 @@ def test_a_table_recipe_is_valid_and_of_a_table_of_the_paper(name: str) -> None:
 
 def test_the_papers_own_backbones_take_the_checkpoint_of_their_recipe() -> None:
     own = [find_recipe(name) for name in table_names() if "smollm2" not in name]
-    assert len(own) == 6
+    assert len(own) == 11
     for recipe in own:
         assert isinstance(recipe, TableRecipe) and recipe.cluster.use_gpu
         assert recipe.checkpoint.partition("/")[0] in recipe_names()
+
+
+def test_every_table_of_tasks_has_a_variant_of_the_packaged_model() -> None:
+    names = [name.removeprefix("tables/") for name in table_names()]
+    kinds = {name.removesuffix("-smollm2") for name in names if name.endswith("-smollm2")}
+    assert all(any(name.startswith(f"{kind}-") for kind in kinds) for name in names)
+
+
+def test_no_shipped_recipe_confirms_programs_by_itself() -> None:
+    recipes = [find_recipe(name) for name in table_names()]
+    assert not any(getattr(recipe, "confirm_run_unsafe_code", None) for recipe in recipes)
 
 
 def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
@@ -50,8 +61,9 @@ def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
         ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
         ({"table": "QA"}, "table"),
         ({"hub": "h", "task_data": "d"}, "leave one out"),
-        ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one task"),
+        ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one choice task"),
         ({"shards": 5}, "Did you mean 'shard'"),
+        ({"new_tokens": 0}, "new_tokens"),
     ],
 )
 def test_a_recipe_that_cannot_be_run_is_refused(change: dict[str, Any], message: str) -> None:

@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.question_shards import score_range
+from umim_core.evaluation.tasks.question_shards import described, score_range
 from umim_core.evaluation.tasks.task_runs import load_tasks
 
 WORDS = [f"w{number}" for number in range(1, 10)]
@@ -57,3 +57,5 @@ def test_a_task_with_several_filters_is_refused(model: UmimLM) -> None:
     task = choices(filter_list=[{"name": "strict", **first}, {"name": "loose", **first}])
     with pytest.raises(EvaluationError, match="strict, loose"):
         score_range(model, task, ["acc"], 0, 2)
+    with pytest.raises(EvaluationError, match="strict, loose"):  # before any model is loaded
+        described(task, "digest")

@@ -39,6 +39,34 @@ def write_questions(folder: Path) -> Path:
     return folder
 
 
+def write_problems(folder: Path) -> Path:
+    """Write problems of the same words, whose answers are numbers; as data files of two tasks."""
+    draw = np.random.default_rng(1)
+    rows = [
+        {"problem": " ".join(f"w{n}" for n in (1, 2, *draw.integers(1, 10, 5), 3, 4, 5)),
+         "answer": str(draw.integers(1, 31))}
+        for _ in range(QUESTIONS)
+    ]  # fmt: skip
+    (folder / "math").mkdir(parents=True, exist_ok=True)
+    for name in ("gsm8k_test200", "amc23"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "math" / f"{name}.jsonl").write_text(text, "utf-8")
+    return folder
+
+
+def generated_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
+    """Return a recipe of the same settings on problems with two sampled answers of six tokens."""
+    options = {
+        "table": "tab:Reasoning",
+        "tasks": ["umim_amc23"],
+        "task_data": None,
+        "data_files": str(data),
+        "new_tokens": 6,
+        "answers": 2,
+    }
+    return tiny_table(checkpoint, data, **options | changes)
+
+
 def tiny_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
     """Return a recipe of two settings on the embedded task, two questions a shard."""
     return TableRecipe.model_validate(
@@ -70,7 +98,7 @@ class TableRun:
         self.artifacts.append(function(self.root, *args))
         return self.artifacts[-1]
 
-    def together(self, parts: Any) -> list[Artifact]:
+    def together(self, parts: Any, _: int | None = None) -> list[Artifact]:
         """Run parts one after the other."""
         return [part() for part in parts]
 

@@ -1,6 +1,7 @@
 """Recipes of flow ``umim-table``: one table of the paper, its tasks and texts scored on a cluster.
 
-settings x tasks   cut into shards of questions, each a task of the cluster
+settings x tasks   cut into shards of questions, each a task of the cluster; answers are scored or
+                   generated, as the task has it
 texts              alignment and perplexity of base and checkpoint, each a task of the cluster
 """
 
@@ -49,13 +50,29 @@ class TableRecipe(RunRecipe):
     checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
     settings: tuple[TableSetting, ...] = ()
     tasks: tuple[str, ...] = Field(
-        (), description="Choice tasks of umim_core/task_sets, or tasks that lm-eval ships."
+        (), description="Tasks of umim_core/task_sets, or tasks that lm-eval ships."
     )
     hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
     task_data: str | None = Field(
-        None, description="Folder with a .jsonl file per split of the one task."
+        None, description="Folder with a .jsonl file per split of the one choice task."
+    )
+    data_files: str | None = Field(
+        None, description="Folder of the data files of tasks whose answers are generated."
     )
     questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
+    new_tokens: Annotated[
+        int | None, Field(ge=1, description="Most tokens of an answer; null: the task's number.")
+    ] = None
+    answers: Annotated[
+        int | None, Field(ge=1, description="Most answers per question; null: the task's number.")
+    ] = None
+    length: Annotated[
+        int | None,
+        Field(ge=1, description="Most tokens of prompt and answer of tasks that may cut a text."),
+    ] = None
+    confirm_run_unsafe_code: bool = Field(
+        False, description="Whether answers that are programs may be run, each confined."
+    )
     shard: Annotated[int, Field(ge=1, description="Questions of one task of the cluster.")] = 50
     texts: dict[str, TableText] = Field(default_factory=dict, description="Texts by name.")
     batch_size: Annotated[int, Field(ge=1)] = 8
@@ -75,5 +92,8 @@ class TableRecipe(RunRecipe):
         if self.hub is not None and self.task_data is not None:
             raise ValueError("hub and task_data both say where questions lie: leave one out")
         if self.task_data is not None and len(self.tasks) > 1:
-            raise ValueError("task_data is the data of one task: write a recipe per task")
+            raise ValueError(
+                "task_data is the data of one choice task: write a recipe per task, or name a "
+                "folder of data_files for tasks whose answers are generated"
+            )
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from support.stage_keys.inputs import CLUSTER, NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import Edit, StageCall
 from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
@@ -17,46 +19,83 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     """Return a call of every stage of a table."""
     folder = inputs.text.parent
     for name in ("hub", "hub-another", "own", "own-another"):
-        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "math").mkdir(parents=True, exist_ok=True)
         (folder / name / "test.jsonl").write_text(name, encoding="utf-8")
+        problem = json.dumps({"problem": name, "answer": "1"})
+        (folder / name / "math" / "gsm8k_test200.jsonl").write_text(problem, encoding="utf-8")
     text = {"source": {"kind": "text", "paths": [str(inputs.text)]}}
     settings = [{"name": "base", "merge": "none"}, {"name": "own", "merge": "prompt"}]
     recipe = TableRecipe.model_validate(
         {"name": "t", "kind": "table", "table": "tab:QA", "checkpoint": "", "settings": settings,
          "tasks": [DEFAULT_TASK], "texts": {"t": text}}
     ).model_copy(update={"checkpoint": inputs.checkpoint})  # fmt: skip
+    chosen = recipe.model_copy(
+        update={"hub": str(folder / "hub"), "task_data": str(folder / "own")}
+    )
+    generated = recipe.model_copy(update={"data_files": str(folder / "own")})
     make, own = inputs.artifacts.make, recipe.settings[1]
     cluster = (*CLUSTER, "workers", "strategy")
     free = {f"recipe.cluster.{name}": NO_MATTER_HOW for name in cluster}
-    named = dict.fromkeys(("recipe.name", "recipe.description", "recipe.seed"), _NAMES)
+    named = dict.fromkeys(("recipe.name", "recipe.description"), _NAMES)
+    seed = {"recipe.seed": _NAMES}
     table = {"recipe.table": "where it is shown"}
-    asked = {f"recipe.{name}": _BY_QUESTIONS for name in ("tasks", "hub", "task_data")}
+    limits = ("new_tokens", "answers", "length")
+    asked = {
+        f"recipe.{name}": _BY_QUESTIONS
+        for name in ("tasks", "hub", "task_data", "data_files", *limits)
+    }
+    confirmed = {"recipe.confirm_run_unsafe_code": "a permission"}
     shards = {"recipe.questions": "of stage shards", "recipe.shard": "of stage shards"}
-    sizes = ("questions", "shard", "batch_size", "cores", "dtype", "texts", "cluster")
+    scored = dict.fromkeys(
+        ("recipe.shard", "recipe.settings", "recipe.texts", "recipe.batch_size", "recipe.dtype",
+         "recipe.cores", "recipe.cluster.use_gpu"),
+        "of the stages that score",
+    )  # fmt: skip
+    asking = {
+        "lease": NO_MATTER_HOW, **free, **named, **table, **confirmed, **scored,
+        "recipe.tasks": "the stage is given one of them",
+    }  # fmt: skip
+    sizes = ("shard", "batch_size", "cores", "texts", "cluster")
     ways = {
         f"recipe.settings[{number}].{name}": _BY_SCORES
         for number in (0, 1)
         for name in ("merge", "raw_tail", "method")
     }
+    answers = ("recipe.questions", "recipe.checkpoint", "recipe.data_files", *(
+        f"recipe.{name}" for name in limits))  # fmt: skip
     return {
         "questions": StageCall(
             questions_stage,
-            {"lease": inputs.lease, "task": DEFAULT_TASK, "hub": str(folder / "hub"),
-             "task_data": str(folder / "own")},
-            {"lease": NO_MATTER_HOW},
+            {"lease": inputs.lease, "recipe": chosen, "task": DEFAULT_TASK},
+            {**asking, **seed, **dict.fromkeys(answers, "of answers that are generated")},
+        ),
+        "questions of generated answers": StageCall(
+            questions_stage,
+            {"lease": inputs.lease, "recipe": generated, "task": "umim_gsm8k"},
+            {**asking, "recipe.checkpoint": "only its backbone's tokens count"},
         ),
         "shards": StageCall(
             shards_stage,
             {"lease": inputs.lease, "recipe": recipe, "setting": own,
              "questions": make("questions", "questions.json", task=DEFAULT_TASK, lm_eval="0")},
-            {"lease": NO_MATTER_HOW, **free, **named, **table, **asked,
+            {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **confirmed,
+             "recipe.settings": "the stage is given one of them", "setting.name": "a name",
+             "recipe.texts": "of stage text"},
+        ),
+        "shards of generated answers": StageCall(
+            shards_stage,
+            {"lease": inputs.lease, "recipe": generated, "setting": own,
+             "questions": make("questions", "questions.json", task="umim_gsm8k", lm_eval="0",
+                               generation="its limits, its seed")},
+            {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **confirmed,
              "recipe.settings": "the stage is given one of them", "setting.name": "a name",
              "recipe.texts": "of stage text"},
         ),
         "text": StageCall(
             text_stage,
             {"lease": inputs.lease, "recipe": recipe, "text": recipe.texts["t"]},
-            {"lease": NO_MATTER_HOW, **free, **named, **table, **asked, **shards,
+            {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **shards,
+             **confirmed,
              "recipe.settings": "of stage shards", "recipe.texts": "the stage is given one",
              "text.source.paths": "only the content counts, and the other one has the same"},
             {"the text": Edit(inputs.text, b"w1", b"w9")},
@@ -64,9 +103,11 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         "table": StageCall(
             table_stage,
             {"recipe": recipe, "texts": {"t": make("text", "x")},
+             "questions": {DEFAULT_TASK: make("questions", "questions.json")},
              "scores": {(DEFAULT_TASK, s.name): make("shards", "shards", changed=s.name)
                         for s in recipe.settings}},
-            {**ways, **asked, **{f"recipe.{name}": _BY_SCORES for name in sizes},
-             "recipe.description": _NAMES, "recipe.seed": _NAMES},
+            {**ways, **{f"recipe.{name}": _BY_SCORES for name in sizes}, **confirmed,
+             **{name: _BY_SCORES for name in asked if name.rpartition(".")[2] not in limits},
+             "recipe.description": _NAMES},
         ),
     }  # fmt: skip

@@ -12,7 +12,12 @@ from docs.make.shipped_model import LABELS
 from tasks.paper.measured import Measured
 from tasks.paper.paper_page import paper_page
 from tasks.paper.printed import paper_tables
+from tasks.run.recipes import table_names
 from umim_core.errors import ConfigError
+from umim_core.evaluation.generated_text import REDUCTIONS
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.task_sets.generation_spec import GENERATION_TASKS
+from umim_core.task_sets.spec import TASKS
 
 TABLE = """\
 label: tab:x
@@ -91,6 +96,57 @@ def test_a_result_file_that_is_missing_is_named_with_those_there(tmp_path: Path)
     ours = Measured(file="gone.json", model="m", differs="d", rows="x", columns="a | {a}")
     with pytest.raises(ConfigError, match=r"gone\.json.*There are other\.json"):
         ours.table(tmp_path)
+
+
+AWAITED = [(table, ours) for table in paper_tables() for ours in table.ours if ours.recipe]
+
+
+def table_of(entry: Measured) -> dict[str, object]:
+    """The content of a ``table.json`` of a recipe: two settings a task, one task not run."""
+    first, *rest = (str(task) for task in entry.where["task"])
+    figure, names = {"mean": 0.5, "std": 0.1}, list(REDUCTIONS)
+    for task in (first, *rest):
+        if task in GENERATION_TASKS.names():
+            metrics = GENERATION_TASKS.find(task).metrics
+            names += [name for metric in metrics for name in TEXT_METRICS.find(metric).figures]
+        else:
+            names += TASKS.find(task).metrics
+    limits = {"new_tokens": 64, "answers": 1, "questions": 8}
+    figures = {"token_reduction": 0.25, "context_token_reduction": 0.25}
+    figures |= {key: figure for name in names for key in (name, f"{name}_difference")}
+    rows = [{**limits, **figures, "task": task, "setting": "own"} for task in rest or [first]]
+    unrun = {**limits, "task": first, "setting": "own", "not_run": "not run: context"}
+    return {"kind": "paper_table", "scores": [*rows, *([unrun] if rest else [])]}
+
+
+@pytest.mark.parametrize("entry", [ours for _, ours in AWAITED], ids=lambda entry: entry.recipe)
+def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
+    entry: Measured, tmp_path: Path
+) -> None:
+    assert entry.recipe in table_names() and entry.awaited(tmp_path)
+    (tmp_path / entry.file).write_text(json.dumps(table_of(entry)), "utf-8")
+    shown = entry.table(tmp_path)
+    assert not entry.awaited(tmp_path)
+    differing = next(n for n, head in enumerate(shown.headings) if "difference" in head)
+    assert shown.rows[0][differing] == "50.0 ± 10.0 %" and "25.0%" in shown.rows[0]
+    if len(entry.where["task"]) > 1 and "not run" in shown.headings:
+        assert shown.rows[-1][-1] == "not run: context"
+
+
+def test_a_recipe_without_a_result_is_named_with_its_command(
+    folders: tuple[Path, Path],
+) -> None:
+    table = folders[1] / "x.yaml"
+    table.write_text(
+        table.read_text("utf-8").replace("    rows:", "    recipe: tables/x-y\n    rows:")
+    )
+    assert "50.0 ± 1.0" in paper_page(*folders).markdown
+    (folders[0] / "scores.json").unlink()
+    page = paper_page(*folders)
+    wanted = "`python -m flows run tables/x-y` measures it here"
+    assert f"`not run: tables/x-y`: no committed result; {wanted}." in page.markdown
+    assert "ours, on" not in page.overview.headings  # no table has any
+    assert wanted in page.overview.rows[0][-1]
 
 
 def test_rows_that_all_are_left_out_are_an_error(folders: tuple[Path, Path]) -> None:

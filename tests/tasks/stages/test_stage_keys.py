@@ -34,7 +34,8 @@ NAMES = (
     "confidence-rules", "given-rules", "task-rules", "distill", "with-rules", "sft",
     "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
     "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
-    "ablation", "questions", "shards", "text", "table",
+    "ablation", "questions", "questions of generated answers", "shards",
+    "shards of generated answers", "text", "table",
 )  # fmt: skip
 
 

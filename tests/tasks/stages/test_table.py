@@ -7,23 +7,32 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tasks.stages.table as stage
+from flows.table import measure_table
 from support.tiny_table import (
     QUESTIONS,
     TableRun,
+    generated_table,
     run_table,
     run_table_of,
     tiny_table,
+    write_problems,
     write_questions,
 )
-from tasks.data.table_jobs import ShardJob
+from tasks.data.table_jobs import ModelPlace, ShardJob, TextJob, measure_text
+from tasks.data.table_scores import SHARDS, read_shards, table_row
+from tasks.plan.planner import Planner
+from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
-from umim_core.errors import ConfigError, EvaluationError
+from umim_core.config.table_recipe import TableRecipe, TableText
+from umim_core.errors import CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.evaluation.tasks.shard_values import ShardScores
@@ -58,10 +67,10 @@ def table(run: TableRun) -> dict[str, Any]:
 
 def test_shards_have_every_question_once(whole: TableRun) -> None:
     for scores in of(whole, "shards"):
-        names = sorted(path.stem for path in (scores.path / stage.SHARDS).iterdir())
+        names = sorted(path.stem for path in (scores.path / SHARDS).iterdir())
         ends = [tuple(map(int, name.split("-"))) for name in names]
         assert ends == [(0, 2), (2, 4), (4, 6), (6, 7)]
-        found = stage.read_shards(scores.path)
+        found = read_shards(scores.path)
         assert {len(values) for values in found.values.values()} == {QUESTIONS}
 
 
@@ -143,7 +152,7 @@ def test_fewer_questions_are_the_first_ones(
 ) -> None:
     fewer = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, questions=3))
     for some, every in zip(of(fewer, "shards"), of(whole, "shards"), strict=True):
-        found, known = stage.read_shards(some.path), stage.read_shards(every.path)
+        found, known = read_shards(some.path), read_shards(every.path)
         assert found.values["acc"] == known.values["acc"][:3]
 
 
@@ -207,21 +216,59 @@ def test_questions_that_changed_meanwhile_are_refused(
         stage.shards_stage(tmp_path, whole.lease, known, recipe, recipe.settings[0])
 
 
+def test_a_checkpoint_that_another_machine_has_otherwise_is_refused(
+    tiny_checkpoint: Path,
+) -> None:
+    place = ModelPlace(str(tiny_checkpoint), "0" * 64, "cpu", "float32", 4)
+    text = TableText(source=source_of(("none.txt",)))
+    with pytest.raises(CheckpointError, match=r"the same checkpoint.* instead of 000000000000"):
+        measure_text(TextJob(place, text))
+
+
+def test_other_prompts_under_another_setting_are_refused() -> None:
+    base, own = (ShardScores({"acc": [1.0]}, (0, 0), (0, 0), [prompt]) for prompt in "ab")
+    with pytest.raises(EvaluationError, match="other prompts under own"):
+        table_row("t", "own", own, base)
+
+
+def test_a_cell_is_under_way_for_every_worker() -> None:
+    seen = []
+
+    class Noted(Planner):
+        def together(self, parts: Any, most: int | None = None) -> list[Any]:
+            seen.append((len(parts), most))
+            return super().together(parts)
+
+    run: Any = Noted(find_recipe("tables/multiple-choice-llama-3.1-8b"))
+    measure_table(run)
+    assert seen == [(20, 8)]
+
+
+@pytest.fixture(params=[tiny_table, generated_table], ids=["choices", "answers"])
+def table_of(
+    request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path
+) -> Callable[..., TableRecipe]:
+    """Makes recipes of answers that are scored, then of answers that are sampled."""
+    data = write_problems(write_questions(tmp_path / "data"))
+    return partial(request.param, tiny_checkpoint, data)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("cpus", [1, 2])
 def test_workers_of_a_cluster_give_the_numbers_of_one(
-    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path, cpus: int
+    table_of: Callable[..., TableRecipe], tmp_path: Path, cpus: int
 ) -> None:
-    cluster = {"workers": cpus, "cpus": cpus}
-    run = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, cluster=cluster))
-    assert table(run) == table(whole)
+    run = run_table(tmp_path / "there", table_of(cluster={"workers": cpus, "cpus": cpus}))
+    assert table(run) == table(run_table(tmp_path / "here", table_of()))
 
 
 @pytest.mark.full
 def test_a_killed_run_on_a_cluster_counts_nothing_twice(
-    whole: TableRun, tiny_checkpoint: Path, questions: Path, tmp_path: Path
+    table_of: Callable[..., TableRecipe], tmp_path: Path
 ) -> None:
-    recipe = tiny_table(tiny_checkpoint, questions, cluster={"workers": 1, "cpus": 1}, shard=1)
+    recipe = table_of(cluster={"workers": 1, "cpus": 1}, shard=1)
+    here = run_table(tmp_path / "here", table_of(shard=1))
+    tmp_path /= "there"
     process = multiprocessing.get_context("spawn").Process(
         target=run_table_of, args=(tmp_path, recipe.model_dump_json())
     )
@@ -238,7 +285,7 @@ def test_a_killed_run_on_a_cluster_counts_nothing_twice(
     after = finished(tmp_path)
     assert len(after) == 2 * QUESTIONS
     assert {name: after[name] for name in before} == before
-    assert table(run)["scores"] == table(whole)["scores"]
+    assert table(run)["scores"] == table(here)["scores"]
 
 
 def finished(root: Path) -> dict[tuple[str, str], int]:

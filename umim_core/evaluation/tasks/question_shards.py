@@ -2,18 +2,20 @@
 
 What is kept of a shard are values that the task's metrics average, so shards of any split of the
 questions add up to the same means. Metrics with another aggregation are left out. Examples in
-prompts, where a task draws them, are those of the shard, whoever scores it.
+prompts and sampled answers, where a task draws them, are those of the shard, whoever scores it. Of
+generated answers the texts and sizes are kept, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
-from dataclasses import fields
+from dataclasses import astuple, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import config as datasets_config
 from lm_eval import evaluator
 from lm_eval.api.metrics import mean
@@ -23,8 +25,14 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED
 from umim_core.errors import ConfigError, EvaluationError, did_you_mean
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scored_requests import Sizes, counted_sizes
+from umim_core.evaluation.tasks.generation_task import GenerationTask
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
-from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.tasks.shard_values import (
+    Limits,
+    QuestionSet,
+    QuestionSource,
+    ShardScores,
+)
 from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
 from umim_core.evaluation.tasks.task_runs import load_tasks
 from umim_core.store.artifacts import canonical_json, sha256_bytes
@@ -36,17 +44,40 @@ def question_set(source: QuestionSource) -> QuestionSet:
 
     Raises:
         ConfigError: If there is no task of this name.
-        EvaluationError: If none of its metrics is a mean over questions, or it has several filters.
+        EvaluationError: As :func:`described`.
     """
-    if source.task not in TASKS.names() and not knows_task(source.task):
+    known = source.answers is not None or source.task in TASKS.names()
+    if not known and not knows_task(source.task):
         raise ConfigError(
             f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
             source.task,
             did_you_mean(source.task, TASKS.names()) or "`lm-eval ls tasks` lists lm-eval's.",
         )
-    task, digest = _loaded(source)
+    return described(*_loaded(source))
+
+
+def described(task: Task, digest: str) -> QuestionSet:
+    """Return what the questions of a loaded task are.
+
+    Args:
+        task: The task.
+        digest: SHA-256 of its questions.
+
+    Raises:
+        EvaluationError: If none of its metrics is a mean over questions, or it has several filters.
+    """
     _check_filters(task.task_name, [each["name"] for each in task.get_config("filter_list") or ()])
-    return QuestionSet(len(task.eval_docs), digest, _means(task))
+    if not isinstance(task, GenerationTask):
+        return QuestionSet(len(task.eval_docs), digest, _means(task))
+    facts = task.get_config("metadata")
+    limits: Limits = {
+        "new_tokens": task.get_config("generation_kwargs")["max_gen_toks"],
+        "answers": task.get_config("repeats"),
+        **{name: facts[name] for name in ("context", "prompt_tokens", "cut_tokens")},
+    }
+    if facts["not_run"] is not None:
+        return QuestionSet(0, digest, (), facts["not_run"], limits)
+    return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
 
 
 def score_questions(
@@ -73,11 +104,27 @@ def score_questions(
         )
     if isinstance(task, SequenceTask):
         task.tokenizer = model.backbone.tokenizer
-    return score_range(model, task, questions.metrics, first, last)
+    wanted = source.answers
+    return score_range(
+        model,
+        task,
+        questions.metrics,
+        first,
+        last,
+        seed=wanted.seed if wanted else 0,
+        confirm_run_unsafe_code=wanted is not None and wanted.confirm_run_unsafe_code,
+    )
 
 
 def score_range(
-    model: UmimLM, task: Task, metrics: Sequence[str], first: int, last: int
+    model: UmimLM,
+    task: Task,
+    metrics: Sequence[str],
+    first: int,
+    last: int,
+    *,
+    seed: int = 0,
+    confirm_run_unsafe_code: bool = False,
 ) -> ShardScores:
     """Score the questions ``first`` to ``last`` - 1 of a loaded task.
 
@@ -87,27 +134,51 @@ def score_range(
         metrics: Names of its metrics that are means over questions.
         first: Number of the first question.
         last: Number behind the last one.
+        seed: Of sampled answers; ``first`` is added.
+        confirm_run_unsafe_code: As lm-eval's command has it: whether answers may be run.
+
+    Returns:
+        A metric that the answers have no figure for, as pass@4 of one answer, is left out.
 
     Raises:
         EvaluationError: If the task filters its answers in several ways.
     """
     name = task.task_name
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
-    found = evaluator.evaluate(  # by this name: it is the one that counts sizes
-        lm=model,
-        task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
-        samples={name: list(range(first, last))},
-        bootstrap_iters=0,
-    )
+    with torch.random.fork_rng(_gpus(model)):  # the base model draws from the global generator
+        torch.manual_seed(seed + first)
+        found = evaluator.evaluate(  # by this name: it is the one that counts sizes
+            lm=model,
+            task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
+            samples={name: list(range(first, last))},
+            bootstrap_iters=0,
+            confirm_run_unsafe_code=confirm_run_unsafe_code,
+        )
     rows: list[dict[str, Any]] = sorted(found["samples"][name], key=lambda row: row["doc_id"])
     _check_filters(name, [row["filter"] for row in rows])
-    total = sum((size for row in rows for size in _sizes(row)), Sizes())
+    sizes = [sum(_sizes(row), Sizes()) for row in rows]
+    total, generated = sum(sizes, Sizes()), isinstance(task, GenerationTask)
     return ShardScores(
-        {metric: [float(row[metric]) for row in rows] for metric in metrics},
+        {
+            metric: [float(row[metric]) for row in rows]
+            for metric in metrics
+            if not generated or metric in rows[0]
+        },
         (total.tokens, total.units),
         (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
+        [_answers(row) for row in rows] if generated else [],
+        [list(astuple(size)) for size in sizes] if generated else [],
     )
+
+
+def _gpus(model: UmimLM) -> list[torch.device]:
+    return [model.device] if model.device.type == "cuda" else []
+
+
+def _answers(row: Mapping[str, Any]) -> list[str]:
+    """Return the texts of all answers to a question, without what they carry."""
+    return [str(text) for texts in row["resps"] for text in texts]
 
 
 def _sizes(row: Mapping[str, Any]) -> list[Sizes]:
@@ -149,9 +220,14 @@ def _means(task: Task) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _loaded(source: QuestionSource) -> tuple[Task, str]:
     """Return a task with its data, and the digest of its questions; lm-eval's index takes long."""
-    own = source.task in TASKS.names()
-    named: str | dict[str, object] = lm_eval_config(TASKS.find(source.task)) if own else source.task
-    options = {} if source.folder is None else {"split_folder": source.folder}
+    named: str | dict[str, object] = source.task
+    options: dict[str, object] = {}
+    if source.answers is not None:
+        named = {"task": source.task, "class": GenerationTask}
+        options = {"checkpoint": source.answers.checkpoint, **dict(source.answers.options)}
+    elif source.task in TASKS.names():
+        named = lm_eval_config(TASKS.find(source.task))
+        options = {} if source.folder is None else {"split_folder": source.folder}
     with _standing_for_the_hub(source):
         task = load_tasks([named], options)[source.task]
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]

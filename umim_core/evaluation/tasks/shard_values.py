@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Limits = dict[str, int | list[int] | None]
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Options of a task whose answers are generated.
+
+    Attributes:
+        checkpoint: Directory of the checkpoint; the tokens of its backbone measure prompts.
+        options: Name and value of options of the task (``TaskOptions``).
+        seed: Of sampled answers.
+        confirm_run_unsafe_code: Whether answers that are programs may be run.
+    """
+
+    checkpoint: str
+    options: tuple[tuple[str, int | str], ...] = ()
+    seed: int = 0
+    confirm_run_unsafe_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -14,12 +33,14 @@ class QuestionSource:
         hub: Folder that stands for the hub; None asks the hub, or its cache.
         folder: Folder of the questions of a task of ``task_sets``; None: its own source.
         digest: Digest of the folder that is named; what is kept of its content is kept by it.
+        answers: Options of a task whose answers are generated; None for a task of likelihoods.
     """
 
     task: str
     hub: str | None = None
     folder: str | None = None
     digest: str = ""
+    answers: AnswerOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -27,14 +48,21 @@ class QuestionSet:
     """A task's questions as they were found.
 
     Attributes:
-        count: How many there are.
+        count: How many there are; 0 for a task that is not run.
         digest: SHA-256 of all of them.
         metrics: Names of the metrics that are means over questions.
+        not_run: Reason why the task is not run; None if it is.
+        limits: Of a task whose answers are generated: most tokens of an answer (``new_tokens``),
+            answers per question (``answers``), trained context of the backbone (``context``),
+            fewest and most tokens of a prompt (``prompt_tokens``), tokens cut out of all prompts
+            (``cut_tokens``).
     """
 
     count: int
     digest: str
     metrics: tuple[str, ...]
+    not_run: str | None = None
+    limits: Limits = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,9 +74,14 @@ class ShardScores:
         inputs: Raw tokens and units of contexts and answers; zeros where nothing was matched.
         contexts: The same of contexts alone.
         prompts: lm-eval's hash of the prompt of each question.
+        answers: Generated texts of each question; empty for a task of likelihoods.
+        sizes: Raw tokens and units of a question's prompts and answers together, then of its
+            prompts alone, [Q][4]; zeros and empty as above.
     """
 
     values: dict[str, list[float]]
     inputs: tuple[int, int]
     contexts: tuple[int, int]
     prompts: list[str]
+    answers: list[list[str]] = field(default_factory=list)
+    sizes: list[list[int]] = field(default_factory=list)

@@ -1,0 +1,114 @@
+"""Sources of a table's questions: where they lie, and what of them belongs into stage keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.table_recipe import TableRecipe
+from umim_core.errors import ConfigError
+from umim_core.evaluation.tasks.shard_values import AnswerOptions, QuestionSource
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.store.artifacts import directory_digest, sha256_file
+from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
+from umim_core.task_sets.spec import TASKS
+from umim_core.task_sets.task_files import DataFile, read_rows
+
+
+def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> QuestionSource:
+    """Return where a task's questions lie, with paths that a worker in another folder finds.
+
+    Args:
+        recipe: The table.
+        task: Name of the task.
+        digests: What :func:`data_digests` returned for it.
+    """
+    folders = (recipe.hub, recipe.task_data)
+    places = [None if at is None else str(Path(at).resolve()) for at in folders]
+    own = generation_task(task)
+    answers = None if own is None else _answers(recipe, own)
+    return QuestionSource(task, *places, digest=" ".join(digests.values()), answers=answers)
+
+
+def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
+    """Return the digests of all that decides a task's questions, by what it is.
+
+    Prompts of a task whose answers are generated are measured in the backbone's tokens.
+
+    Raises:
+        CorpusError: If the recipe's folder of data files lacks the task's.
+    """
+    folders = {"hub": recipe.hub, "task_data": recipe.task_data}
+    found = {name: directory_digest(Path(at)) for name, at in folders.items() if at is not None}
+    own = generation_task(task)
+    if own is None:
+        return found
+    if recipe.data_files is not None and isinstance(own.source, DataFile):
+        folder = Path(recipe.data_files)
+        next(read_rows(own.source, folder), None)  # refuses a file that is missing
+        found["data_files"] = sha256_file(folder / own.source.path)
+    config = read_config(resolve_checkpoint(recipe.checkpoint))
+    return found | {
+        "backbone": config.backbone_fingerprint,
+        "tokenizer": config.tokenizer_fingerprint,
+    }
+
+
+def source_facts(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> dict[str, object]:
+    """Return what else decides a task's questions: its specification and options, as JSON types."""
+    if (own := generation_task(task)) is not None:
+        specified = {name: value for name, value in vars(own).items() if name != "source"}
+        return {"generation": {**own.key(), **specified, "options": _options(recipe, own)}}
+    known = TASKS.find(task) if task in TASKS.names() else None
+    return {} if known is None or digests else {"sources": known.sources()}
+
+
+def generation_task(task: str) -> GenerationSet | None:
+    """Return the specification of a task whose answers are generated; None for another task."""
+    return GENERATION_TASKS.find(task) if task in GENERATION_TASKS.names() else None
+
+
+def refuse_programs(recipe: TableRecipe, task: str) -> None:
+    """Refuse a task that runs what a model wrote, where nobody has confirmed it.
+
+    Raises:
+        ConfigError: If it does and the recipe lacks ``confirm_run_unsafe_code``.
+    """
+    own = generation_task(task)
+    if own is None or recipe.confirm_run_unsafe_code:
+        return
+    if any(TEXT_METRICS.find(name).runs_code for name in own.metrics):
+        raise ConfigError(
+            f"a table that runs programs of a model ({task}) needs a confirmation",
+            "none",
+            "Add --confirm-run-unsafe-code; each program runs confined, in a process of its own.",
+        )
+
+
+def _answers(recipe: TableRecipe, own: GenerationSet) -> AnswerOptions:
+    options: dict[str, int | str] = dict(_options(recipe, own))
+    if recipe.data_files is not None:
+        options["task_data"] = str(Path(recipe.data_files).resolve())
+    return AnswerOptions(
+        str(resolve_checkpoint(recipe.checkpoint).resolve()),
+        tuple(options.items()),
+        recipe.seed,
+        recipe.confirm_run_unsafe_code,
+    )
+
+
+def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
+    """Return the options of a task (``TaskOptions``) that the recipe's limits lead to."""
+    limits = {
+        "task_questions": recipe.questions,
+        "task_length": recipe.length,
+        "task_new_tokens": _lower(recipe.new_tokens, own.max_new_tokens),
+        "task_repeats": _lower(recipe.answers, own.repeats),
+    }
+    found = {name: limit for name, limit in limits.items() if limit is not None}
+    return {"task_seed": recipe.seed, **found}
+
+
+def _lower(limit: int | None, own: int) -> int | None:
+    return None if limit is None else min(limit, own)

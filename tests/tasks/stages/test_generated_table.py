@@ -1,0 +1,136 @@
+"""Tables of generated answers: texts, sizes and reductions by question, limits, cells not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.tiny_table import (
+    QUESTIONS,
+    TableRun,
+    generated_table,
+    run_table,
+    write_problems,
+)
+from tasks.data.table_scores import read_report, read_shards
+from tasks.data.table_sources import question_source
+from tasks.run.stage import Artifact
+from tasks.stages.table import TABLE
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.tasks.generation_task import GenerationTask
+from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
+from umim_core.evaluation.text_metrics.math_answer import math_answer
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_problems(tmp_path_factory.mktemp("problems"))
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_checkpoint: Path, problems: Path, tmp_path_factory: pytest.TempPathFactory
+) -> TableRun:
+    recipe = generated_table(tiny_checkpoint, problems)
+    return run_table(tmp_path_factory.mktemp("whole"), recipe)
+
+
+def shards(run: TableRun) -> list[Artifact]:
+    return [artifact for artifact in run.artifacts if artifact.stage == "shards"]
+
+
+def table(run: TableRun) -> dict[str, Any]:
+    return read_report(run.artifacts[-1].path / TABLE)
+
+
+def test_answers_and_sizes_are_kept_by_question(whole: TableRun, problems: Path) -> None:
+    base, own = (read_shards(artifact.path) for artifact in shards(whole))
+    assert len(own.answers) == len(own.sizes) == len(base.answers) == QUESTIONS
+    assert {len(texts) for texts in own.answers} == {2}
+    rows = (problems / "math" / "amc23.jsonl").read_text("utf-8").splitlines()
+    wanted = [[json.loads(row)["answer"]] for row in rows]
+    assert own.values["pass@1"] == [
+        math_answer(texts, {"references": references})["pass@1"]
+        for texts, references in zip(own.answers, wanted, strict=True)
+    ]
+    assert tuple(map(sum, zip(*own.sizes, strict=True))) == (*own.inputs, *own.contexts)
+    assert own.values["prompt_tr"] == [1 - units / tokens for _, _, tokens, units in own.sizes]
+    assert min(own.values["prompt_tr"]) > 0 and base.inputs == (0, 0)
+
+
+@pytest.mark.parametrize(("number", "merge"), [(0, "none"), (1, "all")])
+def test_a_shard_has_the_answers_and_figures_of_its_questions_run_alone(
+    whole: TableRun, tiny_checkpoint: Path, problems: Path, number: int, merge: Any
+) -> None:
+    options = {"checkpoint": str(tiny_checkpoint), "task_data": str(problems)}
+    options |= {"task_new_tokens": 6, "task_repeats": 2}
+    task = load_tasks([{"task": "umim_amc23", "class": GenerationTask}], options)["umim_amc23"]
+    with torch.random.fork_rng():
+        torch.manual_seed(whole.recipe.seed)
+        _, samples = run_task(UmimLM(tiny_checkpoint, merge, batch_size=4), task, 2)
+    kept = read_shards(shards(whole)[number].path)
+    assert kept.answers[:2] == [list(map(str, sample["resps"][0])) for sample in samples]
+    names = {"pass@1", *(("prompt_tr", "gen_kv_tr", "cumulative_kv_tr") if number else ())}
+    assert set(kept.values) == names
+    for name in names:
+        assert kept.values[name][:2] == [sample[name] for sample in samples]
+
+
+def test_limits_stand_with_the_figures(whole: TableRun) -> None:
+    body = table(whole)
+    assert body["limits"] == {"questions": None, "new_tokens": 6, "answers": 2, "length": None}
+    for row in body["scores"]:
+        limits = {name: row[name] for name in ("questions", "new_tokens", "answers", "context")}
+        assert limits == {"questions": 7, "new_tokens": 6, "answers": 2, "context": 64}
+    assert "pass@1_difference" in row and "prompt_tr_difference" not in row
+
+
+def test_limits_of_a_recipe_raise_no_number_of_a_task(
+    tiny_checkpoint: Path, problems: Path
+) -> None:
+    recipe = generated_table(tiny_checkpoint, problems, new_tokens=20_000)
+    greedy, sampled = (
+        question_source(recipe, task, {}).answers for task in ("umim_gsm8k", "umim_amc23")
+    )
+    assert greedy is not None and sampled is not None
+    limits = {"task_seed": 0, "task_new_tokens": 512, "task_repeats": 1}
+    assert dict(greedy.options) == {**limits, "task_data": str(problems)}
+    assert dict(sampled.options) == {
+        **limits, "task_new_tokens": 15_000, "task_repeats": 2, "task_data": str(problems)
+    }  # fmt: skip
+
+
+def test_another_seed_draws_other_answers(
+    whole: TableRun, tiny_checkpoint: Path, problems: Path, tmp_path: Path
+) -> None:
+    recipe = generated_table(tiny_checkpoint, problems, questions=2, seed=1)
+    pairs = zip(shards(whole), shards(run_table(tmp_path, recipe)), strict=True)
+    for own, other in ([read_shards(made.path).answers[:2] for made in pair] for pair in pairs):
+        assert own != other
+        assert all(len(set(texts)) == 2 for texts in own)
+
+
+def test_a_task_beyond_the_trained_context_is_not_run_and_says_so(
+    tiny_checkpoint: Path, problems: Path, tmp_path: Path
+) -> None:
+    recipe = generated_table(tiny_checkpoint, problems, new_tokens=60)
+    run = run_table(tmp_path, recipe)
+    assert [row["not_run"] for row in table(run)["scores"]] == ["not run: context"] * 2
+    assert all(artifact.metrics["questions"] == 0 for artifact in shards(run))
+
+
+def test_programs_are_not_run_without_a_confirmation(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    recipe = generated_table(tiny_checkpoint, tmp_path, tasks=["umim_humaneval"])
+    with pytest.raises(ConfigError, match=r"umim_humaneval.*--confirm-run-unsafe-code"):
+        run_table(tmp_path / "root", recipe)
+
+
+def test_a_data_file_that_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    recipe = generated_table(tiny_checkpoint, tmp_path)
+    with pytest.raises(CorpusError, match=r"math/amc23\.jsonl"):
+        run_table(tmp_path / "root", recipe)
