@@ -14,15 +14,14 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     """Return a line per task, setting and metric, of the content of a ``table.json``.
 
     A figure is a mean over questions with its standard error, a difference is to the first setting;
-    ``new tokens`` are the most of an answer. Texts are shown as they are kept: a line per figure.
+    ``4 x 256`` are four answers per question of at most 256 tokens. Texts have a line per figure.
     """
     columns = [
         Column("task", lambda row: str(row["task"]), left=True),
         Column("setting", lambda row: str(row["setting"]), left=True),
         Column("metric", lambda row: str(row["metric"]), left=True),
         Column("questions", lambda row: _number(row.get("questions"))),
-        Column("new tokens", lambda row: _number(row.get("new_tokens"))),
-        Column("answers", lambda row: _number(row.get("answers"))),
+        Column("answers", _answers),
         Column("TR", lambda row: _share(row.get("token_reduction"))),
         Column("mean", lambda row: _mean(row.get("value"))),
         Column("difference", lambda row: _mean(row.get("difference"))),
@@ -46,6 +45,10 @@ def _by_metric(score: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**score, "metric": name, "value": value, "difference": difference}
 
 
+def _answers(row: Mapping[str, Any]) -> str:
+    return f"{row['answers']} x {row['new_tokens']}" if "new_tokens" in row else DASH
+
+
 def _number(value: int | None) -> str:
     return DASH if value is None else f"{value:,}"
 
@@ -57,5 +60,5 @@ def _share(value: float | None) -> str:
 def _mean(value: Mapping[str, float | None] | None) -> str:
     if value is None:
         return DASH
-    known = [f"{number:.4f}" for number in (value["mean"], value["std"]) if number is not None]
+    known = [f"{number:.3f}" for number in (value["mean"], value["std"]) if number is not None]
     return " ± ".join(known)
