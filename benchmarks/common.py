@@ -38,6 +38,8 @@ _HELP: Final = {
     "damage_rows": "of it",
     "damage_table": "of a checkpoint's rules, instead of a measurement",
     "decode_tr": "token reductions of held-out text that give further bounds on the price",
+    "features": "model whose hidden states stand in for those of BERTScore and MAUVE; each "
+    "checkpoint's backbone if absent",
     "held_out": "tokens at the end",
     "hub": "folder with copies of the tasks' data",
     "ids": "one flat array of token ids (.npy)",

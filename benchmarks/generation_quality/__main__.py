@@ -1,8 +1,9 @@
-"""Texts of the base model against texts of UMIM: repetition, diversity, perplexity, cache.
+"""Texts of the base model against texts of UMIM: quality, similarity to held-out text, cache.
 
     python -m benchmarks.generation_quality --out docs/results/generation_quality.json
     python -m benchmarks.generation_quality --checkpoints NAME=DIR --text test.txt
     python -m benchmarks.generation_quality --checkpoints NAME=PRICED --decode-tr 0.04 0.08 0.16
+    python -m benchmarks.generation_quality --features MODEL --out similarity.json
 
 Prompts are the first 100 tokens of held-out documents: docstrings, or the lines of a text file.
 Up to 100 tokens follow; an end-of-sequence token ends a text. Every decoding runs without merging
@@ -12,8 +13,11 @@ per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS --keep-all
 takes the bounds under which the rules save so much of the held-out documents. Span eviction merges
 nothing: columns of spans leave the cache when they are some tokens old.
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
-perplexity is that of the generated tokens under the base model, given the prompt. With ``--commit``
-the same call goes on behind the rows that were finished, and one with other bounds adds theirs.
+perplexity is that of the generated tokens under the base model, given the prompt. Every text is
+compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in
+features BERTScore and MAUVE (hidden states of the checkpoint's backbone, or of ``--features``).
+With ``--commit`` the same call goes on behind the rows that were finished, and one with other
+bounds adds theirs.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from benchmarks.common import Benchmark, Report, go_on, named, save
 from benchmarks.corpus import CACHE, held_out_texts
 from benchmarks.generation_quality.damage_bounds import damage_bounds
@@ -31,11 +37,15 @@ from benchmarks.generation_quality.text_runs import (
     NEW_TOKENS,
     Subject,
     choose_prompts,
+    differences,
     measure,
     new_rows,
 )
 from umim_core import UMIM
 from umim_core.embedded.assets import embedded_names
+from umim_core.evaluation.text_metrics.mauve import mauve_buckets
+from umim_core.evaluation.text_metrics.reference_similarity import References
+from umim_core.evaluation.text_metrics.text_features import TextFeatures, features_of
 from umim_core.store.artifacts import digest_of, sha256_bytes
 
 PROMPT_TOKENS: Final = 100
@@ -49,7 +59,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
     Raises:
         RuleSetError: If there are bounds on damage and a checkpoint's rules have no prices.
     """
-    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size")
+    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size", "features")
     report["name"] = options.out.stem if options.out else "generation_quality"
     report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
     go_on(report, options.out, names, ["subjects"])
@@ -72,14 +82,26 @@ def add(
     name: str, umim: UMIM, texts: Sequence[str], options: argparse.Namespace, report: Report
 ) -> None:
     """Measure the missing rows of one checkpoint."""
-    prompts = choose_prompts(texts, umim, options.prompts, options.prompt_tokens)
-    subject = Subject(umim, prompts, options.new_tokens)
+    length = options.prompt_tokens + options.new_tokens
+    beginnings = choose_prompts(texts, umim, options.prompts, length)
+    prompts, rest = zip(
+        *(np.split(ids, [options.prompt_tokens]) for ids in beginnings), strict=True
+    )
+    features = TextFeatures(umim.backbone)
+    if options.features is not None:
+        features = features_of(options.features)
+    continuations = tuple(umim.backbone.decode(ids.tolist()) for ids in rest)
+    subject = Subject(umim, list(prompts), options.new_tokens, References(continuations, features))
     found = {
         "prompts": len(prompts),
         "prompts_digest": digest_of({"ids": [prompt.tolist() for prompt in prompts]}),
         "backbone_fingerprint": umim.backbone.fingerprint,
         "module_digest": umim.module.digest(),
         "rules_digest": umim.rules.digest,
+        "features": features.label,
+        "features_fingerprint": features.backbone.fingerprint,
+        "references_digest": digest_of({"texts": continuations}),
+        "mauve_buckets": mauve_buckets(len(prompts)),
     }
     earlier = report["subjects"].get(name, {})
     earlier = earlier if earlier | found == earlier else {}
@@ -96,7 +118,7 @@ def add(
         measured = measure(subject, row, options.seeds, options.batch_size)
         if row["decode_max_damage"] is not None:
             measured["text_token_reduction"] = bounds[row["decode_max_damage"]]
-        rows.append(measured)
+        rows.append(measured | {"differences": differences(measured, rows)})
         save(report, options.out)
 
 
@@ -106,6 +128,7 @@ main = Benchmark(
     options={
         "checkpoints": {"nargs": "+", "default": embedded_names(), "metavar": "[NAME=]PATH"},
         "backbone": str,
+        "features": str,
         "text": Path,
         "prompts": 64,
         "prompt_tokens": PROMPT_TOKENS,

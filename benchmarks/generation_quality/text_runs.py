@@ -15,6 +15,8 @@ from benchmarks.common import Report
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.evaluation.text_metrics.reference_similarity import References
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
 from umim_core.inference.stopping import end_ids
@@ -44,11 +46,13 @@ class Subject:
         umim: Backbone, module and rules.
         prompts: Raw ids of the prompts [P_b] each.
         new_tokens: Most tokens to generate from each.
+        references: What follows the prompts in the held-out text.
     """
 
     umim: UMIM
     prompts: list[Ids]
     new_tokens: int = NEW_TOKENS
+    references: References | None = None
 
 
 def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) -> list[Ids]:
@@ -136,6 +140,44 @@ def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float |
     return summary
 
 
+def by_prompt(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, list[float]]]:
+    """Return the similarity to its reference of every prompt's text, the mean over seeds.
+
+    Returns:
+        Under ``by_prompt``, values per prompt by figure; nothing if nothing was compared.
+    """
+    found = [run.similarity.by_text for run in runs if run.similarity is not None]
+    if not found:
+        return {}
+    means = {name: np.mean([values[name] for values in found], axis=0) for name in found[0]}
+    return {"by_prompt": {name: np.round(mean, 6).tolist() for name, mean in means.items()}}
+
+
+def differences(row: Report, rows: Sequence[Report]) -> dict[str, dict[str, float | None]]:
+    """Return the differences in similarity to the base model's texts of the same decoding.
+
+    Args:
+        row: Row of the report.
+        rows: Those before it.
+
+    Returns:
+        Mean over prompts and its paired standard error, by figure; empty for the base model's own
+        row and where nothing was compared.
+    """
+    own = {"decoding": row["decoding"], "merge": "none"} | _UNBOUNDED
+    base = next((other for other in rows if other | own == other and other is not row), None)
+    if base is None or "by_prompt" not in row:
+        return {}
+    pairs = {name: (row["by_prompt"][name], base["by_prompt"][name]) for name in row["by_prompt"]}
+    return {
+        name: {
+            "mean": float(np.mean(ours) - np.mean(theirs)),
+            "error": mean_difference_error(ours, theirs),
+        }
+        for name, (ours, theirs) in pairs.items()
+    }
+
+
 def new_rows(
     done: Sequence[Report],
     probabilities: Sequence[float],
@@ -163,7 +205,8 @@ def measure(subject: Subject, row: Report, seeds: int, batch_size: int) -> Repor
         generation_quality(
             run(subject, row["decoding"], row["merge"], seed, batch_size, row),
             subject.umim.backbone,
+            references=subject.references,
         )
         for seed in range(seeds if DECODINGS[row["decoding"]]["do_sample"] else 1)
     ]
-    return row | {"runs": len(runs), "metrics": over_seeds(runs)}
+    return row | {"runs": len(runs), "metrics": over_seeds(runs)} | by_prompt(runs)

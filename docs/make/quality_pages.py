@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from docs.make.generation_pages import MERGE_LABELS
 from tasks.report.page_template import Report, each, page, walk
 from tasks.report.report_drawing import MARKERS, PALETTE
+from umim_core.evaluation.text_metrics.mauve import FEWEST_TEXTS
 
 QUALITY_TITLE: Final = "Perplexity of generated text against token reduction of the cache"
 _DRAWN: Final = "top-p 0.9, temperature 0.8"
@@ -58,6 +59,49 @@ def ratio_of(ppl: Report, base: Report) -> Report | None:
     if ppl["std"] is not None and base["std"] is not None:
         spread = ratio * math.hypot(ppl["std"] / ppl["mean"], base["std"] / base["mean"])
     return {"mean": ratio, "std": spread}
+
+
+_SIMILARITY: Final = page(
+    """\
+Similarity to the held-out text that follows each prompt, times 100. BERTScore (no weights by
+rarity, no rescaling) and MAUVE compare {features}; the published scores read RoBERTa-large and
+GPT-2-large, so these figures cannot be compared with them. MAUVE is of {prompts} texts in
+{mauve_buckets} clusters, where its authors advise thousands: it is for the rows of this table
+alone, and not given for fewer than {fewest} texts.
+
+@ compared.*number
+decoding                     | {decoding}
+texts of                     | {label}
+ROUGE-1                      | {metrics.rouge1!p:.2f}
+ROUGE-2                      | {metrics.rouge2!p:.2f}
+ROUGE-L                      | {metrics.rougeL!p:.2f}
+ROUGE-Lsum                   | {metrics.rougeLsum!p:.2f}
+chrF                         | {metrics.chrf!p:.2f}
+BERTScore, stand-in features | {metrics.bertscore_stand_in_features!p:.2f}
+MAUVE, stand-in features     | {metrics.mauve_stand_in_features!p:.2f}
+
+Differences to the base model's texts of the same decoding, times 100, with paired standard errors
+over prompts (of sampled texts, the mean over seeds):
+
+@ changed.*number
+decoding                     | {decoding}
+texts of                     | {label}
+ROUGE-1                      | {differences.rouge1!p:+.2f}
+ROUGE-2                      | {differences.rouge2!p:+.2f}
+ROUGE-L                      | {differences.rougeL!p:+.2f}
+ROUGE-Lsum                   | {differences.rougeLsum!p:+.2f}
+chrF                         | {differences.chrf!p:+.2f}
+BERTScore, stand-in features | {differences.bertscore_stand_in_features!p:+.2f}
+"""
+)
+
+
+def _similarity(found: Report) -> str:
+    """Return what a subject's rows say of references; empty for results without any."""
+    rows = [row for row in _texts(found) if "by_prompt" in row]
+    changed = [row for row in rows if row["differences"]]
+    shown = {"compared": rows, "changed": changed, "fewest": FEWEST_TEXTS}
+    return _SIMILARITY(found | shown) if rows else ""
 
 
 QUALITY: Final = page(
@@ -108,9 +152,12 @@ Gen-KV TR        | {metrics.gen_kv_reduction!p:.1f %}
 PPL              | {metrics.ppl:.2f}
 PPL ratio        | {ppl_ratio?-:.2f}
 cumulative KV TR | {metrics.cumulative_kv_reduction!p:.1f %}
+
+@ similarity
 """,
             texts=_texts,
             merged=lambda found: (row for row in _texts(found) if _line(row) != "none"),
+            similarity=_similarity,
         ),
     ),
 )

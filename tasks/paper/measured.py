@@ -33,6 +33,7 @@ class Measured(Model):
         columns: A line per column: heading and text of a cell.
         recipe: Table recipe whose ``table.json`` the file is a copy of. Until it is there, the page
             names the command that measures it.
+        command: That command where no recipe measures it.
     """
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
@@ -44,10 +45,16 @@ class Measured(Model):
     words: dict[str, dict[str, str]] = Field(default_factory=dict)
     columns: str
     recipe: Annotated[str, Field(pattern=r"^tables/[a-z0-9._-]+$")] | None = None
+    command: str | None = None
+
+    @property
+    def measured_by(self) -> str | None:
+        """Command that measures the figures; None where the result file must be there."""
+        return self.command if self.recipe is None else f"python -m flows run {self.recipe}"
 
     def awaited(self, folder: Path) -> bool:
-        """Return whether the figures are those of a recipe that no committed result is of yet."""
-        return self.recipe is not None and not (folder / self.file).is_file()
+        """Return whether the figures can be measured and no committed result has them yet."""
+        return self.measured_by is not None and not (folder / self.file).is_file()
 
     def table(self, folder: Path) -> Table:
         """Return the figures as a table.

@@ -105,11 +105,11 @@ def _models(table: PaperTable, results: Path) -> str:
 
 
 def _not_run(table: PaperTable, results: Path) -> list[NotRun]:
-    """Return what was not run: what recipes measure here, then what nothing here can."""
+    """Return what was not run: what a command measures here, then what nothing here can."""
     awaited = [
         NotRun(
-            what=f"{ours.recipe}",
-            why=f"no committed result; `python -m flows run {ours.recipe}` measures it here",
+            what=ours.recipe or ours.model,
+            why=f"no committed result; `{ours.measured_by}` measures it here",
         )
         for ours in table.ours
         if ours.awaited(results)

@@ -4,8 +4,9 @@ A field is a path into the results, ``{corpus.tokens:,}``; ``@side`` in a path i
 ``side``. A conversion changes a number before it is formatted (``{peak_bytes!i:,.0f}`` is in MiB,
 see ``_CONVERSIONS``). The format is Python's, with a unit behind a space (``{seconds:.2f s}``) and
 words for a truth value (``{equal:yes|NO}``). Quartiles are shown as ``1.00 s (0.90-1.10)``, a mean
-and its deviation as ``9.0 ± 1.4``, counts by order as ``10 / 20 / 30``. Where the results lack a
-field, ``{error?none:.1%}`` shows what follows the ``?``; if nothing does, the text is left out.
+with its deviation or standard error as ``9.0 ± 1.4``, counts by order as ``10 / 20 / 30``. Where
+the results lack a field, ``{error?none:.1%}`` shows what follows the ``?``; if nothing does, the
+text is left out.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def formatted(value: Any, spec: str) -> str:
         median, low, high = (format(value[name], spec) for name in ("median", "low", "high"))
         return f"{median}{space}{unit} ({low}-{high})"
     if "mean" in value:
-        known = [format(value[name], spec) for name in ("mean", "std") if value[name] is not None]
+        spread = "error" if "error" in value else "std"
+        specs = {"mean": spec, spread: spec.lstrip("+")}
+        known = [format(value[name], of) for name, of in specs.items() if value[name] is not None]
         return " ± ".join(known) + space + unit if known else "-"
     return " / ".join(format(number, spec) for number in value.values())
 

@@ -26,6 +26,7 @@ from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import RuleSetError
 from umim_core.evaluation.generation_quality import GenerationQuality
+from umim_core.evaluation.text_metrics.reference_similarity import ReferenceSimilarity
 
 QUALITY = GenerationQuality(
     repetition={2: 0.5, 3: 0.5, 4: 0.5},
@@ -129,6 +130,17 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     assert rows[6]["metrics"]["gen_kv_reduction"]["mean"] > 0  # columns go though nothing merges
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
+    assert base["mauve_stand_in_features"] == {"mean": None, "std": None}  # of three prompts
+    assert report["subjects"]["tiny"]["features"].startswith("stand-in features: hidden states of")
+    for number, row in enumerate(rows):
+        compared, own = row["by_prompt"], rows[number // 7 * 7]["by_prompt"]
+        for name, values in compared.items():
+            assert np.mean(values) == pytest.approx(row["metrics"][name]["mean"], abs=1e-5)
+            step = np.subtract(values, own[name])
+            wanted = {"mean": np.mean(step), "error": np.std(step, ddof=1) / 3**0.5}
+            if number % 7:
+                assert row["differences"][name] == pytest.approx(wanted, abs=1e-9)
+        assert len(compared) == 6 and bool(row["differences"]) == bool(number % 7)
     shares = [row.get("text_token_reduction") for row in rows[:7]]
     assert shares[:5] == [None, None, None, None, 0] and shares[5] > 0.3 and shares[6] is None
     assert out.with_suffix(".md").read_text("utf-8") == benchmark_page(report)
@@ -183,6 +195,34 @@ def test_a_page_shows_means_deviations_and_shares() -> None:
         "UMIM, prompt and decode by rules of at most 0.25 nats per saved token (TR of text 8.0%)",
     ):
         assert text in page
+
+
+def test_a_page_shows_similarity_with_paired_differences_and_calls_its_features_a_stand_in() -> (
+    None
+):
+    similar = ReferenceSimilarity(
+        {name: (0.2, 0.4) for name in ("rouge1", "rouge2", "rougeL", "rougeLsum", "chrf")}
+        | {"bertscore_stand_in_features": (0.5, 0.7)},
+        mauve=float("nan"),
+    )
+    base = {"decoding": "greedy", "merge": "none", "runs": 1, "decode_min_probability": 0.0}
+    base |= {"decode_max_damage": None, "span_eviction": None}
+    base |= {"metrics": over_seeds([replace(QUALITY, similarity=similar)])}
+    base |= {"by_prompt": {"chrf": [0.2, 0.4]}, "differences": {}}
+    changes = {name: {"mean": 0.0125, "error": 0.025} for name in similar.by_text}
+    merged = base | {"merge": "prompt", "differences": changes}
+    subject = {"prompts": 2, "mauve_buckets": 2, "features": "stand-in features: states of tiny"}
+    subject |= {"rows": [base, merged]}
+    report = {"benchmark": "generation_quality", "name": "quality", "subjects": {"tiny": subject}}
+    report |= {"prompt_tokens": 100, "new_tokens": 100, "seeds": 2}
+    report["facts"] = {"platform": "Linux", "cores": 2, "commit": None, "versions": {"numpy": "2"}}
+    page = benchmark_page(report)
+    assert "compare stand-in features: states of tiny; the published scores" in page
+    heads = [line for line in page.splitlines() if "BERTScore, stand-in features" in line]
+    assert len(heads) == 2 and "MAUVE, stand-in features" in heads[0]
+    assert page.count("+1.25 ± 2.50") == 6 and "30.00" in page and "60.00" in page
+    del base["by_prompt"], merged["by_prompt"]  # results of before texts were compared
+    assert "stand-in" not in benchmark_page(report)
 
 
 def test_ratios_to_the_base_models_own_texts_are_drawn_and_shown_for_each_kind_of_bound() -> None:

@@ -26,6 +26,7 @@ from umim_core.evaluation.tasks.generation_task import (
     GenerationTask,
     generation_config,
 )
+from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.task_files import DataFile
@@ -141,6 +142,22 @@ def test_sampling_and_lengths_reach_the_generation(metadata: dict[str, Any]) -> 
         "do_sample": True,
         "temperature": 0.6,
     }
+
+
+def test_bertscore_is_a_figure_where_a_model_of_features_is_named(
+    metadata: dict[str, Any], backbone_path: Path
+) -> None:
+    task = replace(OWN, metrics=("rouge", "bertscore"))
+
+    def scored(options: dict[str, Any]) -> tuple[list[str], dict[str, float]]:
+        config: Any = generation_config(task, metadata | options)
+        found = config["process_results"]({"references": ["the cat"]}, [["the cat"]])
+        return [metric["metric"] for metric in config["metric_list"]], found
+
+    named, found = scored({"task_features": str(backbone_path)})
+    assert found[BERTSCORE] == pytest.approx(1.0) and BERTSCORE in named
+    named, found = scored({})
+    assert BERTSCORE not in found and BERTSCORE not in named and "rouge1" in found
 
 
 def test_an_unknown_metric_lists_all(metadata: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
         ({"task_length": "4k"}, "at least 1; got 4k"),
         ({"task_new_tokens": True}, "at least 1; got True"),
         ({"task_data": 3}, "task_data must be a path; got 3"),
+        ({"task_features": 3}, "task_features must be the name of a model; got 3"),
     ],
 )
 def test_an_option_out_of_bounds_is_refused(given: dict[str, object], message: str) -> None:

@@ -1,8 +1,9 @@
-"""Quality of generated texts: repetition, diversity, and perplexity under the base model.
+"""Quality of generated texts: repetition, diversity, perplexity, similarity to references.
 
 n-grams are of token ids. Rep-n is a mean over texts, Dist-n pools all texts of a set.
 
-Source: paper, "Generation Quality" (Rep-n, Dist-n); perplexity and cache figures are ours.
+Source: paper, "Generation Quality" (Rep-n, Dist-n, similarity); perplexity and cache figures are
+ours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ import numpy as np
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError, NumericalError
+from umim_core.evaluation.text_metrics.reference_similarity import (
+    References,
+    ReferenceSimilarity,
+    reference_similarity,
+)
 from umim_core.inference.outputs import RowOutput
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import score_rows
@@ -37,6 +43,7 @@ class GenerationQuality:
         token_reduction: Mean TR of the prompts.
         gen_kv_reduction: Mean Gen-KV TR of the texts, 1 - U_T / T.
         cumulative_kv_reduction: Mean cumulative KV TR, 1 - sum of U_t / sum of t.
+        similarity: Similarity to the held-out continuations; None without them.
     """
 
     repetition: dict[int, float]
@@ -46,6 +53,7 @@ class GenerationQuality:
     token_reduction: float
     gen_kv_reduction: float
     cumulative_kv_reduction: float
+    similarity: ReferenceSimilarity | None = None
 
     def metrics(self) -> dict[str, float]:
         """Return all numbers by name."""
@@ -57,6 +65,7 @@ class GenerationQuality:
             "token_reduction": self.token_reduction,
             "gen_kv_reduction": self.gen_kv_reduction,
             "cumulative_kv_reduction": self.cumulative_kv_reduction,
+            **({} if self.similarity is None else self.similarity.metrics()),
         }
 
 
@@ -137,7 +146,10 @@ def continuation_perplexity(
 
 
 def generation_quality(
-    rows: Sequence[RowOutput], backbone: Backbone, batch_size: int = 16
+    rows: Sequence[RowOutput],
+    backbone: Backbone,
+    batch_size: int = 16,
+    references: References | None = None,
 ) -> GenerationQuality:
     """Measure a set of generated texts.
 
@@ -145,9 +157,12 @@ def generation_quality(
         rows: What the engine generated, each from its whole prompt (no continued turn).
         backbone: The base model, which scores the texts.
         batch_size: Rows per forward of the scoring.
+        references: The held-out continuation of each row's prompt.
 
     Raises:
-        EvaluationError: If there is no row, or one does not fit the backbone's positions.
+        EvaluationError: If there is no row, one does not fit the backbone's positions, or there are
+            not as many references.
+        MissingExtraError: If a library that compares texts with references is not installed.
         NumericalError: If a log-probability is NaN or infinite.
     """
     texts = [row.ids for row in rows]
@@ -160,6 +175,9 @@ def generation_quality(
         token_reduction=_mean([row.token_reduction for row in rows]),
         gen_kv_reduction=_mean([row.gen_kv_reduction for row in rows]),
         cumulative_kv_reduction=_mean([row.cumulative_kv_reduction for row in rows]),
+        similarity=None
+        if references is None
+        else reference_similarity([backbone.decode(list(text)) for text in texts], references),
     )
 
 

@@ -22,7 +22,7 @@ add_generation_task(
             origin="articles of CNN/DailyMail's test split with their highlights",
             hub=HubTable("abisee/cnn_dailymail", "test", "3.0.0"),
         ),
-        metrics=("rouge",),
+        metrics=("rouge", "bertscore"),
         max_new_tokens=80,
         licence="Apache-2.0",
         cut="article",

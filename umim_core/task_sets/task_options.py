@@ -14,6 +14,7 @@ _PREFIX: Final = "task_"
 _LEAST: Final = {"task_seed": 0} | dict.fromkeys(
     ("task_questions", "task_length", "task_new_tokens", "task_repeats"), 1
 )
+_TEXTS: Final = {"task_features": "the name of a model"}
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -30,6 +31,8 @@ class TaskOptions:
         task_length: Most tokens of prompt and answer of tasks whose long field may be cut.
         task_new_tokens: Most tokens of an answer, instead of the task's own number.
         task_repeats: Answers per question, instead of the task's own number.
+        task_features: Model whose hidden states are the stand-in features of BERTScore; without it
+            tasks have no BERTScore.
 
     Raises:
         ConfigError: If a number is out of bounds.
@@ -42,6 +45,7 @@ class TaskOptions:
     task_length: int | None = None
     task_new_tokens: int | None = None
     task_repeats: int | None = None
+    task_features: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -49,7 +53,9 @@ class TaskOptions:
             if value is None and field.default is None:
                 continue
             if least is None and not isinstance(value, str):
-                raise ConfigError(f"{field.name} must be a path", value, "Correct it.")
+                raise ConfigError(
+                    f"{field.name} must be {_TEXTS.get(field.name, 'a path')}", value, "Correct it."
+                )
             if least is not None and (type(value) is not int or value < least):
                 raise ConfigError(
                     f"{field.name} must be a whole number of at least {least}", value, "Correct it."

@@ -133,18 +133,23 @@ def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
         assert shown.rows[-1][-1] == "not run: context"
 
 
-def test_a_recipe_without_a_result_is_named_with_its_command(
-    folders: tuple[Path, Path],
+@pytest.mark.parametrize(
+    ("field", "what", "command"),
+    [
+        ("recipe: tables/x-y", "tables/x-y", "python -m flows run tables/x-y"),
+        ("command: measure it", "a small model", "measure it"),
+    ],
+)
+def test_figures_without_a_result_are_named_with_the_command_that_measures_them(
+    field: str, what: str, command: str, folders: tuple[Path, Path]
 ) -> None:
     table = folders[1] / "x.yaml"
-    table.write_text(
-        table.read_text("utf-8").replace("    rows:", "    recipe: tables/x-y\n    rows:")
-    )
+    table.write_text(table.read_text("utf-8").replace("    rows:", f"    {field}\n    rows:"))
     assert "50.0 ± 1.0" in paper_page(*folders).markdown
     (folders[0] / "scores.json").unlink()
     page = paper_page(*folders)
-    wanted = "`python -m flows run tables/x-y` measures it here"
-    assert f"`not run: tables/x-y`: no committed result; {wanted}." in page.markdown
+    wanted = f"`{command}` measures it here"
+    assert f"`not run: {what}`: no committed result; {wanted}." in page.markdown
     assert "ours, on" not in page.overview.headings  # no table has any
     assert wanted in page.overview.rows[0][-1]
 

@@ -54,6 +54,8 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
     """
     options, backbone = TaskOptions.read(metadata), task_backbone(metadata)
     metrics = [TEXT_METRICS.find(name) for name in task.metrics]
+    if options.task_features is None:
+        metrics = [metric for metric in metrics if not metric.needs_features]
     rows: list[Row] = []
     runs = not exceeds(task, options, backbone.context)
     if runs:
@@ -80,7 +82,7 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
         if runs
         else 0,  # no request reaches the model
         "filter_list": [{"name": "none", "filter": []}],  # metrics see every answer
-        "process_results": _scores(metrics) if runs else _not_run(figures),
+        "process_results": _scores(metrics, options.task_features) if runs else _not_run(figures),
         "metric_list": [
             {
                 "metric": figure,
@@ -121,14 +123,14 @@ def _dataset(rows: list[Row]) -> Any:
     return load
 
 
-def _scores(metrics: Sequence[TextMetric]) -> Any:
+def _scores(metrics: Sequence[TextMetric], features: str | None) -> Any:
     """Return the function from a question's row and answers to its figures."""
 
     def process_results(row: Row, answers: list[list[str]]) -> dict[str, float]:
         (texts,) = answers  # of the one request
         found: dict[str, float] = {}
         for metric in metrics:
-            found |= metric.score(texts, row)
+            found |= metric.score(texts, row | {"features": features})
         saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
         return found | (mean_figures(saved) if len(saved) == len(texts) else {})
 

@@ -25,31 +25,38 @@ class TextMetric:
         score: Compute them from all answers to a question, at least one, and the question's row
             (``references`` and the fields of its task).
         runs_code: Whether answers are run; lm-eval then asks for ``--confirm_run_unsafe_code``.
+        needs_features: Whether it reads ``features`` of the row, the name of a model whose states
+            it compares; it is left out where none is named.
     """
 
     figures: tuple[str, ...]
     score: Score
     runs_code: bool = False
+    needs_features: bool = False
 
 
 TEXT_METRICS: Final = Registry[TextMetric]("umim_core.evaluation.text_metrics", "text metric")
 """All metrics by name; an unknown one lists them."""
 
 
-def add_text_metric(name: str, *figures: str, runs_code: bool = False) -> Callable[[Score], Score]:
+def add_text_metric(
+    name: str, *figures: str, runs_code: bool = False, needs_features: bool = False
+) -> Callable[[Score], Score]:
     """Return a decorator that adds a function as a metric.
 
     Args:
         name: As tasks name it.
         *figures: Names of its figures; by default one of the metric's own name.
         runs_code: Whether answers are run.
+        needs_features: Whether it reads ``features`` of the row.
 
     Raises:
         ConfigError: If the name is taken.
     """
 
     def add(score: Score) -> Score:
-        TEXT_METRICS.add(name)(TextMetric(figures or (name,), score, runs_code))
+        metric = TextMetric(figures or (name,), score, runs_code, needs_features)
+        TEXT_METRICS.add(name)(metric)
         return score
 
     return add

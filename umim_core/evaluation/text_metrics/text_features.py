@@ -1,0 +1,77 @@
+"""Stand-in features of texts for BERTScore and MAUVE: last hidden states of a causal model.
+
+The published scores read other weights: BERTScore those of RoBERTa-large, MAUVE those of
+GPT-2-large. Figures of other features rank texts among each other, and are called
+``..._stand_in_features`` so that nobody compares them with published ones.
+
+Shapes: T tokens of a text, d hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone, load_backbone
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Features of texts, each read alone.
+
+    Attributes:
+        backbone: The model; its tokenizer cuts the texts, without special tokens.
+    """
+
+    backbone: Backbone
+
+    @property
+    def label(self) -> str:
+        """The features in words, for results."""
+        return (
+            f"stand-in features: hidden states of {self.backbone.name} after its last block and "
+            "final norm"
+        )
+
+    @torch.no_grad()
+    def of_tokens(self, texts: Sequence[str], batch_size: int = 16) -> list[Tensor]:
+        """Return the features of every token of every text.
+
+        Args:
+            texts: Texts; what exceeds the model's positions is cut off, an empty one has no tokens.
+            batch_size: Texts per forward.
+
+        Returns:
+            Per text [T, d], float32 on the CPU.
+
+        Raises:
+            BackboneError: If the model has no tokenizer.
+        """
+        most, device = self.backbone.max_positions, self.backbone.device
+        ids = [self.backbone.encode(text)[:most] for text in texts]
+        found: list[Tensor] = []
+        for first in range(0, len(ids), batch_size):
+            rows = ids[first : first + batch_size]
+            longest = max(1, *map(len, rows))
+            # Padding follows the texts, and no token of a causal model sees what follows it.
+            padded = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
+            states = self.backbone.hidden(self.backbone.embed(padded.to(device))).float().cpu()
+            found += [own[: len(row)] for own, row in zip(states, rows, strict=True)]
+        return found
+
+
+@cache
+def features_of(name: str) -> TextFeatures:
+    """Return the features of a model by name, loaded once in a process.
+
+    Args:
+        name: Embedded or packaged name, directory, GGUF file or hub repository.
+
+    Raises:
+        BackboneError: If it cannot be loaded.
+    """
+    return TextFeatures(load_backbone(name))
