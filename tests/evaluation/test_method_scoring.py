@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
@@ -117,9 +119,27 @@ def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
         UmimLM("no checkpoint", method="truncatoin")
 
 
-def test_how_much_of_the_cache_went_is_in_the_result(checkpoint_path: Path) -> None:
-    model = UmimLM(checkpoint_path, method="full-cache", dtype="float32")
-    assert model.get_model_info()["umim"]["cache_reduction"] == 0.0
+@pytest.mark.parametrize(("method", "some"), [("full-cache", False), ("span-eviction-0", True)])
+def test_answers_of_the_cache_count_in_what_of_the_kv_cache_went(
+    checkpoint_path: Path, tmp_path: Path, method: str, some: bool
+) -> None:
+    found = []
+    for _ in range(2):
+        model = UmimLM(checkpoint_path, method=method, dtype="float32")
+        cached = CachingLM(model, str(tmp_path / "cache.db"))
+        asked = [
+            Instance("loglikelihood", {}, ("the cat sat on the mat and the dog", end), 0)
+            for end in (" a", " b")
+        ]
+        cached.loglikelihood(asked)
+        known = model.get_model_info()["umim"]
+        for request in asked:
+            model.sizes_of(request)  # as an evaluation asks
+        found.append(model.get_model_info()["umim"])
+        cached.dbdict.close()
+    assert (known["cache_reduction"], known["token_reduction"]) == (None, None)
+    assert found[0] == found[1]
+    assert (found[1]["cache_reduction"] > 0) == some
 
 
 def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -> None:

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import math
+import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
@@ -201,6 +203,23 @@ def test_examples_in_the_prompt_are_those_of_a_call_without_comparison(build: Bu
     )
     assert [s["prompt_hash"] for s in both] == [s["prompt_hash"] for s in own]
     assert [s["filtered_resps"] for s in both] == [s["filtered_resps"] for s in own]
+
+
+def test_sampled_answers_are_those_of_a_call_without_comparison(build: Build) -> None:
+    hot = {"until": ["."], "max_gen_toks": 4, "do_sample": True, "temperature": 1.0}
+    sampled = {**GREEDY, "task": "sampled", "generation_kwargs": hot}
+    found, drawn = [], []
+    for compare in (None, "base"):
+        model = build(compare=compare)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1234)  # as lm-eval does before it evaluates
+            random.seed(1234)
+            np.random.seed(1234)
+            rows = evaluate(model, [sampled])["samples"]["sampled"]
+            drawn.append((random.random(), np.random.random(), float(torch.rand(1))))
+        found.append([sample["resps"] for sample in rows])
+    assert found[0] == found[1]
+    assert drawn[0] == drawn[1]
 
 
 def test_prompts_that_change_between_the_models_are_refused(build: Build) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,22 @@ def test_cached_answers_count_in_the_token_reduction(
     cached.dbdict.close()
     assert None not in sizes
     assert second.token_reduction == first.token_reduction > 0
+
+
+def test_cached_texts_count_in_the_bounds_of_decoding(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    rules = replace(made.rules, prices=np.ones(len(made.rules), np.float32))
+    bounded = made.with_contents(made.module, rules).decoding_under(0.4)
+    for forwards in (True, False):
+        model = UmimLM(bounded, "all", backbone)
+        assert (answers(model, tmp_path / "cache.db")[1] > 0) == forwards
+        request = Instance("generate_until", {}, REQUESTS["generate_until"], 0)
+        cached = CachingLM(model, str(tmp_path / "cache.db"))
+        model.sizes_of(request)  # as an evaluation asks
+        cached.dbdict.close()
+        assert model.get_model_info()["umim"]["decode_max_damage"] == 0.4
 
 
 KILLED = {

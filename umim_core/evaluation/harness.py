@@ -41,7 +41,7 @@ from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_l
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.generated_rows import generate_rows
 from umim_core.evaluation.generated_text import GeneratedText
-from umim_core.evaluation.method_scoring import EvictedScorer, method_scorer
+from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.model_args import check_modes, open_model_args
 from umim_core.evaluation.scored_requests import Likelihood
 from umim_core.evaluation.scoring import Scorer
@@ -52,6 +52,7 @@ from umim_core.evaluation.tasks.rolling_texts import RollingTexts
 from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
@@ -148,11 +149,8 @@ class UmimLM(SizedModel):
         info["umim"] = {
             **answer_identity(self.compressed, self.merge, self.method),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
-            "token_reduction": self.token_reduction,
-            "context_token_reduction": self.context_token_reduction,
+            **self.realised,
         }
-        if isinstance(self.scorer, EvictedScorer):
-            info["umim"]["cache_reduction"] = self.scorer.columns.token_reduction
         return info
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
@@ -267,7 +265,7 @@ class UmimLM(SizedModel):
                 request = replace(
                     wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
                 )
-                self._decode_bounds[decode_bound(request, engine.compressed)] = None
+                self._note_bound(request)
                 rows = [self._prompt(text) for text in prompts]
                 made = generate_rows(engine, self.scorer, rows, wanted, request)
                 for prompt, number, row in zip(prompts, numbers, made, strict=True):
@@ -280,6 +278,15 @@ class UmimLM(SizedModel):
                 bar.update(len(prompts))
         self.report()
         return cast("list[str]", ordered.get_original(texts))
+
+    def count_cached(self, request: Instance) -> None:
+        """Note the decode bound of a text that was generated before and came from the cache."""
+        if request.request_type == "generate_until":
+            self._note_bound(replace(self._wanted(request.args[1]).request, merge=self.merge))
+
+    def _note_bound(self, request: Request) -> None:
+        if isinstance(self.scorer, Scorer):
+            self._decode_bounds[decode_bound(request, self.scorer.compressed)] = None
 
     def _wanted(self, options: dict[str, Any]) -> Wanted:
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)

@@ -150,9 +150,8 @@ class EvictedScorer:
             done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
                 whole = len(context) + len(requests[index].continuation)
-                size = Sizes(whole, whole, len(context), len(context))
-                count_sizes(size, self.inputs, self.contexts)
-                self.columns.add(len(context), columns)
+                size = Sizes(whole, whole, len(context), len(context), columns)
+                count_sizes(size, self.inputs, self.contexts, self.columns)
                 greedy = bool(score.greedy.all())
                 done[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
             results |= done

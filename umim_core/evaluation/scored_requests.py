@@ -30,20 +30,25 @@ class Sizes:
         units: What the model reads in their place.
         context_tokens: Raw tokens of the context or prompt; 0 where it is not matched alone.
         context_units: What the model reads in their place.
+        columns: Columns of a layer's KV cache that stayed of the context; None where none is
+            dropped, and in caches of responses from before it was kept.
     """
 
     tokens: int = 0
     units: int = 0
     context_tokens: int = 0
     context_units: int = 0
+    columns: int | None = None
 
     def __add__(self, other: Sizes) -> Sizes:
         """Return the size of two inputs together."""
+        columns = [size.columns for size in (self, other) if size.columns is not None]
         return Sizes(
             self.tokens + other.tokens,
             self.units + other.units,
             self.context_tokens + other.context_tokens,
             self.context_units + other.context_units,
+            sum(columns) if columns else None,
         )
 
     @property
@@ -94,10 +99,12 @@ class Tally:
         return (self.raw - self.units) / self.raw if self.raw else 0.0
 
 
-def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally) -> None:
-    """Add an input to the tallies of inputs and of contexts."""
+def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally, columns: Tally | None = None) -> None:
+    """Add an input to the tallies of inputs, of contexts and of cache columns, where they count."""
     inputs.add(sizes.tokens, sizes.units)
     contexts.add(sizes.context_tokens, sizes.context_units)
+    if columns is not None and sizes.columns is not None:
+        columns.add(sizes.context_tokens, sizes.columns)
 
 
 def counted_sizes(asked: Sequence[tuple[str, Sizes | None]]) -> list[Sizes]:

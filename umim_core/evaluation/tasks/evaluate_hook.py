@@ -13,13 +13,16 @@ pass through it unchanged. Who took lm-eval's function before that calls the old
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
 from inspect import signature
-from random import Random
 from typing import Any, Final, ParamSpec, cast
 
+import numpy as np
+import torch
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
@@ -62,7 +65,8 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
         if base is not None:
             cached = CachingLM(base, given.cache_db) if isinstance(given, CachingLM) else base
             drawn = [(generator, generator.getstate()) for generator in _generators(tasks)]
-            theirs = again(**{**named, "lm": cached, "log_samples": True})
+            with _global_generators_kept(model):
+                theirs = again(**{**named, "lm": cached, "log_samples": True})
             for generator, state in drawn:  # both models see the same examples in the prompt
                 generator.setstate(state)
         model.start_counting()
@@ -85,17 +89,32 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
     return evaluate_of_umim_models
 
 
+@contextmanager
+def _global_generators_kept(model: SizedModel) -> Iterator[None]:
+    """Put the global random generators back: what follows draws as if nothing had drawn."""
+    plain, numbers = random.getstate(), np.random.get_state()
+    devices = [model.device] if model.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(plain)
+        np.random.set_state(numbers)
+
+
 def _tasks(given: dict[str, Any]) -> dict[str, Task]:
     """Return the tasks by name, from what lm-eval's ``evaluate`` takes in either of its forms."""
     found = given["tasks"] if "tasks" in given else _handle_back_comp(given)[1]
     return cast("dict[str, Task]", found)
 
 
-def _generators(tasks: Mapping[str, Task]) -> list[Random]:
+def _generators(tasks: Mapping[str, Task]) -> list[random.Random]:
     """Return the generators that draw the examples of prompts; lm-eval seeds them once."""
     holders = [vars(task) for task in tasks.values()]
     holders += [vars(held["sampler"]) for held in holders if "sampler" in held]
-    return [value for held in holders for value in held.values() if isinstance(value, Random)]
+    return [
+        value for held in holders for value in held.values() if isinstance(value, random.Random)
+    ]
 
 
 def _add_sizes(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
-from dataclasses import astuple, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def score_range(
         (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
         [_answers(row) for row in rows] if generated else [],
-        [list(astuple(size)) for size in sizes] if generated else [],
+        [_counts(size) for size in sizes] if generated else [],
     )
 
 
@@ -179,6 +179,11 @@ def _gpus(model: UmimLM) -> list[torch.device]:
 def _answers(row: Mapping[str, Any]) -> list[str]:
     """Return the texts of all answers to a question, without what they carry."""
     return [str(text) for texts in row["resps"] for text in texts]
+
+
+def _counts(size: Sizes) -> list[int]:
+    """Return raw tokens and units of prompts and answers together, then of prompts alone."""
+    return [size.tokens, size.units, size.context_tokens, size.context_units]
 
 
 def _sizes(row: Mapping[str, Any]) -> list[Sizes]:

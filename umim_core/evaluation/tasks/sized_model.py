@@ -20,6 +20,7 @@ from umim_core.evaluation.scored_requests import (
     Likelihood,
     Request,
     Sizes,
+    Tally,
     count_sizes,
 )
 from umim_core.evaluation.tasks.batched_model import BatchedModel, TokenRequest
@@ -45,6 +46,19 @@ class SizedModel(BatchedModel):
     @abstractmethod
     def base_model(self) -> LM | None:
         """Return the model to compare with; None for no comparison."""
+
+    @property
+    def realised(self) -> dict[str, float | None]:
+        """Reductions over all inputs so far by name; None where nothing was counted."""
+        counted = self.scorer is None or self.scorer.inputs.raw > 0
+        found: dict[str, float | None] = {
+            "token_reduction": self.token_reduction if counted else None,
+            "context_token_reduction": self.context_token_reduction,
+        }
+        if self._columns is not None:
+            kept = self._columns
+            found["cache_reduction"] = kept.token_reduction if kept.raw else None
+        return found
 
     @property
     def token_reduction(self) -> float:
@@ -88,8 +102,17 @@ class SizedModel(BatchedModel):
         if found is None and self.scorer is not None:
             found = cached_sizes(self.cache_hook, request.request_type, request.args)
             if found is not None:
-                count_sizes(found, self.scorer.inputs, self.scorer.contexts)
+                count_sizes(found, self.scorer.inputs, self.scorer.contexts, self._columns)
+                self.count_cached(request)
         return found
+
+    def count_cached(self, request: Instance) -> None:
+        """Note what else a request settles that was answered from the cache; nothing here."""
+
+    @property
+    def _columns(self) -> Tally | None:
+        """Columns of the cache that stayed; None where none is dropped."""
+        return self.scorer.columns if isinstance(self.scorer, EvictedScorer) else None
 
     def score_tokens(
         self,
@@ -148,6 +171,6 @@ class SizedModel(BatchedModel):
         """Log the token reduction so far."""
         alone = self.context_token_reduction
         part = "" if alone is None else f", of contexts alone {alone:.4f}"
-        if isinstance(self.scorer, EvictedScorer):
-            part += f", of the cache {self.scorer.columns.token_reduction:.4f}"
+        if self._columns is not None:
+            part += f", of the cache {self._columns.token_reduction:.4f}"
         _log.info("umim: merge=%s token_reduction=%.4f%s", self.merge, self.token_reduction, part)
