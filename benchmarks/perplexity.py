@@ -2,6 +2,10 @@
 
     python -m benchmarks.perplexity --out docs/results/perplexity.json
     python -m benchmarks.perplexity --backbones umim-docs-llama --length 128 --rows 2 --pairs 3
+    python -m benchmarks.perplexity --checkpoint umim-smollm2-135m --rows 4 --pairs 5
+
+``--checkpoint`` takes the place of the backbones: its rules, on general English text (test split of
+``../shared/data/general``; docstrings where that is absent).
 
 Sides: the base model's scores of the same rows; ours under rules of which none lies inside another,
 and under rules that do; and, for both, a listing as the paper prints it: one forward over the
@@ -17,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -25,10 +30,12 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.engine_sides import BACKBONES, Subject, subject
+from benchmarks.engine_smollm2 import general_text
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.merging.likelihood import token_log_probs
 from umim_core.merging.packing import pack_rows
 from umim_core.mining.counting import count_ngrams
+from umim_core.model.umim import UMIM
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
@@ -142,9 +149,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Measure every backbone on rows of text that its rules were not mined on."""
     report |= {"device": options.device, "length": options.length, "rows": options.rows}
     report["backbones"] = {}
-    for name in options.backbones:
-        timed = options.rows * options.length
-        given = subject(name, timed + _MINED, dtype="float32", device=options.device)
+    timed = options.rows * options.length
+    for name in [options.checkpoint] if options.checkpoint else options.backbones:
+        if options.checkpoint:
+            umim = UMIM.from_pretrained(name, dtype="float32", device=options.device)
+            report["text"], ids = general_text(umim, timed + _MINED)
+            given, name = Subject(umim.compressed, ids), Path(name).name
+        else:
+            given = subject(name, timed + _MINED, dtype="float32", device=options.device)
         rows = list(given.ids[:timed].reshape(options.rows, options.length))
         rules = rule_sets(given, given.ids[timed:])
         report["backbones"][name] = measure(given, rules, rows, options.pairs)
@@ -155,6 +167,7 @@ main = Benchmark(
     doc=__doc__,
     options={
         "backbones": BACKBONES,
+        "checkpoint": str,
         "length": 512,
         "rows": 8,
         "pairs": 10,

@@ -166,6 +166,8 @@ all frequent spans. The listing runs a forward over the units and one more for e
 a span, for the first row. Ratios are medians over alternating pairs, with quartiles; *difference*:
 largest of a token's log-probability between both, in nats.
 
+Text: {text?}.
+
 @ ours
 backbone: rules    | {backbone}: {name}
 rules              | {rules:,}

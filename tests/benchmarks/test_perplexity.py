@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.common import Report, facts
 from benchmarks.engine_sides import random_subject
-from benchmarks.perplexity import equal, gates, measure, rule_sets
+from benchmarks.perplexity import equal, gates, main, measure, rule_sets
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 
@@ -61,3 +63,12 @@ def test_the_page_shows_every_side_and_the_gates(report: Report) -> None:
     page = benchmark_page(report)
     assert "tiny: plain" in page and "tiny: nested" in page
     assert "tiny nested listing times" in page
+
+
+@pytest.mark.full
+def test_a_checkpoint_takes_the_place_of_the_backbones(tmp_path: Path) -> None:
+    out, sizes = tmp_path / "perplexity.json", ["--length", "32", "--rows", "1", "--pairs", "1"]
+    main(["--checkpoint", "umim-docs-llama", "--out", str(out), *sizes])
+    found = json.loads(out.read_text("utf-8"))
+    assert list(found["backbones"]) == ["umim-docs-llama"] and found["equal"]
+    assert f"Text: {found['text']}." in out.with_suffix(".md").read_text("utf-8")

@@ -1,10 +1,14 @@
 """SmolLM2-135M on stock tasks: ``merge=none`` answers as lm-eval's own ``hf`` model does.
 
 pytest tests/evaluation/test_equality_with_hf_real.py -m full
+
+``UMIM_EQUALITY_QUESTIONS`` (100) is the number of questions, ``UMIM_EQUALITY_PAGES`` (10) that of
+pages of WikiText-2, whose test split has 60.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -29,7 +33,8 @@ from umim_core.packages.packaged_model import PACKAGED
 HUB = Path(__file__).resolve().parents[3] / "shared" / "hub"
 MODEL = "smollm2-135m-instruct"
 CHOICES = ("arc_easy", "arc_challenge", "piqa", "openbookqa", "hellaswag", "copa")
-LIMIT = 100
+LIMIT = int(os.environ.get("UMIM_EQUALITY_QUESTIONS", "100"))
+PAGES = int(os.environ.get("UMIM_EQUALITY_PAGES", "10"))  # 58,000 tokens; all are 312,000
 LENGTH = 1024  # longest input: lm-eval holds all logits of a batch, 1.6 GB of eight such rows
 TOLERANCE = 1e-4  # nats, float32
 
@@ -57,7 +62,11 @@ def at_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def samples(model: LM, task: str, chat: bool) -> list[dict[str, Any]]:
     loaded = {"tasks": load_tasks([task]), "groups": {}, "group_map": {}}
     found = evaluator.evaluate(
-        lm=model, task_dict=loaded, limit=LIMIT, bootstrap_iters=0, apply_chat_template=chat
+        lm=model,
+        task_dict=loaded,
+        limit=PAGES if task == "wikitext" else LIMIT,
+        bootstrap_iters=0,
+        apply_chat_template=chat,
     )
     rows: list[dict[str, Any]] = found["samples"][task]
     return sorted(rows, key=lambda row: int(row["doc_id"]))
@@ -98,6 +107,7 @@ def test_choices_and_log_likelihoods_are_those_of_hf(
 def test_whole_texts_have_the_log_likelihoods_of_hf(backbone: Backbone, batch_size: int) -> None:
     ours, theirs = both(backbone, "wikitext", batch_size)
     mine, base = ([row["filtered_resps"][0] for row in rows] for rows in (ours, theirs))
+    assert len(mine) == PAGES
     assert mine == pytest.approx(base, abs=TOLERANCE)
 
 
