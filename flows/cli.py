@@ -224,6 +224,29 @@ def replay(as_json: JsonFlag = False) -> None:
     emit({"waiting": 0, "refused": len(refused)}, [line], as_json)
 
 
+@app.command("log-lm-eval")
+def log_lm_eval(
+    path: Annotated[
+        Path, typer.Argument(help="What lm_eval got as --output_path, or one results file.")
+    ],
+    as_json: JsonFlag = False,
+) -> None:
+    """Write results of lm_eval to MLflow: figures, settings, and the logged samples as tables."""
+    from tasks.tracking.harness_results import find_results, log_results
+    from tasks.tracking.mlflow_store import Store
+    from tasks.tracking.tracker import Tracker
+
+    found, tracker = find_results(path), Tracker()
+    store, rows, lines = Store(tracker.uri, tracker.root, "umim"), [], []
+    for results in found:
+        logged = log_results(store, results)
+        rows.append({**vars(logged), "file": str(results.path), "samples": [*results.samples]})
+        lines.append(f"{results.name}: run {logged.run_id}{'' if logged.new else ', was there'}")
+        if not results.samples:
+            lines.append("  no samples: lm_eval --log_samples writes them")
+    emit({"runs": rows}, lines, as_json)
+
+
 _SHOWN: Final = {
     "umim.stage",
     "umim.pipeline",

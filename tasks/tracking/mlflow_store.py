@@ -194,6 +194,12 @@ class Store:
             else:
                 self._client.log_artifact(run_id, str(path))
 
+    def log_table(self, run_id: str, columns: Mapping[str, Sequence[object]], file: str) -> None:
+        """Keep a table with a run, by column; one that is there under this name stays."""
+        folder = file.rpartition("/")[0] or None
+        if file not in {found.path for found in self._client.list_artifacts(run_id, folder)}:
+            self._client.log_table(run_id, dict(columns), file)
+
     def set_status(self, run_id: str, status: Status, time_ms: int) -> None:
         """Open a run again, or close it at a time."""
         if status == "RUNNING":

@@ -11,7 +11,7 @@ from umim_core.errors import TrackingError
 
 T = TypeVar("T")
 Curve = Sequence[tuple[int, float]]
-Kind = Literal["pipeline", "stage", "comparison"]
+Kind = Literal["pipeline", "stage", "comparison", "harness"]
 Status = Literal["RUNNING", "FINISHED", "FAILED", "KILLED"]
 _KEY: Final = re.compile(r"^[\w.:\-]+$")
 _SECRET_NAME: Final = re.compile(

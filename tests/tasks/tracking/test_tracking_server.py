@@ -14,8 +14,12 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from typer.testing import CliRunner
 
+from flows.cli import app
+from support.harness_files import PROMPT, write_results
 from support.tracked_runs import STAGES, held, record_end, record_pipeline, record_stage
+from tasks.tracking.harness_results import find_results
 from tasks.tracking.spool import Spool
 from tasks.tracking.tracker import Tracker
 
@@ -181,3 +185,29 @@ def test_a_run_killed_while_the_server_was_away_is_written_by_the_next(
         record_stage(tracker, "later", stage)
     record_end(tracker, "later", root / "files")
     assert of_run(server, "later") == undisturbed
+
+
+def test_results_of_lm_eval_are_one_run_that_a_second_call_leaves_alone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path / "root"))
+    command = ["log-lm-eval", str(write_results(tmp_path / "results")), "--json"]
+    printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0, printed.exception
+    [first] = json.loads(printed.stdout)["runs"]
+    client = MlflowClient(tracking_uri=server.uri)
+    run_id = first["run_id"]
+    client.update_run(run_id, status="RUNNING")  # as a kill before the last call leaves it
+    for again in (True, False):
+        assert json.loads(CliRunner().invoke(app, command).stdout)["runs"] == [
+            first | {"new": again}
+        ]
+    run = client.get_run(run_id)
+    [results] = find_results(tmp_path / "results")
+    assert run.data.metrics == results.metrics() and run.data.params == results.params()
+    assert run.info.status == "FINISHED"
+    files = [*client.list_artifacts(run_id), *client.list_artifacts(run_id, "samples")]
+    assert {"samples/tiny.json", results.path.name} <= {file.path for file in files}
+    table = client.load_table(first["experiment_id"], "samples/tiny.json", [run_id])
+    assert table["prompt"].tolist() == [PROMPT, PROMPT]

@@ -1,0 +1,64 @@
+"""Results of lm-eval as they go into a tracking store: figures, settings and samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.harness_files import CONTENT, PROMPT, SAMPLES, write_results
+from tasks.tracking.harness_results import HarnessResults, find_results
+from umim_core.errors import EvaluationError
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> HarnessResults:
+    [found] = find_results(write_results(tmp_path))
+    return found
+
+
+def test_figures_have_their_task_and_filter_in_their_names(results: HarnessResults) -> None:
+    assert results.metrics() == {
+        "tiny/acc": 0.5,
+        "tiny/acc_stderr": 0.25,
+        "tiny/exact_match.strict-match": 0.0,
+        "tiny/pass_at_1": 1.0,
+    }
+
+
+def test_settings_name_checkpoint_and_digests_and_no_secret(results: HarnessResults) -> None:
+    params = results.params()
+    assert params["model_args.checkpoint"] == "umim-docs-llama"
+    assert params["umim.module_digest"] == "m" * 64 and params["umim.merge"] == "prompt"
+    assert params["n-shot.tiny"] == "0" and "s3cret" not in params.values()
+
+
+def test_a_table_holds_every_prompt_and_every_field(results: HarnessResults) -> None:
+    table = results.table("tiny")
+    assert table["prompt"] == [PROMPT, PROMPT] and table["acc"] == [0.0, 1.0]
+    assert set(table) == {"prompt", *SAMPLES[0]}
+    assert json.loads(str(table["arguments"][1])) == SAMPLES[1]["arguments"]
+
+
+def test_samples_of_another_call_are_left_out(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    [sample] = tmp_path.rglob("samples_*")
+    sample.rename(sample.with_name("samples_tiny_2026-03-04T05-06-08.000008.jsonl"))
+    assert find_results(tmp_path)[0].samples == {}
+
+
+@pytest.mark.parametrize("content", [None, {}, {**CONTENT, "results": {}}, {"results": 3}])
+def test_a_folder_without_results_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
+    if content is not None:
+        write_results(tmp_path, content)
+    with pytest.raises(EvaluationError, match=r"lm-eval|must name a model"):
+        find_results(tmp_path)
+
+
+def test_a_damaged_line_of_samples_is_named(results: HarnessResults) -> None:
+    with results.samples["tiny"].open("a", encoding="utf-8") as file:
+        file.write('{"doc_id": 2}\n')
+    with pytest.raises(EvaluationError, match="line 3: KeyError"):
+        results.table("tiny")
