@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umim_core.baselines.methods import Ints, Text, reduce_tokens
+from umim_core.baselines.methods import Ints, Text
+from umim_core.baselines.reduction import highest, reduce_tokens
 from umim_core.baselines.truncation import Truncation
 from umim_core.errors import EvaluationError
 
@@ -20,21 +21,52 @@ def text(*protected: bool) -> Text:
 
 def test_truncation_keeps_the_end_and_what_is_protected() -> None:
     worked = text(True, False, False, False, False, False)
-    assert reduce_tokens(Truncation(), worked, 3).tolist() == [0, 4, 5]
-    assert reduce_tokens(Truncation(), text(False, False, False), 2).tolist() == [1, 2]
+    assert reduce_tokens(Truncation(), worked, 3).kept.tolist() == [0, 4, 5]
+    assert reduce_tokens(Truncation(), text(False, False, False), 2).kept.tolist() == [1, 2]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.data())
 def test_truncation_keeps_exactly_the_budget(flags: list[bool], data: st.DataObject) -> None:
     budget = data.draw(st.integers(1, len(flags)))
-    kept = reduce_tokens(Truncation(), text(*flags), budget)
-    assert len(kept) == max(budget, sum(flags))
-    assert set(np.flatnonzero(flags)) <= set(kept.tolist())
+    found = reduce_tokens(Truncation(), text(*flags), budget)
+    assert len(found.kept) == max(budget, sum(flags))
+    assert found.shortfall == max(0, sum(flags) - budget)
+    assert found.token_reduction == pytest.approx(1 - len(found.kept) / len(flags))
+    assert set(np.flatnonzero(flags)) <= set(found.kept.tolist())
+
+
+def test_empty_and_one_token_texts_are_kept_whole() -> None:
+    assert reduce_tokens(Truncation(), text(), 0).kept.tolist() == []
+    assert reduce_tokens(Truncation(), text(), 0).token_reduction == 0
+    assert reduce_tokens(Truncation(), text(False), 1).kept.tolist() == [0]
+
+
+@pytest.mark.parametrize(("tokens", "budget"), [(0, 1), (3, 0), (3, 4)])
+def test_a_budget_beyond_the_text_is_refused(tokens: int, budget: int) -> None:
+    with pytest.raises(EvaluationError, match="the budget of a text must lie between"):
+        reduce_tokens(Truncation(), text(*[False] * tokens), budget)
+
+
+def test_a_reducer_is_charged_for_its_own_estimate() -> None:
+    class Costly(Truncation):
+        def flops(self, text: Text, budget: int) -> int:
+            return 1000 * len(text.ids) + budget
+
+    found = reduce_tokens(Costly(), text(True, False, False), 2)
+    assert found.flops == 3002
+    assert found.seconds > 0
+
+
+def test_of_equal_scores_the_first_stay() -> None:
+    scores = np.array([0.0, 2.0, 1.0, 2.0, 1.0])
+    first = np.array([True, False, False, False, False])
+    assert highest(scores, first, 3).tolist() == [0, 1, 3]
+    assert highest(scores, first, 4).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kept", [[], [0], [1, 0], [0, 0], [-1, 2], [1, 3]])
 def test_a_choice_that_is_not_of_the_budget_and_in_order_is_refused(kept: list[int]) -> None:
-    class Broken:
+    class Broken(Truncation):
         def keep(self, text: Text, budget: int) -> Ints:
             return np.array(kept, dtype=np.int64)
 
@@ -43,7 +75,7 @@ def test_a_choice_that_is_not_of_the_budget_and_in_order_is_refused(kept: list[i
 
 
 def test_a_choice_that_loses_a_protected_token_is_refused() -> None:
-    class Heedless:
+    class Heedless(Truncation):
         def keep(self, text: Text, budget: int) -> Ints:
             return np.arange(budget)
 

@@ -58,6 +58,7 @@ def evicted_spans(matcher: Matcher, age: int) -> EvictedColumns:
 def _add(age: int) -> None:
     @BASELINES.add(f"span-eviction-{age}")
     def make(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
+        """Drop the columns of spans that are old enough, but for their last ones."""
         return evicted_spans(matcher, age)
 
 

@@ -28,5 +28,5 @@ class FullCache:
 
 @BASELINES.add("full-cache")
 def full_cache(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
-    """Return the full cache; it asks neither the backbone nor the rules."""
+    """Keep every column of the KV cache: the base model itself."""
     return EvictedColumns(lambda ids: FullCache())

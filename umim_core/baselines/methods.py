@@ -11,7 +11,8 @@ a method is          it decides                 what it saves
 ===================  =========================  =================================================
 
 A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
-a backbone and a matcher, and that is all: recipes and lm-eval find it by the name. How many tokens
+a backbone and a matcher, and that is all: recipes and lm-eval find it by the name, and
+``umim baselines`` shows the first line of the function's docstring. How many tokens
 or columns stay is not the method's choice: it is given the number of units that the merge rules
 leave of the same text, so all methods of a table have the same token reduction, text by text. The
 full cache alone ignores the budget: it is what the others are compared with.
@@ -24,20 +25,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.errors import EvaluationError
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.merging.states import ReadingStates
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
+Side = Literal["prompt", "cache"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ class TokenReducer(Protocol):
             budget: Tokens that stay, 1 .. T, never fewer than are protected.
 
         Returns:
-            Indices [budget] (int64), rising; every protected token is among them.
+            Indices [budget] (int64), rising; every protected token is among them. The same text and
+            budget give the same ones.
         """
+        ...
+
+    def flops(self, text: Text, budget: int) -> int:
+        """Estimate the floating-point operations of ``keep``; 0 where no model is run."""
         ...
 
 
@@ -116,6 +122,7 @@ class CachePolicy(Protocol):
 class ReducedTokens:
     """A method that deletes tokens of the prompt."""
 
+    side: ClassVar[Side] = "prompt"
     reducer: TokenReducer
 
 
@@ -123,6 +130,7 @@ class ReducedTokens:
 class MergedSpans:
     """A method that replaces spans by one embedding each, as UMIM does."""
 
+    side: ClassVar[Side] = "prompt"
     segmenter: Segmenter
     merger: SpanMerger
 
@@ -137,6 +145,7 @@ class EvictedColumns:
             after a whole context only.
     """
 
+    side: ClassVar[Side] = "cache"
     new_policy: Callable[[Ints], CachePolicy]
     states: ReadingStates | None = None
 
@@ -144,33 +153,3 @@ class EvictedColumns:
 Method = ReducedTokens | MergedSpans | EvictedColumns
 MakeMethod = Callable[[Backbone, Matcher], Method]
 BASELINES: Final = Registry[MakeMethod](__package__, "baseline")
-
-
-def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Ints:
-    """Return the indices [K] (int64) of the tokens that stay, checked against the protocol.
-
-    Args:
-        reducer: Chooses.
-        text: A text of at least one token.
-        budget: Tokens that shall stay, 1 .. T. Protected tokens stay even if they are more.
-
-    Raises:
-        EvaluationError: If the choice is not rising, not of the budget's size, or lacks a protected
-            token.
-    """
-    wanted = max(budget, int(text.protected.sum()))
-    kept = reducer.keep(text, wanted)
-    bounded = np.concatenate([[-1], kept, [len(text.ids)]])
-    if len(kept) != wanted or bool((np.diff(bounded) < 1).any()):
-        raise EvaluationError(
-            f"a token reducer must keep {wanted} of {len(text.ids)} tokens, in order",
-            kept.tolist(),
-            f"{type(reducer).__name__}.keep breaks the protocol.",
-        )
-    if lost := set(np.flatnonzero(text.protected).tolist()).difference(kept.tolist()):
-        raise EvaluationError(
-            "a token reducer must keep protected tokens",
-            f"token {min(lost)} is lost",
-            f"{type(reducer).__name__}.keep breaks the protocol.",
-        )
-    return kept

@@ -29,17 +29,17 @@ def mean_embedding(spans: Tensor, lengths: Tensor) -> Tensor:
 
 @BASELINES.add("mean-embedding")
 def mean(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Return the mean of each span that the rules match."""
+    """Replace each span that the rules match by the mean of its token embeddings."""
     return MergedSpans(matcher, mean_embedding)
 
 
 @BASELINES.add("last-embedding")
 def last(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Return the last embedding of each span that the rules match."""
+    """Replace each span that the rules match by its last token embedding."""
     return MergedSpans(matcher, last_embedding)
 
 
 @BASELINES.add("sum-embedding")
 def total(backbone: Backbone, matcher: Matcher) -> MergedSpans:
-    """Return the sum of each span that the rules match."""
+    """Replace each span that the rules match by the sum of its token embeddings."""
     return MergedSpans(matcher, sum_embedding)

@@ -24,8 +24,12 @@ class Truncation:
         dropped = free[: len(text.ids) - budget]
         return np.setdiff1d(np.arange(len(text.ids)), dropped)
 
+    def flops(self, text: Text, budget: int) -> int:
+        """Return 0: no model is run."""
+        return 0
+
 
 @BASELINES.add("truncation")
 def truncation(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
-    """Return plain truncation; it asks neither the backbone nor the rules."""
+    """Keep the end of the text and what is protected; asks neither backbone nor rules."""
     return ReducedTokens(Truncation())

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from umim_core.cli.baselines_command import baselines
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo
@@ -54,6 +55,7 @@ app.command()(ppl)
 app.command()(path)
 app.command("task-text")(task_text)
 app.command()(fetch)
+app.command()(baselines)
 
 
 def main() -> None:

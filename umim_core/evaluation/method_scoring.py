@@ -25,8 +25,8 @@ from umim_core.baselines.methods import (
     ReducedTokens,
     Text,
     TokenReducer,
-    reduce_tokens,
 )
+from umim_core.baselines.reduction import reduce_tokens
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scored_requests import (
     Finished,
@@ -97,7 +97,7 @@ class ReducedScorer:
     def _reduce(self, ids: Ints, budget: int) -> Ints:
         protected = np.zeros(len(ids), dtype=bool)
         protected[0] = int(ids[0]) in self.umim.compressed.backbone.special_ids
-        return ids[reduce_tokens(self.reducer, Text(ids, protected, _UNASKED), budget)]
+        return ids[reduce_tokens(self.reducer, Text(ids, protected, _UNASKED), budget).kept]
 
 
 @dataclass

@@ -1,0 +1,20 @@
+"""``umim baselines``: the methods that UMIM is compared with, one line each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from umim_core.cli.console_output import JsonFlag, emit
+
+
+def baselines(as_json: JsonFlag = False) -> None:
+    """List the baselines: token reducers, pooled embeddings, KV cache policies.
+
+    Methods of the prompt save prefill and KV cache, those of the cache save KV cache alone.
+    """
+    from umim_core.baselines.listing import listed_baselines
+
+    found = listed_baselines()
+    width = max(len(one.name) for one in found)
+    lines = [f"{one.name:<{width}}  {one.side:<6}  {one.line}" for one in found]
+    emit({"baselines": [asdict(one) for one in found]}, lines, as_json)
