@@ -130,6 +130,22 @@ def test_programs_are_not_run_without_a_confirmation(tiny_checkpoint: Path, tmp_
         run_table(tmp_path / "root", recipe)
 
 
+@pytest.mark.full
+def test_confirmed_programs_are_run_and_judged_by_their_tests(tmp_path: Path) -> None:
+    rows = [
+        {"task_id": str(wanted), "prompt": "def f():\n    return 1\n    # ", "entry_point": "f",
+         "test": f"def check(f):\n    assert f() == {wanted}\n", "canonical_solution": "1"}
+        for wanted in (1, 2)
+    ]  # fmt: skip
+    path = tmp_path / "data" / "humaneval" / "HumanEval.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = {"tasks": ["umim_humaneval"], "new_tokens": 1, "confirm_run_unsafe_code": True}
+    recipe = generated_table(Path("umim-docs-llama"), tmp_path / "data", **options)
+    for made in shards(run_table(tmp_path / "root", recipe)):
+        assert read_shards(made.path).values["pass@1"] == [1.0, 0.0]
+
+
 def test_a_data_file_that_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
     recipe = generated_table(tiny_checkpoint, tmp_path)
     with pytest.raises(CorpusError, match=r"math/amc23\.jsonl"):
