@@ -29,7 +29,7 @@ A UMIM merge checkpoint (`checkpoint/`: merge module and rules) for the frozen b
   of {rules.origin.segment_length} tokens.
 - **Module**: {form}, {parameters:,} parameters ({formula}).
 - **Training**: predictive distillation, {config.training[steps]} steps of {budget}; selected by
-  validation cross-entropy (step {config.training[best_step]}). `python -m flows run {recipe.name}` makes it again.
+  validation cross-entropy (step {config.training[best_step]}). `python -m flows run {recipe.name}` trains it again.
 
 Measured on the held-out test split of the same corpus (alignment on {results[alignment_rows]} segments of {recipe.segment_length}, {metrics[aligned_rows]:,.0f} aligned rows; perplexity on
 {results[perplexity_rows]} segments, one forward, all raw tokens counted):
@@ -81,7 +81,9 @@ def _origin(rules: RuleSet) -> str:
         "frequency": "mined on the docstring corpus at",
         "confidence": "spans of the docstring corpus that the backbone is confident about,",
     }
-    return f"{spans[rules.origin.source]} tau {rules.origin.tau}"
+    dearest = rules.origin.max_damage
+    kept = "" if dearest is None else f", of at most {dearest:.2f} nats of damage per saved token"
+    return f"{spans[rules.origin.source]} tau {rules.origin.tau}{kept}"
 
 
 def _budget(recipe: Recipe) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.merge_modules import FORMS
@@ -77,11 +77,17 @@ def test_round_trip(tiny_backbone: Backbone, form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", embedded_names())
-def test_a_shipped_configuration_is_written_again_to_its_bytes(name: str, tmp_path: Path) -> None:
+def test_a_shipped_checkpoint_is_written_again_as_it_was_read(name: str, tmp_path: Path) -> None:
     Checkpoint.load(name).save(tmp_path / "again")
-    for file in ("config.json", "model.safetensors"):
-        shipped = resolve_checkpoint(name) / file
-        assert (tmp_path / "again" / file).read_bytes() == shipped.read_bytes()
+    shipped = resolve_checkpoint(name)
+    config = "config.json"
+    assert (tmp_path / "again" / config).read_bytes() == (shipped / config).read_bytes()
+    again, stored = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "again", shipped)
+    )
+    assert again.keys() == stored.keys()
+    for tensor, value in stored.items():  # stored in bfloat16, float32 in memory
+        assert torch.equal(again[tensor], value.to(again[tensor].dtype)), tensor
 
 
 def test_weights_of_another_form_are_refused(saved: Path) -> None:
