@@ -21,6 +21,7 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from lm_eval import evaluator
 from lm_eval.api.model import LM
+from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -59,11 +60,11 @@ def at_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def samples(model: LM, task: str, chat: bool) -> list[dict[str, Any]]:
-    loaded = {"tasks": load_tasks([task]), "groups": {}, "group_map": {}}
+def samples(model: LM, loaded: dict[str, Task], chat: bool) -> list[dict[str, Any]]:
+    [task] = loaded
     found = evaluator.evaluate(
         lm=model,
-        task_dict=loaded,
+        task_dict={"tasks": loaded, "groups": {}, "group_map": {}},
         limit=PAGES if task == "wikitext" else LIMIT,
         bootstrap_iters=0,
         apply_chat_template=chat,
@@ -84,7 +85,8 @@ def both(
         batch_size=batch_size,
         max_length=LENGTH,
     )
-    found = samples(ours, task, chat), samples(theirs, task, chat)
+    loaded = load_tasks([task])  # once: lm-eval reads its whole index of tasks
+    found = samples(ours, loaded, chat), samples(theirs, loaded, chat)
     assert [row["doc_hash"] for row in found[0]] == [row["doc_hash"] for row in found[1]]
     return found
 
