@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from threading import Lock
@@ -46,6 +46,13 @@ def _without_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
 
 
+@contextmanager
+def loading() -> Iterator[None]:
+    """Load weights within: one thread at a time, without bars on the terminal."""
+    with _LOADING, _without_bars():
+        yield
+
+
 def load_model(
     name: str,
     *,
@@ -80,7 +87,7 @@ def load_model(
             where, revision=revision, local_files_only=local_files_only
         )
         refuse_code("backbone", name, config)
-        with _LOADING, _without_bars():
+        with loading():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 where,
                 output_loading_info=True,
@@ -96,13 +103,28 @@ def load_model(
         raise load_error("backbone", name, error) from error
     model: PreTrainedModel
     model, report = loaded
-    if missing := sorted(report["missing_keys"]):
-        raise BackboneError(
-            "the weights of a backbone must be complete",
-            f"{name!r} lacks {', '.join(missing)}",
-            "transformers would draw them at random; take a causal language model's files.",
-        )
+    check_complete("backbone", name, report["missing_keys"], "a causal language model")
     return model
+
+
+def check_complete(what: str, name: str, missing: Collection[str], wanted: str) -> None:
+    """Refuse files that lack weights.
+
+    Args:
+        what: What is loaded, for the message.
+        name: Where from.
+        missing: Names of weights that the files lack.
+        wanted: The kind of model whose files have them.
+
+    Raises:
+        BackboneError: If any is missing.
+    """
+    if missing:
+        raise BackboneError(
+            f"the weights of a {what} must be complete",
+            f"{name!r} lacks {', '.join(sorted(missing))}",
+            f"transformers would draw them at random; take {wanted}'s files.",
+        )
 
 
 def frozen_twin(model: PreTrainedModel) -> PreTrainedModel:

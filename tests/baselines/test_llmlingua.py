@@ -1,0 +1,74 @@
+"""LLMLingua against a loop that reads the kept prefix and each segment anew, without a cache."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from support.reduced_texts import FAMILIES, WORDS, given, word_backbone
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.llmlingua import LLMLingua
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.self_information import CompressedPrefix, self_information
+from umim_core.errors import ConfigError
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    """Each family in turn."""
+    return word_backbone(request.param)
+
+
+@torch.no_grad()
+def surprise_after(prefix: list[int], segment: list[int], backbone: Backbone) -> list[float]:
+    """Minus log p of a segment's tokens after a prefix, from the logits of the whole model."""
+    row = torch.tensor([prefix + segment])
+    scores = backbone.model(input_ids=row).logits[0].log_softmax(-1)
+    places = range(len(prefix), row.shape[1])
+    return [
+        -float(scores[t - 1, row[0, t]]) if t else math.log(backbone.vocab_size) for t in places
+    ]
+
+
+def test_segments_are_scored_after_what_was_kept_of_those_before(
+    backbone: Backbone, rng: np.random.Generator
+) -> None:
+    ids = rng.integers(1, 32, 12)
+    kept: list[int] = []
+    for start, share in ((0, 2), (4, 3), (8, 3)):  # 2.67, 5.33 and 8 so far, rounded down
+        segment = ids[start : start + 4].tolist()
+        scores = surprise_after(ids[kept].tolist(), segment, backbone)
+        chosen = sorted(range(4), key=lambda t: -scores[t])[:share]
+        kept += sorted(start + t for t in chosen)
+    found = reduce_tokens(LLMLingua(backbone, segment=4), given(ids), 8)
+    assert found.kept.tolist() == kept
+
+
+def test_a_prefix_beyond_the_positions_keeps_its_last_half(
+    backbone: Backbone, rng: np.random.Generator
+) -> None:
+    ids = rng.integers(1, 32, 80)
+    prefix = CompressedPrefix(backbone)
+    prefix.append(ids[:30])
+    prefix.append(ids[30:60])
+    expected = surprise_after(ids[28:60].tolist(), ids[60:].tolist(), backbone)
+    assert prefix.score(ids[60:]).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_passage_of_the_least_perplexity_goes_first() -> None:
+    backbone, blank = word_backbone("llama"), len(WORDS) - 1
+    ids = np.array([3, 4, 5, 6, 7, blank, 8, 9, 3, 4, blank, 5, 6, 7, 8, 9, 3, 4], dtype=np.int64)
+    parts = [range(6), range(6, 11), range(11, 18)]
+    scores = [self_information(ids[list(part)], backbone).mean() for part in parts]
+    [last] = sorted(range(3), key=lambda k: scores[k])[:1]
+    kept = reduce_tokens(LLMLingua(backbone), given(ids), 4).kept.tolist()
+    assert not set(kept) & set(parts[last])  # two others hold more than twice the budget
+
+
+@pytest.mark.parametrize(("segment", "granularity"), [(0, 2.0), (200, 0.5)])
+def test_sizes_below_one_are_refused(segment: int, granularity: float) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        LLMLingua(word_backbone("llama"), segment, granularity)

@@ -1,0 +1,85 @@
+"""LLMLingua-2 against probabilities computed word by word; loading of its classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.reduced_texts import (
+    FAMILIES,
+    given,
+    ids_of,
+    word_backbone,
+    word_classifier,
+)
+from umim_core.baselines.llmlingua2 import LLMLingua2, TokenClassifier, load_token_classifier
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.errors import BackboneError
+
+TEXT = "the cat sat in the mat. it ran and slept."
+
+
+@torch.no_grad()
+def chances(text: str, classifier: TokenClassifier) -> list[float]:
+    """Mean probability of each word; a full stop is a token of its own in the classifier."""
+    pieces = [word.replace(".", " .").split() for word in text.split()]
+    ids = classifier.tokenizer.convert_tokens_to_ids([p for word in pieces for p in word])
+    logits = classifier.model(input_ids=torch.tensor([ids])).logits[0]
+    each = iter(torch.softmax(logits.double(), -1)[:, 1].tolist())
+    return [float(np.mean([next(each) for _ in word])) for word in pieces]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_of_the_least_mean_probability_go(family: str) -> None:
+    ids, classifier = ids_of(TEXT), word_classifier()
+    scores = chances(TEXT, classifier)
+    expected = sorted(sorted(range(len(ids)), key=lambda t: -scores[t])[:4])
+    reducer = LLMLingua2(classifier, word_backbone(family).require_tokenizer(), forced=())
+    assert reduce_tokens(reducer, given(ids), 4).kept.tolist() == expected
+
+
+def test_forced_tokens_stay_before_all_others() -> None:
+    reducer = LLMLingua2(
+        word_classifier(), word_backbone("llama").require_tokenizer(), forced=("in", "slept.")
+    )
+    assert reduce_tokens(reducer, given(ids_of(TEXT)), 2).kept.tolist() == [3, 9]
+
+
+def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
+    classifier = word_classifier()
+    text = " ".join(["cat", "dog"] * 20)  # 40 tokens in chunks of 16
+    ends = np.cumsum([3, *[4] * 39])
+    found = classifier.preserve(text, ends)
+    expected = [
+        c for n in (16, 16, 8) for c in chances(" ".join(["cat", "dog"] * (n // 2)), classifier)
+    ]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
+    classifier = word_classifier()
+    classifier.model.save_pretrained(tmp_path)
+    classifier.tokenizer.save_pretrained(tmp_path)
+    loaded = load_token_classifier(str(tmp_path), local_files_only=True)
+    ends = np.array([3, 7])
+    found = loaded.preserve("cat dog", ends).tolist()
+    assert found == classifier.preserve("cat dog", ends).tolist()
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:
+    classifier = word_classifier()
+    state = classifier.model.state_dict()
+    trunk = {key: value for key, value in state.items() if not key.startswith("classifier.")}
+    classifier.model.save_pretrained(tmp_path, state_dict=trunk)
+    classifier.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(BackboneError, match=r"lacks classifier\.bias"):
+        load_token_classifier(str(tmp_path), local_files_only=True)
+
+
+def test_a_classifier_that_is_nowhere_is_refused() -> None:
+    with pytest.raises(BackboneError, match="a token classifier must be"):
+        load_token_classifier("./no-such-directory", local_files_only=True)

@@ -1,0 +1,61 @@
+"""Every token reducer on Llama- and GPT-2-like backbones: budgets, protected tokens, repetition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+
+from support.reduced_texts import FAMILIES, WORDS, given, word_backbone, word_classifier
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.cpc import CPC
+from umim_core.baselines.llmlingua import LLMLingua
+from umim_core.baselines.llmlingua2 import LLMLingua2
+from umim_core.baselines.methods import BASELINES, ReducedTokens, TokenReducer
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.selective_context import SelectiveContext
+from umim_core.baselines.truncation import Truncation
+
+METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
+    "truncation": lambda backbone: Truncation(),
+    "selective-context": SelectiveContext,
+    "selective-context-phrase": lambda backbone: SelectiveContext(backbone, "phrase"),
+    "selective-context-sentence": lambda backbone: SelectiveContext(backbone, "sentence"),
+    "llmlingua": lambda backbone: LLMLingua(backbone, segment=25),
+    "llmlingua2": lambda backbone: LLMLingua2(
+        word_classifier(), backbone.require_tokenizer(), forced=("what?",)
+    ),
+    "cpc": CPC,
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    """Each family in turn."""
+    return word_backbone(request.param)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_budgets_are_exact_protected_tokens_stay_and_repeats_agree(
+    name: str, backbone: Backbone, rng: np.random.Generator
+) -> None:
+    reducer = METHODS[name](backbone)
+    for tokens in (1, 5, 90):  # the last is longer than the 64 positions
+        ids = rng.integers(1, len(WORDS), tokens)
+        for budget in sorted({1, tokens // 2 + 1}):
+            protected = rng.permutation(tokens)[: rng.integers(0, 3)]
+            text = given(ids, *protected, question="what? cat")
+            found = reduce_tokens(reducer, text, budget)
+            assert len(found.kept) == max(budget, len(protected))
+            assert found.shortfall == max(0, len(protected) - budget)
+            assert set(protected.tolist()) <= set(found.kept.tolist())
+            assert reduce_tokens(reducer, text, budget).kept.tolist() == found.kept.tolist()
+            assert (found.flops > 0) == (name != "truncation" and len(found.kept) < tokens)
+
+
+def test_every_registered_reducer_is_in_the_matrix() -> None:
+    makers = {name: get_type_hints(BASELINES.find(name)) for name in BASELINES.names()}
+    reducers = {name for name, hints in makers.items() if hints["return"] is ReducedTokens}
+    assert reducers == set(METHODS)

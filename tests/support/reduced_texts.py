@@ -1,0 +1,67 @@
+"""Texts, backbones and a token classifier for the tests of token reducers; all tiny."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import PreTokenizer, Whitespace, WhitespaceSplit
+from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
+
+from support.tiny_models import SIZES, random_model, tiny_config
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.model_files import freeze
+from umim_core.baselines.llmlingua2 import TokenClassifier
+from umim_core.baselines.methods import Ints, Text
+
+FAMILIES = ("gpt2", "llama")
+_KNOWN = ["<eos>", "the", "of", "in", "and", "it", "cat", "dog", "mat", "sat", "ran"]
+_KNOWN += ["slept.", "mat.", "dog.", "what?", "42"]
+_BLANK_LINE = "\n\n"
+WORDS = [*_KNOWN, *(f"w{i}" for i in range(len(_KNOWN), SIZES["vocab_size"] - 1)), _BLANK_LINE]
+_PIECES = ["[UNK]", ".", "?", *(word.rstrip(".?") for word in _KNOWN[1:])]
+PLACES = 16  # positions of the classifier
+
+
+def _tokenizer(words: list[str], split: PreTokenizer) -> PreTrainedTokenizerFast:
+    core = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(dict.fromkeys(words))}, unk_token=words[0])
+    )
+    core.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token=words[0])
+
+
+def word_backbone(family: str) -> Backbone:
+    """A random backbone of 64 positions whose tokens are the words of ``WORDS``."""
+    return wrap_backbone(random_model(tiny_config(family)), _tokenizer(WORDS, WhitespaceSplit()))
+
+
+def word_classifier() -> TokenClassifier:
+    """A random classifier of 16 positions that reads a full stop as a token of its own."""
+    tokenizer = _tokenizer(_PIECES, Whitespace())
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=PLACES,
+        initializer_range=0.5,
+        num_labels=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TokenClassifier(freeze(BertForTokenClassification(config)), tokenizer)
+
+
+def ids_of(text: str) -> Ints:
+    """Ids of a text of known words."""
+    return np.array([WORDS.index(word) for word in text.split()], dtype=np.int64)
+
+
+def given(ids: Ints, *protected: int, question: str = "") -> Text:
+    """A text with protected places and a question."""
+    marks = np.zeros(len(ids), dtype=bool)
+    marks[list(protected)] = True
+    return Text(ids, marks, ids_of(question))

@@ -1,0 +1,112 @@
+"""LLMLingua: passages of low perplexity go first, then tokens, segment after segment.
+
+A worked example, with segments of 4 tokens, a budget of 5 of 8 and no blank lines::
+
+    segment     a b c d             e f g h
+    read after  nothing             a d                what was kept so far, not what was there
+    keeps       2 of 4: a d         3 of 4: e f h      the most surprising tokens of the segment
+
+Source: Jiang et al., "LLMLingua: Compressing Prompts for Accelerated Inference of Large Language
+Models" (EMNLP 2023). Differences: docs/baselines.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.forward_cost import causal_pairs, forward_flops
+from umim_core.baselines.lexical_units import passages, token_texts
+from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
+from umim_core.baselines.reduction import highest
+from umim_core.baselines.self_information import CompressedPrefix, self_information
+from umim_core.errors import ConfigError
+from umim_core.rules.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class LLMLingua:
+    """Keep the tokens that surprise a language model after what was kept before them.
+
+    Attributes:
+        scorer: The language model; it has the tokenizer of the text.
+        segment: Tokens that are read, and reduced, together.
+        granularity: Budgets (k) that the passages may hold which the first stage leaves.
+
+    Raises:
+        ConfigError: If the segment or the granularity is below 1.
+    """
+
+    scorer: Backbone
+    segment: int = 200
+    granularity: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.segment < 1 or self.granularity < 1:
+            raise ConfigError(
+                "segment and granularity of LLMLingua must be at least 1",
+                (self.segment, self.granularity),
+                "The paper has 200 and 2.",
+            )
+
+    def keep(self, text: Text, budget: int) -> Ints:
+        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
+        places = np.flatnonzero(self._left_by_controller(text, budget))
+        free = np.cumsum(~text.protected[places])  # tokens that may go, up to each one
+        wanted = budget - int(text.protected.sum())
+        prefix, kept, length = CompressedPrefix(self.scorer), [], self._length()
+        granted = 0
+        for start in range(0, len(places), length):
+            part = places[start : start + length]
+            due = wanted * int(free[start + len(part) - 1]) // max(1, int(free[-1]))
+            protected = text.protected[part]
+            share = due - granted + int(protected.sum())
+            chosen = part[highest(prefix.score(text.ids[part]), protected, share)]
+            prefix.append(text.ids[chosen])
+            kept.append(chosen)
+            granted = due
+        return np.concatenate(kept)
+
+    def flops(self, text: Text, budget: int) -> int:
+        """Estimate the forwards over segments and kept tokens, and those over passages."""
+        tokens, model = len(text.ids), self.scorer.model
+        left = tokens
+        controller = 0
+        if self._controls(tokens, budget):
+            left = min(tokens, int(self.granularity * budget))
+            controller = forward_flops(model, tokens, causal_pairs(tokens), tokens)
+        seen = left * (budget + self._length()) // 2 + causal_pairs(budget)
+        return controller + forward_flops(model, left + budget, seen, left)
+
+    def _length(self) -> int:
+        """Tokens of a segment; half the scorer's positions where that is fewer."""
+        limit = self.scorer.max_positions
+        return self.segment if limit is None else min(self.segment, max(1, limit // 2))
+
+    def _controls(self, tokens: int, budget: int) -> bool:
+        return self.granularity * budget < tokens
+
+    def _left_by_controller(self, text: Text, budget: int) -> NDArray[np.bool_]:
+        """Choose passages, those of the highest perplexity first, until they hold k budgets [T]."""
+        left = np.ones(len(text.ids), dtype=bool)
+        if not self._controls(len(text.ids), budget):
+            return left
+        texts = token_texts(text.ids, self.scorer.require_tokenizer())
+        numbers = passages(texts)
+        parts = np.split(text.ids, np.flatnonzero(np.diff(numbers)) + 1)
+        surprise = np.array([self_information(part, self.scorer).mean() for part in parts])
+        left = text.protected.copy()
+        for number in np.argsort(-surprise, kind="stable"):
+            if left.sum() > self.granularity * budget:
+                break
+            left |= numbers == number
+        return left
+
+
+@BASELINES.add("llmlingua")
+def llmlingua(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+    """Delete passages, then tokens, that the backbone finds unsurprising after what was kept."""
+    return ReducedTokens(LLMLingua(backbone))
