@@ -227,7 +227,10 @@ def replay(as_json: JsonFlag = False) -> None:
 @app.command("log-lm-eval")
 def log_lm_eval(
     path: Annotated[
-        Path, typer.Argument(help="What lm_eval got as --output_path, or one results file.")
+        Path,
+        typer.Argument(
+            help="What lm_eval got as --output_path (DIR or NAME.json), or a results file."
+        ),
     ],
     as_json: JsonFlag = False,
 ) -> None:

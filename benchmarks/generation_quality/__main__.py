@@ -5,13 +5,14 @@
     python -m benchmarks.generation_quality --checkpoints NAME=PRICED --decode-tr 0.04 0.08 0.16
     python -m benchmarks.generation_quality --features MODEL --out similarity.json
 
-Prompts are the first 100 tokens of held-out documents: docstrings, or the lines of a text file.
-Up to 100 tokens follow; an end-of-sequence token ends a text. Every decoding runs without merging
-(the base model), with merged prompts, with merged prompts and generated tokens, and with the latter
-where tokens were likely (``decode_min_probability``) or by cheap rules (``decode_max_damage``, nats
-per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS --keep-all``). ``--decode-tr``
-takes the bounds under which the rules save so much of the held-out documents. Span eviction merges
-nothing: columns of spans leave the cache when they are some tokens old.
+Prompts are the first 100 tokens of held-out documents that have 200 or more: docstrings, or the
+lines of a text file. Up to 100 tokens follow; an end-of-sequence token ends a text. Every decoding
+runs without merging (the base model), with merged prompts, with merged prompts and generated
+tokens, and with the latter where tokens were likely (``decode_min_probability``) or by cheap rules
+(``decode_max_damage``, nats per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS
+--keep-all``). ``--decode-tr`` takes the bounds under which the rules save so much of the held-out
+documents. Span eviction merges nothing: columns of spans leave the cache when they are some tokens
+old.
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
 perplexity is that of the generated tokens under the base model, given the prompt. Every text is
 compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in

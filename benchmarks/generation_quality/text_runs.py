@@ -62,7 +62,7 @@ def choose_prompts(texts: Sequence[str], umim: UMIM, count: int, length: int) ->
         texts: Documents; those of fewer than ``length`` tokens are left out.
         umim: Whose tokenizer cuts them.
         count: Prompts wanted.
-        length: Tokens of a prompt.
+        length: Tokens of a beginning: of a prompt, and of what follows it where that is compared.
 
     Raises:
         SystemExit: If fewer documents are long enough.

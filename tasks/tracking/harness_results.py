@@ -1,7 +1,8 @@
 """Results of lm-eval's command line as runs of the tracking store.
 
-lm_eval writes ``results_DATE.json`` with ``--output_path``, and a file ``samples_TASK_DATE.jsonl``
-per task with ``--log_samples``. A results file becomes one run, found again by the file's digest.
+lm_eval writes ``results_DATE.json`` with ``--output_path DIR``, ``NAME_DATE.json`` with
+``--output_path NAME.json``, and a file ``samples_TASK_DATE.jsonl`` per task with ``--log_samples``.
+A results file becomes one run, found again by the file's digest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from umim_core.errors import EvaluationError
 from umim_core.store.artifacts import sha256_file
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
+_NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
 _UNFIT: Final = re.compile(r"[^\w\-. :/]")  # in the name of a metric
 _CONNECT_SECONDS: Final = 10
 _CALL_SECONDS: Final = 60  # a table of samples may be large
@@ -33,7 +35,7 @@ class HarnessResults:
     """A results file of lm-eval.
 
     Attributes:
-        path: The file; it is kept with the run.
+        path: The file; it is kept with the run as it is, secrets among its settings, too.
         key: SHA-256 of the file.
         content: What it holds.
         samples: File of the logged samples by task; empty without ``--log_samples``.
@@ -46,14 +48,16 @@ class HarnessResults:
 
     @property
     def name(self) -> str:
-        """Name of the run: model and tasks."""
-        return f"lm-eval {self.content['config']['model']}: {', '.join(self.content['results'])}"
+        """Name of the run: model and tasks, cut where there are many."""
+        name = f"lm-eval {self.content['config']['model']}: {', '.join(self.content['results'])}"
+        return name if len(name) <= _NAME_CHARS else f"{name[: _NAME_CHARS - 3]}..."
 
     def params(self) -> dict[str, str]:
         """Return the settings by dotted name, ``umim.module_digest`` among them."""
         config = dict(self.content["config"])
         if isinstance(given := config.get("model_args"), str):
-            config["model_args"] = dict(part.partition("=")[::2] for part in given.split(","))
+            parts = [part for part in given.split(",") if part]  # none: "" of a model's defaults
+            config["model_args"] = dict(part.partition("=")[::2] for part in parts)
         described = {name: self.content[name] for name in _DESCRIBED if name in self.content}
         return flatten({**config, **described})
 
@@ -102,15 +106,20 @@ class LoggedResults:
 
 
 def find_results(path: Path) -> list[HarnessResults]:
-    """Read a results file, or all of a folder and of its folders, oldest first.
+    """Read a results file, or all that lm_eval wrote to an ``--output_path``, oldest first.
+
+    Args:
+        path: The file, a folder (its folders are read, too), or ``NAME.json`` as lm_eval got it.
 
     Raises:
         EvaluationError: If there is none, or a file is not as lm-eval writes it.
     """
-    paths = [path] if path.is_file() else sorted(path.rglob("results_*.json"), key=_date)
+    named = path.suffix == ".json" and not path.is_dir()
+    found = path.parent.glob(f"{path.stem}_*.json") if named else path.rglob("*.json")
+    paths = [path] if path.is_file() else sorted(filter(_date, found), key=_date)
     if not paths:
         raise EvaluationError("a folder must hold results of lm-eval", path, _REMEDY)
-    return [_read(found) for found in paths]
+    return [_read(results) for results in paths]
 
 
 def log_results(store: Store, results: HarnessResults) -> LoggedResults:
@@ -153,8 +162,11 @@ def _read(path: Path) -> HarnessResults:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         results, known = content["results"], content["config"]["model"]
-        complete = bool(results) and isinstance(known, str) and float(content["date"]) > 0
-    except (ValueError, KeyError, TypeError) as error:
+        began, took = content["date"], content.get("total_evaluation_time_seconds")
+        timed = float(began) > 0 and float(took or 0) >= 0
+        rows = bool(results) and all(isinstance(row, dict) for row in results.values())
+        complete = timed and rows and isinstance(known, str)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EvaluationError(
             "a results file must be as lm-eval writes it",
             f"{path}: {type(error).__name__}: {error}",

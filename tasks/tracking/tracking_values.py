@@ -69,7 +69,8 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
 
     Returns:
         ``{"distill.steps": "60", "taus": "[5, 50]"}``. Values of names such as ``api_key`` are
-        hidden; longer ones are cut (the stage's manifest holds them whole).
+        hidden, user names and passwords in addresses, too; long values are cut (the stage's
+        manifest holds them whole).
     """
     flat: dict[str, str] = {}
     for name, value in values.items():
@@ -77,7 +78,7 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{full}.")
             continue
-        text = HIDDEN if _SECRET_NAME.search(full) else str(value)
+        text = HIDDEN if _SECRET_NAME.search(full) else redact(str(value))
         flat[full] = text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
     return flat
 

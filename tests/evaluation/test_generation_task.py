@@ -17,7 +17,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from tests.evaluation.conftest import byte_tokenizer
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
@@ -158,6 +158,15 @@ def test_bertscore_is_a_figure_where_a_model_of_features_is_named(
     assert found[BERTSCORE] == pytest.approx(1.0) and BERTSCORE in named
     named, found = scored({})
     assert BERTSCORE not in found and BERTSCORE not in named and "rouge1" in found
+
+
+def test_features_that_are_not_there_are_refused_before_anything_is_generated(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    given = metadata | {"task_features": str(tmp_path / "absent")}
+    generation_config(OWN, given)  # no metric of it reads them
+    with pytest.raises(BackboneError, match="absent"):
+        generation_config(replace(OWN, metrics=("bertscore",)), given)
 
 
 def test_an_unknown_metric_lists_all(metadata: dict[str, Any]) -> None:

@@ -35,6 +35,37 @@ def test_settings_name_checkpoint_and_digests_and_no_secret(results: HarnessResu
     assert params["n-shot.tiny"] == "0" and "s3cret" not in params.values()
 
 
+def test_settings_of_a_service_name_no_password_and_those_of_no_arguments_are_none(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for given in ("base_url=http://me:s3cret@host/v1", ""):
+        config = CONTENT["config"] | {"model_args": given}
+        [results] = find_results(write_results(tmp_path, CONTENT | {"config": config}))
+        found.append({n: v for n, v in results.params().items() if n.startswith("model_args")})
+    assert found == [{"model_args.base_url": "http://***@host/v1"}, {"model_args": "{}"}]
+
+
+def test_many_tasks_are_cut_in_the_name_of_a_run(tmp_path: Path) -> None:
+    many = {f"mmlu_subject_{number}": {"acc,none": 0.5} for number in range(57)}
+    [results] = find_results(write_results(tmp_path, CONTENT | {"results": many}))
+    assert len(results.name) == 250  # MLflow's table of runs holds no more
+    assert results.name.startswith("lm-eval umim: mmlu_subject_0, ")
+    assert results.name.endswith("...")
+
+
+def test_an_output_path_of_a_file_finds_what_lm_eval_made_of_it(tmp_path: Path) -> None:
+    [made] = write_results(tmp_path).rglob("results_*")
+    other = made.with_name("other.json")  # none of lm-eval's
+    other.write_text("{}", "utf-8")
+    renamed = made.rename(made.with_name(made.name.replace("results_", "quick_")))
+    for given in (made.with_name("quick.json"), tmp_path, renamed):
+        [results] = find_results(given)
+        assert results.path == renamed and list(results.samples) == ["tiny"]
+    with pytest.raises(EvaluationError, match=r"must hold results of lm-eval; got .*slow\.json"):
+        find_results(made.with_name("slow.json"))
+
+
 def test_a_table_holds_every_prompt_and_every_field(results: HarnessResults) -> None:
     table = results.table("tiny")
     assert table["prompt"] == [PROMPT, PROMPT] and table["acc"] == [0.0, 1.0]
@@ -49,7 +80,18 @@ def test_samples_of_another_call_are_left_out(tmp_path: Path) -> None:
     assert find_results(tmp_path)[0].samples == {}
 
 
-@pytest.mark.parametrize("content", [None, {}, {**CONTENT, "results": {}}, {"results": 3}])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        {},
+        {**CONTENT, "results": {}},
+        {"results": 3},
+        {**CONTENT, "results": ["tiny"]},
+        {**CONTENT, "results": {"tiny": 3}},
+        {**CONTENT, "total_evaluation_time_seconds": "long"},
+    ],
+)
 def test_a_folder_without_results_is_refused(tmp_path: Path, content: dict[str, Any]) -> None:
     if content is not None:
         write_results(tmp_path, content)

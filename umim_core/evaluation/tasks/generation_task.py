@@ -14,6 +14,7 @@ from typing import Any, Final
 from datasets import Dataset, DatasetDict
 from lm_eval.api.task import ConfigurableTask
 
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.evaluation.console import one_line_errors
 from umim_core.evaluation.generated_text import REDUCTIONS, GeneratedText
 from umim_core.evaluation.tasks.task_backbone import task_backbone
@@ -50,12 +51,14 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
     Raises:
         ConfigError: If an option or a metric is unknown.
         CorpusError: If the task's data are missing or malformed.
-        BackboneError: If the model's tokenizer cannot be loaded.
+        BackboneError: If the model's tokenizer cannot be loaded, or that of the features.
     """
     options, backbone = TaskOptions.read(metadata), task_backbone(metadata)
     metrics = [TEXT_METRICS.find(name) for name in task.metrics]
     if options.task_features is None:
         metrics = [metric for metric in metrics if not metric.needs_features]
+    elif any(metric.needs_features for metric in metrics):
+        load_tokenizer(options.task_features)  # a wrong name is told before anything is generated
     rows: list[Row] = []
     runs = not exceeds(task, options, backbone.context)
     if runs:

@@ -24,7 +24,11 @@ Features = NDArray[np.floating]
 
 
 def mauve_buckets(references: int) -> int:
-    """Return the number of clusters: the library's own choice, a tenth of the references."""
+    """Return the number of clusters: a tenth of the references, however many texts are empty.
+
+    The library's own choice is a tenth of the smaller set, which would differ between sets of texts
+    that are compared with the same references.
+    """
     return max(2, round(references / 10))
 
 
