@@ -78,16 +78,11 @@ def test_round_trip(tiny_backbone: Backbone, form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", embedded_names())
 def test_a_shipped_checkpoint_is_written_again_as_it_was_read(name: str, tmp_path: Path) -> None:
-    Checkpoint.load(name).save(tmp_path / "again")
-    shipped = resolve_checkpoint(name)
-    config = "config.json"
-    assert (tmp_path / "again" / config).read_bytes() == (shipped / config).read_bytes()
-    again, stored = (
-        load_file(folder / "model.safetensors") for folder in (tmp_path / "again", shipped)
-    )
-    assert again.keys() == stored.keys()
-    for tensor, value in stored.items():  # stored in bfloat16, float32 in memory
-        assert torch.equal(again[tensor], value.to(again[tensor].dtype)), tensor
+    folders = tmp_path / "again", resolve_checkpoint(name)
+    Checkpoint.load(name).save(folders[0])
+    assert len({(folder / "config.json").read_bytes() for folder in folders}) == 1
+    weights = (load_file(folder / "model.safetensors") for folder in folders)
+    torch.testing.assert_close(*weights, rtol=0, atol=0, check_dtype=False)  # stored in bfloat16
 
 
 def test_weights_of_another_form_are_refused(saved: Path) -> None:
@@ -114,8 +109,7 @@ def test_holds_exactly_the_stable_files_and_no_backbone_weights(saved: Path) -> 
         "rules/matcher/tables.npy",
         "rules/manifest.json",
     }
-    parameters = 2 * 16 * 16 + 7 * 16
-    assert (saved / "model.safetensors").stat().st_size < 4 * parameters + 2048
+    assert (saved / "model.safetensors").stat().st_size < 4 * (2 * 16 * 16 + 7 * 16) + 2048
 
 
 def test_an_existing_directory_is_never_overwritten(tiny_llama: Backbone, saved: Path) -> None:
