@@ -6,11 +6,11 @@ from functools import partial
 
 from prefect import flow
 
+from tasks.data.table_sources import check_data
 from tasks.run.pipeline import PipelineRun, open_pipeline
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE, questions_stage, shards_stage, table_stage, text_stage
 from umim_core.config.table_recipe import TableRecipe, TableSetting
-from umim_core.task_sets.task_files import refuse_data_variable
 
 
 @flow(name="umim-table", flow_run_name="{recipe}")
@@ -36,8 +36,7 @@ def table(
 def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     """Questions of every task; every task under every setting, and every text; the table."""
     recipe = run.recipe
-    if recipe.task_data is None:  # which wins over the variable
-        refuse_data_variable()
+    check_data(recipe)
     questions = {
         task: run.stage(questions_stage, run.lease, recipe, task, label=task)
         for task in recipe.tasks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -13,7 +14,7 @@ from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.store.artifacts import directory_digest, sha256_file
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.spec import TASKS
-from umim_core.task_sets.task_files import DataFile, read_rows
+from umim_core.task_sets.task_files import DataFile, read_rows, refuse_data_variable
 
 
 def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> QuestionSource:
@@ -59,7 +60,11 @@ def source_facts(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> 
     """Return what else decides a task's questions: its specification and options, as JSON types."""
     if (own := generation_task(task)) is not None:
         specified = {name: value for name, value in vars(own).items() if name != "source"}
-        return {"generation": {**own.key(), **specified, "options": _options(recipe, own)}}
+        facts: dict[str, object] = {
+            "generation": {**own.key(), **specified, "options": _options(recipe, own)}
+        }
+        from_hub = isinstance(own.source, DataFile) and recipe.data_files is None
+        return {**facts, "sources": asdict(own.source)} if from_hub else facts
     known = TASKS.find(task) if task in TASKS.names() else None
     return {} if known is None or digests else {"sources": known.sources()}
 
@@ -67,6 +72,34 @@ def source_facts(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> 
 def generation_task(task: str) -> GenerationSet | None:
     """Return the specification of a task whose answers are generated; None for another task."""
     return GENERATION_TASKS.find(task) if task in GENERATION_TASKS.names() else None
+
+
+def check_data(recipe: TableRecipe) -> None:
+    """Refuse data that no task of a table reads, that no stage key holds, or that are missing.
+
+    Raises:
+        ConfigError: If ``UMIM_TASK_DATA`` is set without ``task_data``, a task whose answers are
+            generated has ``task_data``, or it needs ``data_files`` and there are none.
+    """
+    if recipe.task_data is None:  # which wins over the variable
+        refuse_data_variable()
+    for task in recipe.tasks:
+        own = generation_task(task)
+        if own is None:
+            continue
+        if recipe.task_data is not None:
+            raise ConfigError(
+                f"task_data is the data of a choice task, and {task} generates its answers",
+                recipe.task_data,
+                "Name the folder as data_files.",
+            )
+        source = own.source
+        if recipe.data_files is None and isinstance(source, DataFile) and source.hub is None:
+            raise ConfigError(
+                f"a table of {task} must name a folder of data_files with {source.path}",
+                recipe.data_files,
+                f"Put {source.origin} there; no data set of the hub has its form.",
+            )
 
 
 def refuse_programs(recipe: TableRecipe, task: str) -> None:

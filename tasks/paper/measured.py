@@ -33,7 +33,7 @@ class Measured(Model):
         columns: A line per column: heading and text of a cell.
         recipe: Table recipe whose ``table.json`` the file is a copy of. Until it is there, the page
             names the command that measures it.
-        command: That command where no recipe measures it.
+        command: That command where no recipe measures it, or the recipe's run needs more words.
     """
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+\.json$")]
@@ -50,7 +50,8 @@ class Measured(Model):
     @property
     def measured_by(self) -> str | None:
         """Command that measures the figures; None where the result file must be there."""
-        return self.command if self.recipe is None else f"python -m flows run {self.recipe}"
+        run = None if self.recipe is None else f"python -m flows run {self.recipe}"
+        return self.command or run
 
     def awaited(self, folder: Path) -> bool:
         """Return whether the figures can be measured and no committed result has them yet."""

@@ -198,7 +198,7 @@ def table_stage(
     """
     inputs = {f"questions of {task}": made.digest for task, made in questions.items()}
     inputs |= {f"{task} | {setting}": made.digest for (task, setting), made in scores.items()}
-    inputs |= {f"text {name}": made.digest for name, made in texts.items()}
+    inputs |= {f"text {name}": made.key for name, made in texts.items()}  # it holds no file
     settings = [setting.name for setting in recipe.settings]
     spec = StageSpec(
         "table",

@@ -55,7 +55,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: object, message: str) -
 
 
 def test_a_missing_file_is_named_with_its_content(tmp_path: Path) -> None:
-    message = r"UMIM_TASK_DATA .* folder with set/rows.jsonl; got no file .*rows of a test"
+    message = r"UMIM_TASK_DATA.* must hold set/rows.jsonl; got no file .*rows of a test"
     with pytest.raises(CorpusError, match=message):
         list(read_rows(FILE, tmp_path))
 

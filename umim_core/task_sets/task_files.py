@@ -70,7 +70,7 @@ def refuse_data_variable() -> None:
         raise ConfigError(
             f"{DATA_VARIABLE} must not be set: the recipe says where questions lie",
             folder,
-            "Unset it, or give the folder as the recipe's task_data.",
+            "Unset it, or give the folder as the recipe's task_data or data_files.",
         )
 
 
@@ -172,7 +172,8 @@ def _object(line: str, place: str) -> dict[str, Any]:
 def _lines(file: DataFile, path: Path) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     if not path.is_file():
         raise CorpusError(
-            f"{DATA_VARIABLE} (or the option task_data) must name a folder with {file.path}",
+            f"the folder of task data ({DATA_VARIABLE}, the option task_data or a table's "
+            f"data_files) must hold {file.path}",
             f"no file {path}",
             f"Put {file.origin} there, one JSON object per line with the columns "
             f"{', '.join((*file.fields, file.reference))}.",

@@ -138,6 +138,7 @@ def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
     [
         ("recipe: tables/x-y", "tables/x-y", "python -m flows run tables/x-y"),
         ("command: measure it", "a small model", "measure it"),
+        ("recipe: tables/x-y\n    command: run more", "tables/x-y", "run more"),
     ],
 )
 def test_figures_without_a_result_are_named_with_the_command_that_measures_them(

@@ -17,7 +17,7 @@ from support.tiny_table import (
     write_problems,
 )
 from tasks.data.table_scores import read_report, read_shards
-from tasks.data.table_sources import question_source
+from tasks.data.table_sources import question_source, source_facts
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
 from umim_core.errors import ConfigError, CorpusError
@@ -144,6 +144,31 @@ def test_confirmed_programs_are_run_and_judged_by_their_tests(tmp_path: Path) ->
     recipe = generated_table(Path("umim-docs-llama"), tmp_path / "data", **options)
     for made in shards(run_table(tmp_path / "root", recipe)):
         assert read_shards(made.path).values["pass@1"] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "error"),
+    [
+        ("umim_gsm8k", {"task_data": "there"}, "umim_gsm8k generates.*got there.*as data_files"),
+        ("umim_amc23", {}, r"umim_amc23 must name a folder of data_files with math/amc23\.jsonl"),
+    ],
+)
+def test_data_that_a_task_cannot_read_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, task: str, changes: dict[str, Any], error: str
+) -> None:
+    options = {"tasks": [task], "data_files": None} | changes
+    with pytest.raises(ConfigError, match=error):
+        run_table(tmp_path, generated_table(tiny_checkpoint, tmp_path, **options))
+
+
+def test_the_table_of_the_hub_that_questions_come_from_belongs_into_their_key(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    here = generated_table(tiny_checkpoint, tmp_path)
+    there = here.model_copy(update={"data_files": None})
+    assert "sources" not in source_facts(here, "umim_gsm8k", {})
+    found: Any = source_facts(there, "umim_gsm8k", {})["sources"]
+    assert found["hub"]["path"] == "openai/gsm8k" and found["hub"]["columns"]
 
 
 def test_a_data_file_that_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -160,18 +160,18 @@ def test_a_text_has_the_figures_of_its_rows(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path
 ) -> None:
     path = str(questions / "text.txt")
-    text = {"source": {"kind": "text", "paths": [path]}, "rows": 3, "segment_length": 32}
-    recipe = tiny_table(
-        tiny_checkpoint, questions, settings=[], tasks=[], task_data=None, texts={"t": text}
-    )
-    run = run_table(tmp_path, recipe)
+    text = {"source": {"kind": "text", "paths": [path]}, "segment_length": 32}
+    bare: Any = {"settings": [], "tasks": [], "task_data": None}
+    for rows in (2, 3):  # the table of other rows is another one
+        texts = {"t": {**text, "rows": rows}}
+        run = run_table(tmp_path, tiny_table(tiny_checkpoint, questions, **bare, texts=texts))
     (found,) = table(run)["texts"]
     umim = UMIM.from_pretrained(tiny_checkpoint)
     ids, _ = first_ids(source_of((path,)), umim.backbone.tokenizer, 10**6)
     cut = ids[: len(ids) // 32 * 32].reshape(-1, 32)
-    rows = [cut[index * len(cut) // 3] for index in range(3)]
-    assert found["ppl_umim"] == pytest.approx(perplexity(rows, umim.compressed).ppl)
-    assert found["ppl_base"] == pytest.approx(perplexity(rows, umim.compressed.base()).ppl)
+    read = [cut[index * len(cut) // 3] for index in range(3)]
+    assert found["ppl_umim"] == pytest.approx(perplexity(read, umim.compressed).ppl)
+    assert found["ppl_base"] == pytest.approx(perplexity(read, umim.compressed.base()).ppl)
     assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
 
 
