@@ -14,7 +14,8 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     """Return a line per task, setting and metric, of the content of a ``table.json``.
 
     A figure is a mean over questions with its standard error, a difference is to the first setting;
-    ``4 x 256`` are four answers per question of at most 256 tokens. Texts have a line per figure.
+    ``4 x 256`` are four answers per question of at most 256 tokens. TR is that of all tokens that
+    were read or generated, a prompt's as often as it was answered. Texts have a line per figure.
     """
     columns = [
         Column("task", lambda row: str(row["task"]), left=True),

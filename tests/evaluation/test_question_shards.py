@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.harness import UmimLM
-from umim_core.evaluation.tasks.question_shards import described, score_range
+from umim_core.evaluation.tasks.question_shards import described, score_range, shard_seed
 from umim_core.evaluation.tasks.task_runs import load_tasks
 
 WORDS = [f"w{number}" for number in range(1, 10)]
@@ -59,3 +59,8 @@ def test_a_task_with_several_filters_is_refused(model: UmimLM) -> None:
         score_range(model, task, ["acc"], 0, 2)
     with pytest.raises(EvaluationError, match="strict, loose"):  # before any model is loaded
         described(task, "digest")
+
+
+def test_shards_of_other_seeds_draw_other_answers() -> None:
+    assert len({shard_seed(seed, first) for seed in range(8) for first in range(8)}) == 64
+    assert shard_seed(0, 1) == shard_seed(0, 1) != shard_seed(1, 0)

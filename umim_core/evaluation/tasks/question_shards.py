@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import config as datasets_config
 from lm_eval import evaluator
@@ -134,7 +135,7 @@ def score_range(
         metrics: Names of its metrics that are means over questions.
         first: Number of the first question.
         last: Number behind the last one.
-        seed: Of sampled answers; ``first`` is added.
+        seed: Of sampled answers, with ``first``.
         confirm_run_unsafe_code: As lm-eval's command has it: whether answers may be run.
 
     Returns:
@@ -146,7 +147,7 @@ def score_range(
     name = task.task_name
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
     with torch.random.fork_rng(_gpus(model)):  # the base model draws from the global generator
-        torch.manual_seed(seed + first)
+        torch.manual_seed(shard_seed(seed, first))
         found = evaluator.evaluate(  # by this name: it is the one that counts sizes
             lm=model,
             task_dict={"tasks": {name: task}, "groups": {}, "group_map": {}},
@@ -170,6 +171,11 @@ def score_range(
         [_answers(row) for row in rows] if generated else [],
         [_counts(size) for size in sizes] if generated else [],
     )
+
+
+def shard_seed(seed: int, first: int) -> int:
+    """Return the seed of a shard's sampled answers; no sum, so that seeds share no shard's."""
+    return int(np.random.SeedSequence((seed, first)).generate_state(1)[0])
 
 
 def _gpus(model: UmimLM) -> list[torch.device]:
