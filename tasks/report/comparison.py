@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from pydantic import (
@@ -149,13 +149,21 @@ class ComparisonRow(BaseModel):
         """Short name for figures, e.g. ``umim-docs-llama, τ 5``."""
         return self.label_with(shown_name(self.cell.backbone))
 
+    @property
+    def brief(self) -> str:
+        """The label without a shipped checkpoint's form, e.g. ``gpt2, τ 5 (shipped)``."""
+        form = [] if self.source == "shipped" else cell_words(self.cell)
+        return self._named(shown_name(self.cell.backbone), form)
+
     def label_with(self, backbone: str) -> str:
         """Return the label with another name of the backbone."""
+        return self._named(backbone, cell_words(self.cell))
+
+    def _named(self, backbone: str, form: Sequence[str]) -> str:
         tau = "" if self.tau is None else f", τ {self.tau}"
         words = [] if self.method == OWN_METHOD else [self.method]
         words += [] if self.rules is None else self.rules.deviations()
-        words += cell_words(self.cell)
-        words += ["shipped"] if self.source == "shipped" else []
+        words += [*form, *(["shipped"] if self.source == "shipped" else [])]
         return f"{backbone}{tau}" + (f" ({', '.join(words)})" if words else "")
 
     def metric(self, name: str) -> float | None:

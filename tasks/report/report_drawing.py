@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,6 +26,7 @@ PALETTE: Final = ("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a", "#8a8f3
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 INK: Final = "#010203"
 _GRID: Final = "#040506"
+_LABEL_WIDTH: Final = 60  # characters
 STYLE: Final[dict[str, object]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "umim",
@@ -120,9 +122,15 @@ def legend(figure: Figure, entries: Sequence[tuple[str, int]], *, lines: bool = 
         )
         for _, index in entries
     ]
-    longest = max(len(label) for label, _ in entries)
+    wrapped = [wrapped_label(label) for label, _ in entries]
+    longest = max(len(line) for label in wrapped for line in label.splitlines())
     columns = max(1, int(figure.get_figwidth() * 11 / (longest + 6)))
-    figure.legend(handles, [label for label, _ in entries], loc="outside upper left", ncols=columns)
+    figure.legend(handles, wrapped, loc="outside upper left", ncols=columns)
+
+
+def wrapped_label(label: str) -> str:
+    """Return a label in lines that fit next to a figure of half a page's width."""
+    return "\n".join(textwrap.wrap(label, _LABEL_WIDTH)) or label
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from tasks.report.report_drawing import (
     label_marks,
     legend,
     mark,
+    wrapped_label,
 )
 from tasks.report.row_labels import shown_name
 from umim_core.adaptation.settings import BASE
@@ -95,7 +96,7 @@ def _perplexity(data: ReportData) -> ReportFigure | None:
 
     def point(row: ComparisonRow) -> Marks:
         backbone = row.cell.backbone
-        name = row.label.removeprefix(shown_name(backbone)).strip(", ") or "rules"
+        name = row.brief.removeprefix(shown_name(backbone)).strip(", ") or "rules"
         place = (100 * (row.metric("token_reduction") or 0.0), row.metric("ppl_umim") or math.nan)
         return Marks(backbones.index(backbone), [place], [name], hollow=row.source == "shipped")
 
@@ -125,7 +126,7 @@ def _alignment(data: ReportData, *, wide: bool) -> ReportFigure | None:
         for metric in names.values()
     ]
     draw_marks(axes, [Marks(index, points) for index, points in enumerate(places) if points])
-    axes.set_yticks(range(len(rows)), [row.label for row in rows])
+    axes.set_yticks(range(len(rows)), [wrapped_label(row.label) for row in rows])
     axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel("Agreement with the base model on the same rows (0 to 1)")
     legend(figure, [(label, index) for index, label in enumerate(names)])

@@ -23,3 +23,12 @@ def test_rules_by_confidence_are_named() -> None:
     assert cell_row(found).label == "hub/umim-b, τ 2 (confidence 0.6)"
     assert cell_label(found) == "b confidence 0.6 tau 2 none+keep"
     assert cell_row(found).params()["rule_source"] == "confidence"
+
+
+def test_the_form_of_a_shipped_checkpoint_is_left_out_of_the_labels_of_points() -> None:
+    form = Cell(backbone="umim-docs-llama", tau=5, module_positions="learned", residual="last")
+    shipped = cell_row(form, setting="WT", source="shipped")
+    assert shipped.label == "umim-docs-llama, τ 5 (learned positions, last residual, shipped)"
+    assert shipped.brief == "umim-docs-llama, τ 5 (shipped)"
+    own = cell_row(form)
+    assert own.brief == own.label

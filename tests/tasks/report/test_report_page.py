@@ -19,6 +19,7 @@ from tasks.report.comparison import ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
 from tasks.report.label_placement import place_labels
 from tasks.report.report_data import CheckpointPlace, LossCurve, ReportData, SpeedRow
+from tasks.report.report_drawing import legend
 from tasks.report.report_figures import draw_figures
 from tasks.report.report_page import write_report
 from tasks.report.report_tables import tables
@@ -133,6 +134,17 @@ def test_a_label_stands_next_to_its_point(text: str) -> None:
     box, (x, y) = label.get_window_extent(), axes.transData.transform((0.0, 0.0))
     apart = (max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0))
     assert 72 / figure.dpi * (apart[0] ** 2 + apart[1] ** 2) ** 0.5 < 10  # points
+
+
+def test_a_long_name_in_the_legend_is_broken_into_lines_that_fit() -> None:
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    words = "umim-docs-llama, τ 5 (" + ", ".join(["a policy of its form"] * 5) + ", shipped)"
+    legend(figure, [(words, 0), ("short", 1)])
+    canvas.draw()
+    (drawn,) = figure.legends
+    assert drawn.get_window_extent().x1 <= figure.bbox.x1
+    assert " ".join(drawn.get_texts()[0].get_text().splitlines()) == words
 
 
 @pytest.mark.parametrize("server", [None, "http://127.0.0.1:4200/api"])
