@@ -38,6 +38,11 @@ REQUIRED: dict[str, dict[str, object]] = {
         "revision": None,
         "use_safetensors": True,
     },
+    "AutoModelForTokenClassification.from_pretrained": {
+        "trust_remote_code": False,
+        "revision": None,
+        "use_safetensors": True,
+    },
     "snapshot_download": {"revision": None, "allow_patterns": None},
     "hf_hub_download": {"revision": None},
 }

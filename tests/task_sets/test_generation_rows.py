@@ -113,7 +113,7 @@ def test_a_generator_is_told_the_room_and_can_measure_prompts() -> None:
 
 
 def test_missing_data_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"folder with rows\.jsonl"):
+    with pytest.raises(CorpusError, match=r"must hold rows\.jsonl"):
         make_rows(TASK, TaskOptions(task_data=str(tmp_path)), TOKENS, None)
 
 

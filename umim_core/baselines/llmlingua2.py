@@ -96,23 +96,29 @@ class TokenClassifier:
         return np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
 
 
-def load_token_classifier(name: str, *, local_files_only: bool = False) -> TokenClassifier:
+def load_token_classifier(
+    name: str, *, revision: str | None = None, local_files_only: bool = False
+) -> TokenClassifier:
     """Load a token classifier with its tokenizer.
 
     Args:
         name: Directory or hub repository, with safetensors weights.
+        revision: Hub revision to pin.
         local_files_only: Whether the network must not be asked.
 
     Raises:
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
-    check_place(_WHAT, name, "config.json", None, local_files_only)
+    check_place(_WHAT, name, "config.json", revision, local_files_only)
     try:
-        config, _ = PreTrainedConfig.get_config_dict(name, local_files_only=local_files_only)
+        config, _ = PreTrainedConfig.get_config_dict(
+            name, revision=revision, local_files_only=local_files_only
+        )
         refuse_code(_WHAT, name, config)
         with loading():
             loaded: Any = AutoModelForTokenClassification.from_pretrained(
                 name,
+                revision=revision,
                 output_loading_info=True,
                 local_files_only=local_files_only,
                 use_safetensors=True,
@@ -123,7 +129,7 @@ def load_token_classifier(name: str, *, local_files_only: bool = False) -> Token
     model: PreTrainedModel
     model, report = loaded
     check_complete(_WHAT, name, report["missing_keys"], _TRAINED)
-    tokenizer = load_tokenizer(name, local_files_only=local_files_only)
+    tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
     return TokenClassifier(freeze(model), tokenizer)
 
 

@@ -149,7 +149,7 @@ def test_a_shipped_checkpoint_with_rules_by_confidence_states_no_probability(
     measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
     (row,) = comparison_rows([], [ShippedResult(str(folder), measured, measured)], 0)
     assert row.rules.min_probability is None
-    assert row.label == "umim-docs-llama, τ 1 (confidence, learned positions, shipped)"
+    assert row.brief == "umim-docs-llama, τ 1 (confidence, shipped)"
     assert cell_row(Cell(backbone="b")).rules.min_probability == 0.0
 
 

@@ -23,6 +23,7 @@ from tasks.stages.table import TABLE
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.generation_task import GenerationTask
+from umim_core.evaluation.tasks.question_shards import shard_seed
 from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
 from umim_core.evaluation.text_metrics.math_answer import math_answer
 
@@ -71,7 +72,7 @@ def test_a_shard_has_the_answers_and_figures_of_its_questions_run_alone(
     options |= {"task_new_tokens": 6, "task_repeats": 2}
     task = load_tasks([{"task": "umim_amc23", "class": GenerationTask}], options)["umim_amc23"]
     with torch.random.fork_rng():
-        torch.manual_seed(whole.recipe.seed)
+        torch.manual_seed(shard_seed(whole.recipe.seed, 0))
         _, samples = run_task(UmimLM(tiny_checkpoint, merge, batch_size=4), task, 2)
     kept = read_shards(shards(whole)[number].path)
     assert kept.answers[:2] == [list(map(str, sample["resps"][0])) for sample in samples]
