@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
 from umim_core.errors import ConfigError
@@ -67,6 +68,13 @@ def float64_device(device: torch.device) -> torch.device:
     import torch
 
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context behind which torch's generators of the CPU and of a GPU are as before."""
+    import torch
+
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def release_memory() -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.devices import forked_generators
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.errors import GenerationError
 from umim_core.inference.stopping import end_ids
@@ -147,7 +148,7 @@ def _sample_batch(
     )
     device = backbone.device
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        forked_generators(device),
         _settings_of_ours_alone(model),
     ):
         torch.manual_seed(seed)

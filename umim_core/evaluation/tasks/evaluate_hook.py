@@ -22,7 +22,6 @@ from inspect import signature
 from typing import Any, Final, ParamSpec, cast
 
 import numpy as np
-import torch
 from lm_eval import evaluator
 from lm_eval.api.instance import Instance
 from lm_eval.api.metrics import mean
@@ -30,6 +29,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.task import Task
 from lm_eval.evaluator_utils import _handle_back_comp
 
+from umim_core.backbone.devices import forked_generators
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.paired_differences import (
     bootstrap_difference_error,
@@ -93,9 +93,8 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
 def _global_generators_kept(model: SizedModel) -> Iterator[None]:
     """Put the global random generators back: what follows draws as if nothing had drawn."""
     plain, numbers = random.getstate(), np.random.get_state()
-    devices = [model.device] if model.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with forked_generators(model.device):
             yield
     finally:
         random.setstate(plain)

@@ -23,6 +23,7 @@ from lm_eval.api.metrics import mean
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 
+from umim_core.backbone.devices import forked_generators
 from umim_core.errors import ConfigError, EvaluationError, did_you_mean
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scored_requests import Sizes, counted_sizes
@@ -146,7 +147,7 @@ def score_range(
     """
     name = task.task_name
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
-    with torch.random.fork_rng(_gpus(model)):  # the base model draws from the global generator
+    with forked_generators(model.device):  # the base model draws from the global generator
         torch.manual_seed(shard_seed(seed, first))
         found = evaluator.evaluate(  # by this name: it is the one that counts sizes
             lm=model,
@@ -176,10 +177,6 @@ def score_range(
 def shard_seed(seed: int, first: int) -> int:
     """Return the seed of a shard's sampled answers; no sum, so that seeds share no shard's."""
     return int(np.random.SeedSequence((seed, first)).generate_state(1)[0])
-
-
-def _gpus(model: UmimLM) -> list[torch.device]:
-    return [model.device] if model.device.type == "cuda" else []
 
 
 def _answers(row: Mapping[str, Any]) -> list[str]:
