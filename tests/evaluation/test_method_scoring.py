@@ -142,6 +142,28 @@ def test_answers_of_the_cache_count_in_what_of_the_kv_cache_went(
     assert (found[1]["cache_reduction"] > 0) == some
 
 
+def test_cached_answers_of_a_version_that_kept_no_columns_are_made_again(
+    checkpoint_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Former(UmimLM):
+        """A version whose cached responses had no columns."""
+
+        counted = ()
+
+    asked = [Instance("loglikelihood", {}, ("the cat sat on the mat and the dog", " a"), 0)]
+    reductions = []
+    for kind in (Former, UmimLM, UmimLM):
+        caplog.clear()
+        model = kind(checkpoint_path, method="span-eviction-0", dtype="float32")
+        cached = CachingLM(model, str(tmp_path / "cache.db"))
+        cached.loglikelihood(asked)
+        cached.dbdict.close()
+        warned = "without their columns" in caplog.text
+        reductions.append((model.get_model_info()["umim"]["cache_reduction"], warned))
+    assert reductions[0][0] > 0  # all three have the same question
+    assert reductions == [reductions[0], (reductions[0][0], True), (None, False)]
+
+
 def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -> None:
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
     with pytest.raises(EvaluationError, match="does not generate"):

@@ -163,7 +163,7 @@ class UmimLM(SizedModel):
             "prefix_token_id": self.prefix_token_id,
             "version": __version__,
         }
-        use_own_table(cache_hook, {**identity, **reading})
+        use_own_table(cache_hook, {**identity, **reading}, self.counted)
         super().set_cache_hook(cache_hook)
 
     def base_model(self) -> UmimLM | None:

@@ -31,7 +31,7 @@ class Sizes:
         context_tokens: Raw tokens of the context or prompt; 0 where it is not matched alone.
         context_units: What the model reads in their place.
         columns: Columns of a layer's KV cache that stayed of the context; None where none is
-            dropped, and in caches of responses from before it was kept.
+            dropped.
     """
 
     tokens: int = 0

@@ -7,7 +7,8 @@ whatever decides the answers, so those of other models are never found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from umim_core.evaluation.scored_requests import Sizes
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 
 _SIZES: Final = "umim sizes of "
+_log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
 
 
 def table_name(identity: Mapping[str, object]) -> str:
@@ -24,18 +26,32 @@ def table_name(identity: Mapping[str, object]) -> str:
     return f"umim-{sha256_bytes(canonical_json(identity).encode())}"
 
 
-def use_own_table(hook: CacheHook, identity: Mapping[str, object]) -> None:
+def use_own_table(
+    hook: CacheHook, identity: Mapping[str, object], counted: Sequence[str] = ()
+) -> None:
     """Let a cache read and write the responses of one model only.
 
     Args:
         hook: lm-eval's hook; without a cache, nothing is done. The cache that lm-eval asks is the
             same object.
         identity: Whatever decides the model's answers.
+        counted: Fields of ``Sizes`` that this model's responses must have and former versions did
+            not keep. Responses without them are not read: a mean over some of the requests would
+            pass for one over all. They are made again, and a warning says so.
     """
     database: Any = hook.dbdict
     if database is None:
         return
-    name = table_name(identity)
+    former = table_name(identity)
+    name = table_name({**identity, "counted": [*counted]}) if counted else former
+    there = type(database).get_tablenames(database.filename)
+    if former in there and name not in there:
+        _log.warning(
+            "umim: the cache %s holds responses of this model without their %s, from a former "
+            "version; they are not used, and every request is answered anew",
+            database.filename,
+            ", ".join(counted),
+        )
     type(database)(database.filename, tablename=name).close()  # makes the table where it is missing
     database.tablename = name
 

@@ -61,6 +61,11 @@ class SizedModel(BatchedModel):
         return found
 
     @property
+    def counted(self) -> tuple[str, ...]:
+        """Fields of ``Sizes`` that responses of this model have and those of others lack."""
+        return () if self._columns is None else ("columns",)
+
+    @property
     def token_reduction(self) -> float:
         """(raw tokens - units) / raw tokens over all inputs so far, continuations included."""
         return self.scorer.inputs.token_reduction if self.scorer else 0.0
