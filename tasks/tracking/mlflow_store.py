@@ -7,6 +7,7 @@ and may be made twice: points carry step and time. MLflow is imported at first u
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -195,10 +196,22 @@ class Store:
                 self._client.log_artifact(run_id, str(path))
 
     def log_table(self, run_id: str, columns: Mapping[str, Sequence[object]], file: str) -> None:
-        """Keep a table with a run, by column; one that is there under this name stays."""
-        folder = file.rpartition("/")[0] or None
-        if file not in {found.path for found in self._client.list_artifacts(run_id, folder)}:
-            self._client.log_table(run_id, dict(columns), file)
+        """Keep a table with a run, by column, and list it among the run's tables.
+
+        It is listed last, so one that is listed is whole and stays; what a killed call left of one
+        is replaced. MLflow's own function would add the rows to it once more.
+        """
+        import pandas
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        tags = self._client.get_run(run_id).data.tags
+        listed: list[object] = json.loads(tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        entry = {"path": file, "type": "table"}
+        if entry in listed:
+            return
+        text = pandas.DataFrame(dict(columns)).to_json(orient="split", index=False)
+        self._client.log_text(run_id, text, file)
+        self._client.set_tag(run_id, MLFLOW_LOGGED_ARTIFACTS, json.dumps([*listed, entry]))
 
     def set_status(self, run_id: str, status: Status, time_ms: int) -> None:
         """Open a run again, or close it at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mlflow.entities import Run
 
 from tasks.report.compare import cell_row
 from tasks.report.comparison import COMPARISON_PARAMS, Measured
+from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import SPOOL
 from tasks.tracking.tracker import PREFECT_TAG, Tracker
 from tasks.tracking.tracking_values import RunInput, flatten, redact
@@ -226,3 +228,21 @@ def test_secrets_are_hidden_and_names_that_only_sound_like_them_are_not() -> Non
     assert flat == {"hub.api_key": "***", "hub.token": "***", "token_reduction": "0.4"}
     assert redact("http://me:pw@host:5000/x") == "http://***@host:5000/x"
     assert redact("http://me:p@ss@host:5000/x") == "http://***@host:5000/x"
+
+
+def test_a_table_that_a_kill_left_unlisted_is_there_once_and_listed(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)  # which load_table searches
+    name, columns = "samples/tiny.json", {"prompt": ["a", "b"], "acc": [0.0, float("nan")]}
+    client = MlflowClient(store)
+    with Store(store, tmp_path, "umim").session(60, 1, 1) as opened:
+        run = opened.ensure("harness", "k" * 64, "results", time_ms=1)
+        client.log_text(run.run_id, '{"columns":["prompt"', name)  # as a kill leaves it
+        for _ in range(2):
+            opened.log_table(run.run_id, columns, name)
+        opened.log_table(run.run_id, columns, "samples/other.json")
+        table = client.load_table(opened.experiment_id, name, [run.run_id])
+    assert table["prompt"].tolist() == ["a", "b"] and table["acc"].isna().tolist() == [False, True]
+    tag = json.loads(client.get_run(run.run_id).data.tags["mlflow.loggedArtifacts"])
+    assert [entry["path"] for entry in tag] == [name, "samples/other.json"]
