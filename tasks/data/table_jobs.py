@@ -83,6 +83,7 @@ def score_shard(job: ShardJob) -> ShardScores:
         backbone,
         batch_size=job.place.batch_size,
         method=job.setting.method,
+        target_tr=job.setting.target_tr,
         raw_tail=job.setting.raw_tail,
     )
     return score_questions(model, job.source, job.questions, job.first, job.last)

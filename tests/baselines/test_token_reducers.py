@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from umim_core.baselines.methods import Ints, Text
-from umim_core.baselines.reduction import highest, reduce_tokens
+from umim_core.baselines.reduction import TargetReduction, highest, reduce_tokens
 from umim_core.baselines.truncation import Truncation
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
 
 NOTHING = np.array([], dtype=np.int64)
 
@@ -81,3 +81,33 @@ def test_a_choice_that_loses_a_protected_token_is_refused() -> None:
 
     with pytest.raises(EvaluationError, match="token 2 is lost"):
         reduce_tokens(Heedless(), text(False, False, True), 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "tokens", "stay"),
+    [(0.14, 50, 43), (0.14, 10, 9), (0.14, 3, 3), (0.3, 7, 5), (0.6, 1, 1), (0.99, 40, 1)],
+)
+def test_a_target_drops_its_share_rounded(target: float, tokens: int, stay: int) -> None:
+    assert TargetReduction(target).stays(tokens) == stay
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 60), st.integers(1, 60))
+def test_the_longest_end_of_a_text_is_taken_whose_share_fits(
+    target: float, tokens: int, room: int
+) -> None:
+    wanted = TargetReduction(target)
+    ids, stay = wanted.fit(np.arange(tokens), room)
+    fitting = [length for length in range(1, tokens + 1) if wanted.stays(length) <= room]
+    assert ids.tolist() == list(range(tokens - max(fitting), tokens))
+    assert stay == wanted.stays(len(ids))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 0, True, "0.1", float("nan")])
+def test_a_target_that_is_no_share_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="must lie above 0 and below 1"):
+        TargetReduction(share)
+
+
+def test_a_text_without_room_is_refused() -> None:
+    with pytest.raises(EvaluationError, match="room for a token"):
+        TargetReduction(0.5).fit(np.arange(4), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ QUESTIONS = ["the cat sat on the", "by the sea the old cat house", "", TEXT]
 ANSWERS = [" mat", " log near the sea", " dog", " house by the old"]
 TOLERANCE = 2e-5  # nats of a sum over an answer, float32
 Load = Callable[..., UmimLM]
-"""Makes the model: batch size, what is merged, unit positions."""
+"""Makes the model: batch size, what is merged, unit positions, a baseline and its budget."""
 
 
 @pytest.fixture(params=["llama", "gpt2"])
@@ -40,9 +41,11 @@ def load(request: pytest.FixtureRequest) -> Load:
     spans = {tuple(ids[i : i + n]) for n, i in ((2, 1), (3, 4), (2, 8), (4, 12), (2, 0))}
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
 
-    def make(batch_size: int, merge: str, positions: UnitPositions = "compact") -> UmimLM:
+    def make(
+        batch_size: int, merge: str, positions: UnitPositions = "compact", **method: Any
+    ) -> UmimLM:
         model = Compressed(backbone, module_for(backbone), Matcher(rules), positions)
-        return UmimLM(Checkpoint.of(model), merge, backbone, batch_size=batch_size)
+        return UmimLM(Checkpoint.of(model), merge, backbone, batch_size=batch_size, **method)
 
     return make
 
@@ -75,6 +78,30 @@ def test_whole_texts_and_generated_ones_do_not_depend_on_the_batch(load: Load, m
     expected = one.loglikelihood_rolling(rolling)
     assert eight.loglikelihood_rolling(rolling) == pytest.approx(expected, abs=1e-4)
     assert eight.generate_until(prompts) == one.generate_until(prompts)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"method": "selective-context", "target_tr": 0.3},
+        {"method": "truncation", "raw_tail": 2},
+        {"method": "span-eviction-0"},
+    ],
+    ids=lambda method: str(method["method"]),
+)
+def test_answers_and_texts_of_a_baseline_do_not_depend_on_the_batch(
+    load: Load, method: dict[str, Any]
+) -> None:
+    settings = {"until": ["."], "max_gen_toks": 4, "do_sample": False}
+    prompts = [
+        Instance("generate_until", {}, (text, settings), i) for i, text in enumerate(QUESTIONS)
+    ]
+    one, eight = (load(size, "prompt", **method) for size in (1, 8))
+    expected = [score for score, _ in one.loglikelihood(likelihoods())]
+    found = [score for score, _ in eight.loglikelihood(likelihoods())]
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    assert eight.generate_until(prompts) == one.generate_until(prompts)
+    assert one.realised == eight.realised
 
 
 def test_the_context_of_several_answers_is_read_once(load: Load) -> None:

@@ -48,7 +48,7 @@ def test_reductions_are_the_counted_ones(merge: Merge, compressed: Compressed) -
         ids, fed = np.asarray(row.ids), len(row.ids) - 1
         units = [len(segment(ids[:t])[0]) if merge == "all" else t for t in range(1, fed + 1)]
         prompt = np.asarray(row.prompt_ids)
-        text = GeneratedText.of_row("any", row)
+        text = GeneratedText.of_row("any", row, len(prompt))
         assert text.reductions == {
             "prompt_tr": pytest.approx(1 - len(segment(prompt)[0]) / len(prompt)),
             "gen_kv_tr": pytest.approx(1 - units[-1] / fed),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CachingLM
+from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.full_cache import FullCache
@@ -18,11 +20,14 @@ from umim_core.baselines.pooled_embeddings import mean_embedding
 from umim_core.baselines.truncation import Truncation
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
+from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer, merged_by
 from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
 from umim_core.evaluation.scored_requests import Request
 from umim_core.evaluation.scoring import Scorer
+from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request as EngineRequest
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -34,6 +39,8 @@ MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 CONTEXT = np.array([1, 2, 9, 3, 4, 5, 7, 1, 2], dtype=np.int64)  # 9 tokens, 5 units
 ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([6, 8], [2, 1, 4])]
 REQUESTS = [Request(CONTEXT, ending) for ending in ENDINGS]
+PROMPT = "the cat sat on the mat and the dog"
+GREEDY = {"until": [], "max_gen_toks": 5, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +105,59 @@ def test_second_halves_are_the_targets(umim: Scorer, tiny_llama: Backbone) -> No
     assert found.token_reduction == pytest.approx(0.5)  # (1 2) 9 (3 4 5) of 6 tokens
 
 
-def test_a_method_scores_through_lm_eval(checkpoint_path: Path) -> None:
-    model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
-    context = model.backbone.encode("the cat sat on the mat and the dog")
+@pytest.mark.parametrize("budget", [{}, {"match": "umim"}, {"target_tr": 0.4}])
+def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str, Any]) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", **budget)
+    context = model.backbone.encode(PROMPT)
     [(score, _)] = model._loglikelihood_tokens([(None, context, [5, 6])], disable_tqdm=True)
-    kept = context[-len(model.compressed.segment(np.array(context))[0]) :]
-    assert len(kept) < len(context)
-    assert score == pytest.approx(model_score(model.backbone, kept, [5, 6]), abs=1e-4)
-    assert model.get_model_info()["umim"]["method"] == "truncation"
+    stay = len(model.compressed.segment(np.array(context))[0])
+    if "target_tr" in budget:
+        stay = len(context) - round(0.4 * len(context))
+    assert stay < len(context)
+    expected = model_score(model.backbone, context[-stay:], [5, 6])
+    assert score == pytest.approx(expected, abs=1e-4)
+    info = model.get_model_info()["umim"]
+    assert (info["method"], info["target_tr"]) == ("truncation", budget.get("target_tr"))
+    assert info["context_token_reduction"] == pytest.approx(1 - stay / len(context))
+
+
+@pytest.mark.parametrize(("method", "field"), [("truncation", "units"), ("full-cache", "columns")])
+def test_what_stays_beyond_a_target_is_reported(
+    checkpoint_path: Path, method: str, field: str
+) -> None:
+    model = UmimLM(checkpoint_path, method=method, raw_tail=6, target_tr=0.5, dtype="float32")
+    model.start_counting()
+    request = Instance("loglikelihood", {}, (PROMPT, " a"), 0)
+    model.loglikelihood([request])
+    tokens = len(model.backbone.encode(PROMPT))
+    stayed, budget = (6 if field == "units" else tokens), tokens - round(0.5 * tokens)
+    size = model.sizes_of(request)
+    assert size is not None and stayed > budget
+    assert (size.context_units if field == "units" else size.columns) == stayed
+    assert size.shortfall == stayed - budget
+    assert model.realised["shortfall"] == pytest.approx((stayed - budget) / tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"match": "umim", "target_tr": 0.1, "method": "truncation"}, "one budget"),
+        ({"match": "base", "method": "truncation"}, "match must be umim"),
+        ({"match": "umim"}, "budgets of a baseline"),
+        ({"target_tr": 0.1}, "budgets of a baseline"),
+        ({"target_tr": 1.5, "method": "truncation"}, "above 0 and below 1"),
+    ],
+)
+def test_budgets_that_do_not_go_together_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        UmimLM("no checkpoint", **options)
+
+
+def test_a_target_is_not_asked_of_the_spans_of_rules(checkpoint_path: Path) -> None:
+    with pytest.raises(ConfigError, match="that drops tokens or columns"):
+        UmimLM(checkpoint_path, method="mean-embedding", target_tr=0.1, dtype="float32")
 
 
 @pytest.mark.parametrize("merge", ["all", "none"])
@@ -164,8 +216,38 @@ def test_cached_answers_of_a_version_that_kept_no_columns_are_made_again(
     assert reductions == [reductions[0], (reductions[0][0], True), (None, False)]
 
 
-def test_a_method_that_deletes_tokens_does_not_generate(checkpoint_path: Path) -> None:
-    model = UmimLM(checkpoint_path, method="truncation", dtype="float32")
+@pytest.mark.parametrize("target", [None, 0.4])
+def test_behind_a_reduced_prompt_the_model_decodes_what_stays(
+    checkpoint_path: Path, target: float | None
+) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", target_tr=target, dtype="float32")
+    context = model.backbone.encode(PROMPT)
+    stay = len(model.compressed.segment(np.array(context))[0])
+    stay = stay if target is None else len(context) - round(target * len(context))
+    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    kept = torch.tensor([context[-stay:]])
+    out = model.backbone.model.generate(kept, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert text == model.backbone.decode(out[0, stay:].tolist())
+    assert isinstance(text, GeneratedText)
+    assert text.reductions["prompt_tr"] == pytest.approx(1 - stay / len(context)) != 0.0
+    assert model.context_token_reduction == pytest.approx(1 - stay / len(context))
+
+
+def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="span-eviction-0", dtype="float32")
+    context = np.array(model.backbone.encode(PROMPT))
+    [text] = model.generate_until([Instance("generate_until", {}, (PROMPT, GREEDY), 0)])
+    config = GenerationConfig(max_new_tokens=5, do_sample=False)  # type: ignore[no-untyped-call]
+    asked = EngineRequest(merge="none", span_eviction=0)
+    [row] = Engine(model.compressed).generate([context], config, asked).rows
+    assert text == model.backbone.decode(list(row.ids))
+    found = model.realised
+    assert found["cache_reduction"] == pytest.approx(1 - row.cache_lengths[0] / len(context))
+    assert found["cache_reduction"] != 0.0 == found["token_reduction"]
+
+
+def test_a_policy_that_is_asked_after_the_prefill_does_not_generate(checkpoint_path: Path) -> None:
+    model = UmimLM(checkpoint_path, method="full-cache", dtype="float32")
     with pytest.raises(EvaluationError, match="does not generate"):
         model.generate_until([], disable_tqdm=True)
 

@@ -81,6 +81,18 @@ def test_every_way_of_reading_has_answers_of_its_own(
     assert forwards > 0
 
 
+def test_a_baseline_has_other_answers_at_another_token_reduction(
+    checkpoint_path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    def forwards(target: float | None) -> int:
+        model = UmimLM(
+            str(checkpoint_path), backbone=backbone, method="truncation", target_tr=target
+        )
+        return answers(model, tmp_path / "cache.db")[1]
+
+    assert [forwards(target) > 0 for target in (None, 0.2, 0.4, 0.2)] == [True, True, True, False]
+
+
 def test_answers_of_lm_evals_own_model_are_not_taken_over(
     checkpoint_path: Path, backbone: Backbone, backbone_path: Path, tmp_path: Path
 ) -> None:

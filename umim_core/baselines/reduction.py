@@ -1,4 +1,4 @@
-"""Token reduction of one text: exact budgets, protected tokens, realised rate and cost.
+"""Token reduction of one text: exact budgets, target rates, protected tokens, realised rate, cost.
 
 With T = 5, a protected first token, scores that a method gives, and a budget of 3::
 
@@ -18,7 +18,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.baselines.methods import Ints, Text, TokenReducer
-from umim_core.errors import EvaluationError
+from umim_core.errors import ConfigError, EvaluationError
+
+
+@dataclass(frozen=True)
+class TargetReduction:
+    """A token reduction that is asked for: of T tokens round(target * T) go, at most all but one.
+
+    With a target of 0.14, 50 tokens lose 7, 10 lose 1 and 3 lose none. Halves are rounded to the
+    even number.
+
+    Attributes:
+        target: Share of the tokens that go, above 0 and below 1.
+
+    Raises:
+        ConfigError: If it is no such share.
+    """
+
+    target: float
+
+    def __post_init__(self) -> None:
+        share: object = self.target
+        if not isinstance(share, float) or not 0.0 < share < 1.0:
+            raise ConfigError(
+                "a target token reduction must lie above 0 and below 1",
+                share,
+                "Give a share of the tokens, such as 0.14.",
+            )
+
+    def stays(self, tokens: int) -> int:
+        """Return how many of so many tokens stay."""
+        return max(1, tokens - round(self.target * tokens))
+
+    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+        """Drop leading ids until what stays of the others fits; see ``Scorer.fit``.
+
+        Args:
+            ids: Raw ids [T], at least one.
+            room: Tokens that may stay.
+
+        Returns:
+            The ids left and how many of them stay.
+
+        Raises:
+            EvaluationError: If there is no room for a single token.
+        """
+        if room < 1:
+            raise EvaluationError(
+                "there must be room for a token of the context",
+                f"room for {room}",
+                "Shorten the continuation, or use a backbone with more positions.",
+            )
+        while (over := self.stays(len(ids)) - room) > 0:
+            ids = ids[over:]  # so many fewer tokens lower what stays by at most as much
+        return ids, self.stays(len(ids))
 
 
 @dataclass(frozen=True)

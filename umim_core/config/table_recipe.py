@@ -12,18 +12,21 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from umim_core.config.form import Merge
-from umim_core.config.model_base import Model
+from umim_core.config.model_base import LATER, Model, StableDump
 from umim_core.config.recipe import BackboneDtype, RunRecipe
 from umim_core.text.sources import DocumentSource
 
 
-class TableSetting(Model):
+class TableSetting(Model, StableDump):
     """A row of the table: what is merged, and by what."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     merge: Merge
     raw_tail: Annotated[int, Field(ge=0, description="Last tokens of contexts left raw.")] = 0
     method: str | None = Field(None, description="A baseline in the merge module's place.")
+    target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), LATER] = Field(
+        None, description="Share of a context's tokens that a baseline drops; null: as the rules."
+    )
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
@@ -31,6 +34,8 @@ class TableSetting(Model):
             raise ValueError("raw_tail is of contexts that are matched alone: set merge to prompt")
         if self.method is not None and self.merge != "prompt":
             raise ValueError("a baseline (method) merges prompts only: set merge to prompt")
+        if self.target_tr is not None and self.method is None:
+            raise ValueError("target_tr is the budget of a baseline: name one as method")
         return self
 
 

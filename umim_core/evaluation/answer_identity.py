@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umim_core.baselines.reduction import TargetReduction
 from umim_core.config.form import Merge
 from umim_core.merging.compressed import Compressed
 from umim_core.store.artifacts import sha256_bytes
@@ -9,13 +10,16 @@ from umim_core.store.artifacts import sha256_bytes
 Identity = dict[str, str | int | float | None]
 
 
-def answer_identity(compressed: Compressed, merge: Merge, method: str | None) -> Identity:
+def answer_identity(
+    compressed: Compressed, merge: Merge, method: str | None, target: TargetReduction | None
+) -> Identity:
     """Return what decides the answers of a model, for result files and as the key of a cache.
 
     Args:
         compressed: Backbone, module and rules.
         merge: What is merged; with ``none``, module and rules are None.
         method: The baseline in the merge module's place; None for the module.
+        target: The baseline's token reduction; None for that of the rules.
     """
     backbone = compressed.backbone
     rules = None if merge == "none" else compressed.require_matcher().rules
@@ -32,4 +36,5 @@ def answer_identity(compressed: Compressed, merge: Merge, method: str | None) ->
         "unit_positions": None if rules is None else compressed.unit_positions,
         "raw_tail": compressed.raw_tail,
         "method": method or "umim",
+        "target_tr": None if target is None else target.target,
     }

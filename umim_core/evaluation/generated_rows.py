@@ -1,16 +1,32 @@
-"""Texts generated after compressed prompts, cut to their limits, with their tokens and units."""
+"""Texts generated after shortened prompts, cut to their limits, with their tokens and units.
+
+UMIM and baselines that merge spans read prompts in units; a token reducer's prompts lose tokens
+before they are read; span eviction reads them raw, and columns leave the cache as they get old.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
+
+from umim_core.config.form import Merge
+from umim_core.errors import EvaluationError
 from umim_core.evaluation.gen_kwargs import Wanted
+from umim_core.evaluation.method_scoring import (
+    AnyScorer,
+    EvictedScorer,
+    ReducedScorer,
+    evicted_sizes,
+)
 from umim_core.evaluation.scored_requests import Ints, Sizes, count_sizes
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
+from umim_core.merging.span_eviction import EvictedStates
 
 
 @dataclass(frozen=True)
@@ -28,35 +44,94 @@ class GeneratedRow:
     sizes: Sizes
 
 
-def generate_rows(
-    engine: Engine,
-    scorer: Scorer,
-    prompts: Sequence[Ints],
-    wanted: Wanted,
-    request: Request,
-) -> list[GeneratedRow]:
-    """Generate a text after each prompt, in one batch.
+@dataclass(frozen=True)
+class RowWriter:
+    """Generates texts after prompts that a scorer shortens.
 
-    Args:
-        engine: Engine of the scorer's model.
-        scorer: Cuts prompts that leave no room, and counts.
-        prompts: Raw ids per prompt [T_b].
-        wanted: Settings of the texts.
-        request: The engine's own options.
-
-    Raises:
-        GenerationError: If a prompt or the settings leave no room for a text.
-        EvaluationError: If a single unit of a prompt has no room.
+    Attributes:
+        scorer: Shortens prompts, and counts.
+        merge: What the engine merges; nothing where a baseline deletes tokens or columns.
+        age: Age at which spans leave the cache; None where none leave.
     """
-    room = wanted.room(scorer.max_units)
-    rows = [scorer.fit(ids, room)[0] for ids in prompts]
-    limits = wanted.limits([len(ids) for ids in rows])
-    output = engine.generate(rows, wanted.settings(max(limits)), request)
-    found = []
-    for row, limit in zip(output.rows, limits, strict=True):
-        units, new = row.cache_lengths[0], len(row.ids)
-        saved = sum(length - 1 for _, length in row.generated_spans)
-        sizes = Sizes(row.prompt_length + new, units + new - saved, row.prompt_length, units)
-        count_sizes(sizes, scorer.inputs, scorer.contexts)
-        found.append(GeneratedRow(row, row.ids[:limit], sizes))
-    return found
+
+    scorer: AnyScorer
+    merge: Merge
+    age: int | None = None
+
+    @classmethod
+    def of(cls, scorer: AnyScorer, merge: Merge) -> RowWriter:
+        """Return the writer of a scorer.
+
+        Args:
+            scorer: Of a checkpoint or a baseline.
+            merge: What a checkpoint merges.
+
+        Raises:
+            EvaluationError: If columns leave the cache by a policy that scores only.
+        """
+        if isinstance(scorer, Scorer):
+            return cls(scorer, merge)
+        if isinstance(scorer, ReducedScorer):
+            return cls(scorer, "none")
+        if isinstance(scorer.states, EvictedStates):
+            return cls(scorer, "none", scorer.states.age)
+        raise EvaluationError(
+            "this baseline scores continuations and does not generate",
+            "a policy of the KV cache that is asked after a whole prompt",
+            "Use tasks of likelihoods, a baseline of the prompt, or span eviction.",
+        )
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine of the scorer's model."""
+        return Engine(self.scorer.compressed)
+
+    def write(
+        self, prompts: Sequence[Ints], wanted: Wanted, request: Request
+    ) -> list[GeneratedRow]:
+        """Generate a text after each prompt, in one batch.
+
+        Args:
+            prompts: Raw ids per prompt [T_b].
+            wanted: Settings of the texts.
+            request: The engine's own options; its ``merge`` is replaced.
+
+        Raises:
+            GenerationError: If a prompt or the settings leave no room for a text.
+            EvaluationError: If a single unit of a prompt has no room.
+        """
+        room = wanted.room(self.scorer.max_units)
+        read = [self._read(ids, room) for ids in prompts]
+        limits = wanted.limits([size.context_tokens for _, size in read])
+        tail = 0 if self.merge == "none" else self.scorer.compressed.raw_tail
+        asked = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
+        output = self.engine.generate([ids for ids, _ in read], wanted.settings(max(limits)), asked)
+        return [
+            GeneratedRow(row, row.ids[:limit], self._counted(row, size))
+            for row, limit, (_, size) in zip(output.rows, limits, read, strict=True)
+        ]
+
+    def _read(self, ids: Ints, room: int) -> tuple[Ints, Sizes]:
+        """Return what is read of a prompt, with the sizes that are known before it is."""
+        if isinstance(self.scorer, Scorer):
+            ids = self.scorer.fit(ids, room)[0]
+            return ids, Sizes(context_tokens=len(ids))
+        if isinstance(self.scorer, ReducedScorer):
+            kept = self.scorer.shorten(*self.scorer.fit(ids, room))
+            return kept.ids, kept.sizes(0)
+        ids = ids[-room:]
+        return ids, Sizes(context_tokens=len(ids))
+
+    def _counted(self, row: RowOutput, before: Sizes) -> Sizes:
+        """Return the sizes of a finished row, and count them."""
+        new, tokens = len(row.ids), before.context_tokens
+        if isinstance(self.scorer, EvictedScorer):
+            columns = row.cache_lengths[0]
+            over = max(0, columns - self.scorer.budget(np.array(row.prompt_ids)))
+            sizes = evicted_sizes(tokens, new, columns, over)
+            count_sizes(sizes, self.scorer.inputs, self.scorer.contexts, self.scorer.columns)
+            return sizes
+        units, saved = row.cache_lengths[0], sum(length - 1 for _, length in row.generated_spans)
+        sizes = Sizes(tokens + new, units + new - saved, tokens, units, shortfall=before.shortfall)
+        count_sizes(sizes, self.scorer.inputs, self.scorer.contexts)
+        return sizes

@@ -35,14 +35,14 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
-from umim_core.errors import BackboneError, EvaluationError
+from umim_core.errors import BackboneError
 from umim_core.evaluation.answer_identity import answer_identity
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
-from umim_core.evaluation.generated_rows import generate_rows
+from umim_core.evaluation.generated_rows import RowWriter
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.method_scoring import method_scorer
-from umim_core.evaluation.model_args import check_modes, open_model_args
+from umim_core.evaluation.model_args import check_modes, open_model_args, target_of
 from umim_core.evaluation.scored_requests import Likelihood
 from umim_core.evaluation.scoring import Scorer
 from umim_core.evaluation.tasks.batched_model import TokenRequest
@@ -51,7 +51,6 @@ from umim_core.evaluation.tasks.response_cache import use_own_table
 from umim_core.evaluation.tasks.rolling_texts import RollingTexts
 from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
-from umim_core.inference.engine import Engine
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 
@@ -77,8 +76,10 @@ class UmimLM(SizedModel):
             preserves their positions); the backbone's own limit by default.
         add_bos_token: As in ``hf``.
         prefix_token_id: As in ``hf``: stands in for an empty context.
-        method: A baseline that takes the merge module's place (``umim_core.baselines``), at the
-            token reduction of the checkpoint's rules (``full-cache`` keeps everything).
+        method: A baseline that takes the merge module's place (``umim_core.baselines``): a token
+            reducer, a span merger or a cache policy (``full-cache`` keeps everything).
+        match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
+        target_tr: Share of each context's tokens that a baseline drops instead.
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
             not with ``merge=none``, which takes any.
         raw_tail: Last tokens of contexts and generation prompts that stay raw.
@@ -87,7 +88,8 @@ class UmimLM(SizedModel):
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
-            than ``prompt``, or what needs merging (``raw_tail``, ``compare``) with ``none``.
+            than ``prompt``, what needs merging (``raw_tail``, ``compare``) with ``none``, a budget
+            without a method, or ``target_tr`` with ``match`` or with a span merger.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -108,6 +110,8 @@ class UmimLM(SizedModel):
         add_bos_token: bool | None = None,
         prefix_token_id: int | None = None,
         method: str | None = None,
+        match: Literal["umim"] | None = None,
+        target_tr: float | None = None,
         allow_backbone_mismatch: str | None = None,
         raw_tail: int = 0,
         compare: Literal["base"] | None = None,
@@ -115,6 +119,7 @@ class UmimLM(SizedModel):
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         self.merge = merge = cast(Merge, named.get(merge, merge))
         check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare)
+        self.target = target_of(method, match, target_tr)
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
@@ -137,7 +142,7 @@ class UmimLM(SizedModel):
         extend_evaluate()
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
-            self.scorer = method_scorer(made, compressed, self.max_length)
+            self.scorer = method_scorer(made, compressed, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)
         _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
@@ -147,7 +152,7 @@ class UmimLM(SizedModel):
         bounds = [*self._decode_bounds]  # several where the kwargs of tasks differ
         info: dict[str, Any] = super().get_model_info()
         info["umim"] = {
-            **answer_identity(self.compressed, self.merge, self.method),
+            **answer_identity(self.compressed, self.merge, self.method, self.target),
             "decode_max_damage": bounds if len(bounds) > 1 else next(iter(bounds), None),
             **self.realised,
         }
@@ -155,7 +160,7 @@ class UmimLM(SizedModel):
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Let lm-eval's cache of responses know the answers of this very model only."""
-        identity = answer_identity(self.compressed, self.merge, self.method)
+        identity = answer_identity(self.compressed, self.merge, self.method, self.target)
         reading = {
             "decode_max_damage": self.compressed.decode_max_damage,
             "max_length": self.max_length,
@@ -240,13 +245,7 @@ class UmimLM(SizedModel):
         disable_tqdm = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
-        if not isinstance(self.scorer, Scorer):
-            raise EvaluationError(
-                "this baseline scores continuations and does not generate",
-                self.method,
-                "Use tasks of likelihoods, or a baseline that merges spans.",
-            )
-        engine = Engine(self.scorer.compressed)
+        writer = RowWriter.of(self.scorer, self.merge)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
             [(*request.args, number) for number, request in enumerate(requests)],
@@ -261,17 +260,14 @@ class UmimLM(SizedModel):
                 prompts, (options, *_), numbers = zip(*chunk, strict=True)
                 wanted = self._wanted(options)
                 seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
-                tail = self.compressed.raw_tail
-                request = replace(
-                    wanted.request, merge=self.merge, raw_tail=tail, seed=seed, streams=numbers
-                )
+                request = replace(wanted.request, merge=self.merge, seed=seed, streams=numbers)
                 self._note_bound(request)
-                rows = [self._prompt(text) for text in prompts]
-                made = generate_rows(engine, self.scorer, rows, wanted, request)
+                made = writer.write([self._prompt(text) for text in prompts], wanted, request)
                 for prompt, number, row in zip(prompts, numbers, made, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
-                    texts.append(GeneratedText.of_row(text, row.output))
+                    tokens = row.sizes.context_tokens
+                    texts.append(GeneratedText.of_row(text, row.output, tokens))
                     asked = prompt, options
                     self.keep_answer("generate_until", asked, texts[-1], row.sizes)
                     self.count_requests([requests[number]], [row.sizes])

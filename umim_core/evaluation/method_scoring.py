@@ -1,11 +1,13 @@
 """Log-likelihoods of (context, continuation) requests under a baseline, as UMIM's are measured.
 
-The budget of a text is UMIM's own: as many tokens, or columns of the KV cache, stay of a context as
-the rules leave units of it. Every method is so measured at the same token reduction, text by text;
-continuations stay raw::
+By default the budget of a text is UMIM's own: as many tokens, or columns of the KV cache, stay of a
+context as the rules leave units of it. Every method is so measured at the same token reduction,
+text by text. With a target round(target * T) of the T tokens of a context go. Continuations stay
+raw::
 
     context     the cat sat on the mat      rules leave  [the cat] [sat] [on the] [mat]
     truncation              on the mat      and the token before: 4 of 6
+    target 0.5              on the mat      3 of 6
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from umim_core.baselines.methods import (
     Text,
     TokenReducer,
 )
-from umim_core.baselines.reduction import reduce_tokens
-from umim_core.errors import EvaluationError
+from umim_core.baselines.reduction import TargetReduction, reduce_tokens
+from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.scored_requests import (
     Finished,
     Likelihood,
@@ -41,8 +43,29 @@ from umim_core.evaluation.scored_requests import (
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
+from umim_core.merging.states import ReadingStates
 
 _UNASKED: Final = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """A context whose tokens were reduced.
+
+    Attributes:
+        ids: Those that stay.
+        tokens: Tokens of the whole.
+        shortfall: Tokens that stay beyond the budget.
+    """
+
+    ids: Ints
+    tokens: int
+    shortfall: int
+
+    def sizes(self, new: int) -> Sizes:
+        """Return the sizes of the context with so many raw tokens behind it."""
+        kept = len(self.ids)
+        return Sizes(self.tokens + new, kept + new, self.tokens, kept, shortfall=self.shortfall)
 
 
 @dataclass
@@ -50,18 +73,34 @@ class ReducedScorer:
     """Score requests whose contexts a token reducer has cut down.
 
     Args:
-        umim: Gives the budget, and the backbone.
-        reducer: Chooses the tokens that stay; a BOS in front is protected.
+        umim: Gives the backbone, and the budget where no target does.
+        reducer: Chooses the tokens that stay; a BOS in front and the raw tail are protected.
+        target: Token reduction of each context; None for that of the rules.
 
     Attributes:
         contexts: Tokens of the contexts, and those that stayed.
         inputs: The same of contexts and continuations together.
+        seconds: Wall-clock time that choosing tokens took.
+        flops: Estimated floating-point operations of it.
     """
 
     umim: Scorer
     reducer: TokenReducer
+    target: TargetReduction | None = None
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
+    seconds: float = 0.0
+    flops: int = 0
+
+    @property
+    def compressed(self) -> Compressed:
+        """The checkpoint that gives the backbone."""
+        return self.umim.compressed
+
+    @property
+    def max_units(self) -> int:
+        """Longest sequence that the model takes."""
+        return self.umim.max_units
 
     def score(
         self,
@@ -71,19 +110,18 @@ class ReducedScorer:
     ) -> list[Likelihood]:
         """Score requests; see ``Scorer.score``."""
         check_requests(requests, batch_size)
-        kept: dict[bytes, Ints] = {}
+        kept: dict[bytes, Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
-            context, units = self.umim.fit(request.context, self.umim.max_units - new + 1)
+            context, budget = self.fit(request.context, self.max_units - new + 1)
             key = context.tobytes()
             if key not in kept:  # the answers of a question share their context
-                kept[key] = self._reduce(context, units)
-            stayed = len(kept[key])
-            sizes.append(Sizes(len(context) + new, stayed + new, len(context), stayed))
+                kept[key] = self.shorten(context, budget)
+            sizes.append(kept[key].sizes(new))
             count_sizes(sizes[-1], self.inputs, self.contexts)
-            reduced.append(Request(kept[key], request.continuation))
-        base = Scorer(self.umim.compressed.base(), "prompt", self.umim.max_units)
+            reduced.append(Request(kept[key].ids, request.continuation))
+        base = Scorer(self.compressed.base(), "prompt", self.max_units)
         results: dict[int, Likelihood] = {}
 
         def keep(done: Mapping[int, Likelihood]) -> None:
@@ -94,10 +132,29 @@ class ReducedScorer:
         base.score(reduced, batch_size, keep)
         return [results[number] for number in range(len(requests))]
 
-    def _reduce(self, ids: Ints, budget: int) -> Ints:
-        protected = np.zeros(len(ids), dtype=bool)
-        protected[0] = int(ids[0]) in self.umim.compressed.backbone.special_ids
-        return ids[reduce_tokens(self.reducer, Text(ids, protected, _UNASKED), budget).kept]
+    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+        """Drop leading ids beyond the room of what stays; return the others and their budget.
+
+        Raises:
+            EvaluationError: If there is no room for a single token.
+        """
+        return (self.target or self.umim).fit(ids, room)
+
+    def shorten(self, ids: Ints, budget: int) -> Shortened:
+        """Reduce the tokens of a context to a budget, and count what that costs.
+
+        Nobody says what will be asked: a reducer that is conditioned on a question takes the end
+        of the context for one, which is where the prompts of tasks have it.
+
+        Raises:
+            EvaluationError: If the reducer breaks its protocol.
+        """
+        protected = np.arange(len(ids)) >= len(ids) - self.compressed.raw_tail
+        protected[0] |= int(ids[0]) in self.compressed.backbone.special_ids
+        found = reduce_tokens(self.reducer, Text(ids, protected, _UNASKED), budget)
+        self.seconds += found.seconds
+        self.flops += found.flops
+        return Shortened(ids[found.kept], len(ids), found.shortfall)
 
 
 @dataclass
@@ -105,8 +162,10 @@ class EvictedScorer:
     """Score requests on a KV cache whose columns a policy chooses after the context.
 
     Args:
-        umim: Gives the budget, and the backbone.
+        umim: Gives the backbone, and the budget where no target does.
         new_policy: Makes the policy of a context, given its raw ids.
+        target: Share of each context's columns that go; None for the token reduction of the rules.
+        states: States of a text whose columns go while it is read, where that is defined.
 
     Attributes:
         contexts: Tokens of the contexts; all of them are read.
@@ -116,9 +175,27 @@ class EvictedScorer:
 
     umim: Scorer
     new_policy: Callable[[Ints], CachePolicy]
+    target: TargetReduction | None = None
+    states: ReadingStates | None = None
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
     columns: Tally = field(default_factory=Tally)
+
+    @property
+    def compressed(self) -> Compressed:
+        """The checkpoint that gives the backbone."""
+        return self.umim.compressed
+
+    @property
+    def max_units(self) -> int:
+        """Longest sequence that the model takes."""
+        return self.umim.max_units
+
+    def budget(self, context: Ints) -> int:
+        """Return how many columns of a context may stay."""
+        if self.target is not None:
+            return self.target.stays(len(context))
+        return len(self.compressed.segment_prompt(context)[0])
 
     def score(
         self,
@@ -128,13 +205,12 @@ class EvictedScorer:
     ) -> list[Likelihood]:
         """Score requests, one context after the other; see ``Scorer.score``."""
         check_requests(requests, batch_size)
-        compressed = self.umim.compressed
         groups: dict[bytes, list[int]] = {}
         for index, request in enumerate(requests):
-            room = self.umim.max_units - len(request.continuation) + 1
+            room = self.max_units - len(request.continuation) + 1
             if room < 1:
                 raise EvaluationError(
-                    f"context and continuation must fit {self.umim.max_units} tokens",
+                    f"context and continuation must fit {self.max_units} tokens",
                     f"{len(request.continuation)} tokens of a continuation",
                     "Shorten it, or use a backbone with more positions.",
                 )
@@ -143,14 +219,14 @@ class EvictedScorer:
         for key, members in groups.items():
             context = np.frombuffer(key, dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
-            budget = len(compressed.segment_prompt(context)[0])
+            budget = self.budget(context)
             scores, columns = score_evicted(
-                context, endings, compressed.backbone, self.new_policy, budget
+                context, endings, self.compressed.backbone, self.new_policy, budget
             )
             done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
-                whole = len(context) + len(requests[index].continuation)
-                size = Sizes(whole, whole, len(context), len(context), columns)
+                new, over = len(requests[index].continuation), max(0, columns - budget)
+                size = evicted_sizes(len(context), new, columns, over)
                 count_sizes(size, self.inputs, self.contexts, self.columns)
                 greedy = bool(score.greedy.all())
                 done[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
@@ -159,23 +235,47 @@ class EvictedScorer:
         return [results[index] for index in range(len(requests))]
 
 
+def evicted_sizes(tokens: int, new: int, columns: int, over: int) -> Sizes:
+    """Return the sizes of a context that was read whole.
+
+    Args:
+        tokens: Tokens of the context.
+        new: Raw tokens behind it.
+        columns: Columns that stayed of it.
+        over: How many of them are beyond the budget.
+    """
+    return Sizes(tokens + new, tokens + new, tokens, tokens, columns, over)
+
+
 AnyScorer = Scorer | ReducedScorer | EvictedScorer
 
 
-def method_scorer(method: Method, compressed: Compressed, max_units: int) -> AnyScorer:
+def method_scorer(
+    method: Method, compressed: Compressed, max_units: int, target: TargetReduction | None = None
+) -> AnyScorer:
     """Return what scores requests under a baseline.
 
     Args:
         method: The baseline.
         compressed: The checkpoint in whose place it stands; its rules give the budgets.
         max_units: Longest sequence that the model takes; see ``Scorer``.
+        target: Token reduction of each context; None for that of the rules.
+
+    Raises:
+        ConfigError: If a target is asked of a method that merges spans.
     """
     if isinstance(method, MergedSpans):
+        if target is not None:
+            raise ConfigError(
+                "target_tr needs a method that drops tokens or columns",
+                f"{target.target} of one that merges the spans of the rules",
+                "Leave it out, or cut the rules: umim prune --target-tr.",
+            )
         return Scorer(merged_by(method, compressed), "prompt", max_units)
     umim = Scorer(compressed, "prompt", max_units)
     if isinstance(method, ReducedTokens):
-        return ReducedScorer(umim, method.reducer)
-    return EvictedScorer(umim, method.new_policy)
+        return ReducedScorer(umim, method.reducer, target)
+    return EvictedScorer(umim, method.new_policy, target, method.states)
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:

@@ -10,6 +10,7 @@ from typing import Final
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.backbone.tokenizer_files import quantisation_note
+from umim_core.baselines.reduction import TargetReduction
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
@@ -61,6 +62,36 @@ def check_modes(
             allow_backbone_mismatch,
             "Leave it out.",
         )
+
+
+def target_of(
+    method: str | None, match: str | None, target_tr: float | None
+) -> TargetReduction | None:
+    """Return the token reduction that a baseline is asked for; None for that of the rules.
+
+    Raises:
+        ConfigError: If ``match`` is another word than ``umim``, both are given, one comes without a
+            baseline, or the reduction is none.
+    """
+    if match not in (None, "umim"):
+        raise ConfigError(
+            "match must be umim, the token reduction of the rules",
+            match,
+            "Leave it out, or name a reduction: target_tr=0.14.",
+        )
+    if match is not None and target_tr is not None:
+        raise ConfigError(
+            "a baseline has one budget: match=umim or target_tr",
+            f"match={match}, target_tr={target_tr}",
+            "Leave one of them out.",
+        )
+    if method is None and (match is not None or target_tr is not None):
+        raise ConfigError(
+            "match and target_tr are budgets of a baseline",
+            f"match={match}, target_tr={target_tr} without method",
+            "Name one, as method=truncation; `umim baselines` lists all.",
+        )
+    return None if target_tr is None else TargetReduction(target_tr)
 
 
 def open_model_args(

@@ -32,6 +32,8 @@ class Sizes:
         context_units: What the model reads in their place.
         columns: Columns of a layer's KV cache that stayed of the context; None where none is
             dropped.
+        shortfall: Tokens or columns that stayed of the context beyond a baseline's budget, because
+            they are protected or the method drops no more.
     """
 
     tokens: int = 0
@@ -39,6 +41,7 @@ class Sizes:
     context_tokens: int = 0
     context_units: int = 0
     columns: int | None = None
+    shortfall: int = 0
 
     def __add__(self, other: Sizes) -> Sizes:
         """Return the size of two inputs together."""
@@ -49,6 +52,7 @@ class Sizes:
             self.context_tokens + other.context_tokens,
             self.context_units + other.context_units,
             sum(columns) if columns else None,
+            self.shortfall + other.shortfall,
         )
 
     @property
@@ -83,26 +87,33 @@ def ignore_finished(_: Mapping[int, Likelihood]) -> None:
 
 @dataclass
 class Tally:
-    """Raw tokens that went in and units that the model saw."""
+    """Raw tokens that went in, units that the model saw, and those of them beyond a budget."""
 
     raw: int = 0
     units: int = 0
+    over: int = 0
 
-    def add(self, raw: int, units: int) -> None:
+    def add(self, raw: int, units: int, over: int = 0) -> None:
         """Count one more input."""
         self.raw += raw
         self.units += units
+        self.over += over
 
     @property
     def token_reduction(self) -> float:
         """(raw tokens - units) / raw tokens; 0 before anything was counted."""
         return (self.raw - self.units) / self.raw if self.raw else 0.0
 
+    @property
+    def shortfall(self) -> float:
+        """Token reduction that is missing to what was asked for: units over the budget / tokens."""
+        return self.over / self.raw if self.raw else 0.0
+
 
 def count_sizes(sizes: Sizes, inputs: Tally, contexts: Tally, columns: Tally | None = None) -> None:
     """Add an input to the tallies of inputs, of contexts and of cache columns, where they count."""
     inputs.add(sizes.tokens, sizes.units)
-    contexts.add(sizes.context_tokens, sizes.context_units)
+    contexts.add(sizes.context_tokens, sizes.context_units, sizes.shortfall)
     if columns is not None and sizes.columns is not None:
         columns.add(sizes.context_tokens, sizes.columns)
 

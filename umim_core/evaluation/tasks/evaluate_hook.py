@@ -137,6 +137,10 @@ def _add_sizes(
     row["token_reduction,none"] = 1 - total.units / total.tokens
     if total.context_token_reduction is not None:
         row["context_token_reduction,none"] = total.context_token_reduction
+    if total.columns is not None:
+        row["cache_reduction,none"] = 1 - total.columns / total.context_tokens
+    if total.shortfall:
+        row["shortfall,none"] = total.shortfall / total.context_tokens
     for sample in found["samples"][name]:
         sample["umim"] = [size and _described(size) for _, size in asked[sample["doc_id"]]]
 

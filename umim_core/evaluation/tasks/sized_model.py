@@ -55,6 +55,8 @@ class SizedModel(BatchedModel):
             "token_reduction": self.token_reduction if counted else None,
             "context_token_reduction": self.context_token_reduction,
         }
+        if self.scorer is not None and self.scorer.contexts.shortfall:
+            found["shortfall"] = self.scorer.contexts.shortfall
         if self._columns is not None:
             kept = self._columns
             found["cache_reduction"] = kept.token_reduction if kept.raw else None
