@@ -1,12 +1,15 @@
 """Our figures for a table of the paper: the result file they lie in, its rows and its columns.
 
 Rows are a path into the results and columns are texts with fields, both as
-``tasks/report/page_template.py`` reads them, so a new result is an entry of data and no code.
+``tasks/report/page_template.py`` reads them, so a new result is an entry of data and no code. A row
+of a table recipe's ``table.json`` is a task under a setting; its limits are stated once.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +32,8 @@ class Measured(Model):
         where: Field of a row -> values that are shown; a dot leads into a mapping, and a field
             that a row lacks counts as null.
         without: Field of a row -> values that are left out.
-        words: Field of a row -> words for its values, in the field's name followed by ``_word``.
+        words: Field of a row -> words for its values, in the field's name followed by ``_word``;
+            those of ``task`` stand for the tasks in the limits, too.
         columns: A line per column: heading and text of a cell.
         recipe: Table recipe whose ``table.json`` the file is a copy of. Until it is there, the page
             names the command that measures it.
@@ -57,8 +61,13 @@ class Measured(Model):
         """Return whether the figures can be measured and no committed result has them yet."""
         return self.measured_by is not None and not (folder / self.file).is_file()
 
+    @property
+    def backbones(self) -> str:
+        """The model in short, as a list of all tables names it."""
+        return re.sub(r" \([^)]*\)", "", self.model).removeprefix("the embedded ")
+
     def table(self, folder: Path) -> Table:
-        """Return the figures as a table.
+        """Return the figures as a table; a task that was not run has no row next to others.
 
         Args:
             folder: That of the result files.
@@ -67,17 +76,54 @@ class Measured(Model):
             ConfigError: If the file is missing, or no row is left.
             KeyError: If it lacks a field that a column shows.
         """
+        _, rows = self._read(folder)
+        run = [row for row in rows if "not_run" not in row]
+        return filled_table(self.columns.splitlines(), run or rows)
+
+    def limits(self, folder: Path) -> list[str]:
+        """Return paragraphs on what a table recipe's figures are of, and on tasks not run.
+
+        Args:
+            folder: That of the result files.
+
+        Raises:
+            ConfigError: As :meth:`table`.
+        """
+        results, rows = self._read(folder)
+        if results.get("kind") != "paper_table":
+            return []
+        amounts: dict[str, list[str]] = {}
+        unrun: dict[str, list[str]] = {}
+        for task, row in {str(row.get("task_word", row.get("task"))): row for row in rows}.items():
+            if "not_run" in row:
+                unrun.setdefault(row["not_run"], []).append(task)
+            elif "questions" in row:
+                amounts.setdefault(_amount(row), []).append(task)
+        parts = [f"{', '.join(tasks)}: {amount}" for amount, tasks in amounts.items()]
+        parts.append(f"backbone in {results['dtype']}")
+        return [
+            f"Limits: {'; '.join(parts)}.",
+            *(f"`{reason}`: {', '.join(tasks)}." for reason, tasks in unrun.items()),
+        ]
+
+    def _read(self, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the results, and the rows that are shown of them."""
         path = folder / self.file
         if not path.is_file():
             known = ", ".join(sorted(found.name for found in folder.glob("*.json")))
             raise ConfigError("a result file must exist", str(path), f"There are {known}.")
-        results = json.loads(path.read_text(encoding="utf-8"))
-        rows = [self._worded(row) for row in walk(results, self.rows) if self._shown(row)]
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        first = next(iter(results.get("settings") or ()), None)
+        rows = [
+            self._worded(_undiffering(row) if row.get("setting") == first else row)
+            for row in walk(results, self.rows)
+            if self._shown(row)
+        ]
         if not rows:
             raise ConfigError(
                 f"{self.file} must have rows of {self.rows}", self.where, "Correct the entry."
             )
-        return filled_table(self.columns.splitlines(), rows)
+        return results, rows
 
     def _shown(self, row: dict[str, Any]) -> bool:
         return all(
@@ -90,6 +136,20 @@ class Measured(Model):
             for name, words in self.words.items()
         }
         return row | worded
+
+
+def _amount(row: Mapping[str, Any]) -> str:
+    """Return how many questions a task has, and how many answers of what length."""
+    found = f"{row['questions']:,} questions"
+    if "new_tokens" not in row:
+        return found
+    answers = "one answer" if row["answers"] == 1 else f"{row['answers']} answers each"
+    return f"{found}, {answers} of at most {row['new_tokens']:,} tokens"
+
+
+def _undiffering(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the first setting without its differences to itself."""
+    return {name: value for name, value in row.items() if not name.endswith("_difference")}
 
 
 def _field(row: dict[str, Any], name: str) -> Any:

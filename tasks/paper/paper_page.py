@@ -5,8 +5,9 @@ Ours stand in tables of their own under the paper's: they are of other models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -29,7 +30,8 @@ _LEAD: Final = (
     "are copied from its tables and are of its own backbones. Ours are read from the result files "
     "that each table names; they are of other, smaller models and other texts, so the two can be "
     "compared in direction, not in size. A figure marked † does not hold, for the reason below "
-    "its table, and is nothing to compare with.",
+    "its table, and is nothing to compare with. The last column of the list leads to the section "
+    "of a table, where what was not run stands with the reason.",
     "`python -m flows report --tables` makes this page anew from `infra/paper_tables` and "
     "`docs/results`.",
 )
@@ -57,13 +59,14 @@ def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
     """
     tables = paper_tables() if folder is None else paper_tables(folder)
     overview = _overview(tables, results)
-    texts = [f"# {TITLE}", *_LEAD, table_markdown(overview)]
+    linked = _linked(overview, tables)
+    texts = [f"# {TITLE}", *_LEAD, table_markdown(linked)]
     html = [f"<header><h1>{escape(TITLE)}</h1>", *(f"<p>{inline_html(text)}</p>" for text in _LEAD)]
-    html += ["</header>", table_html(overview)]
+    html += ["</header>", table_html(linked, inline_html)]
     for table in tables:
-        heading = f"{table.label}: {table.title}"
+        heading = _heading(table)
         texts.append(f"## {heading}")
-        html.append(f"<section><h2>{escape(heading)}</h2>")
+        html.append(f'<section id="{_anchor(heading)}"><h2>{escape(heading)}</h2>')
         for block in _blocks(table, results):
             if isinstance(block, Table):
                 texts.append(table_markdown(block))
@@ -81,9 +84,35 @@ def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
         Column("table", lambda table: table.title, left=True),
         Column("in the paper", _in_the_paper, left=True),
         Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
-        Column("not run", lambda table: _listed(_not_run(table, results)), left=True),
+        Column("measured", lambda table: _measured(table, results), left=True),
     ]
     return make_table("", columns, tables)
+
+
+def _linked(overview: Table, tables: Sequence[PaperTable]) -> Table:
+    """Return the list with a link to its section in each row, where the reasons stand."""
+    rows = tuple(
+        (*row[:-1], f"[{row[-1]}](#{_anchor(_heading(table))})")
+        for row, table in zip(overview.rows, tables, strict=True)
+    )
+    return replace(overview, rows=rows)
+
+
+def _heading(table: PaperTable) -> str:
+    return f"{table.label}: {table.title}"
+
+
+def _anchor(heading: str) -> str:
+    """Return the name that GitHub gives to a heading, for links."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _measured(table: PaperTable, results: Path) -> str:
+    """Return whether a table is measured here, in part, or not."""
+    there = any(not ours.awaited(results) for ours in table.ours)
+    if not there:
+        return "not run"
+    return "in part" if _not_run(table, results) else "measured"
 
 
 def _in_the_paper(table: PaperTable) -> str:
@@ -100,7 +129,7 @@ def _in_the_paper(table: PaperTable) -> str:
 
 
 def _models(table: PaperTable, results: Path) -> str:
-    there = [ours.model for ours in table.ours if not ours.awaited(results)]
+    there = [ours.backbones for ours in table.ours if not ours.awaited(results)]
     return "; ".join(dict.fromkeys(there))
 
 
@@ -117,10 +146,6 @@ def _not_run(table: PaperTable, results: Path) -> list[NotRun]:
     return [*awaited, *table.not_run]
 
 
-def _listed(parts: Sequence[NotRun]) -> str:
-    return "; ".join(f"{part.what}: {part.why}" for part in parts)
-
-
 def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
     """Yield the paragraphs and tables of one table's section."""
     kind = "" if table.kind == "figures" else f" ({KINDS[table.kind]})"
@@ -134,6 +159,7 @@ def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
             continue
         yield f"**Ours on {ours.model}**, `docs/results/{ours.file}`: {ours.differs}"
         yield ours.table(results)
+        yield from ours.limits(results)
     for part in _not_run(table, results):
         yield f"`not run: {part.what}`: {part.why}."
 

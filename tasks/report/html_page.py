@@ -90,6 +90,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def inline_html(text: str) -> str:
-    """Return a line of markdown as HTML: code between backticks and bold text are marked up."""
+    """Return a line of markdown as HTML: code, bold text and links to places of the page."""
     marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    marked = re.sub(r"\[([^\]]+)\]\((#[\w-]+)\)", r'<a href="\2">\1</a>', marked)
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", marked)

@@ -123,13 +123,13 @@ def table_markdown(table: Table) -> str:
     return "\n".join([*(f"| {' | '.join(line)} |" for line in (head, rule, *body)), *note])
 
 
-def table_html(table: Table) -> str:
-    """Return a table and its note as HTML."""
+def table_html(table: Table, cell: Callable[[str], str] = escape) -> str:
+    """Return a table and its note as HTML; ``cell`` makes a cell's text into HTML."""
 
     def line(tag: str, cells: Sequence[str]) -> str:
         sides = [' class="l"' if index in table.left else "" for index in range(len(cells))]
         pairs = zip(sides, cells, strict=True)
-        return "".join(f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in pairs)
+        return "".join(f"<{tag}{side}>{cell(text)}</{tag}>" for side, text in pairs)
 
     body = "".join(f"<tr>{line('td', cells)}</tr>" for cells in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""

@@ -76,12 +76,30 @@ def test_ours_stand_in_a_table_of_their_own_with_model_and_differences(
     assert "50.0 ± 1.0" not in head and "Llama |" not in ours
 
 
-def test_what_was_not_run_stands_with_its_reason_in_the_list_and_below(
+def test_what_was_not_run_stands_with_its_reason_in_the_section_that_the_list_leads_to(
     folders: tuple[Path, Path],
 ) -> None:
     page = paper_page(*folders)
-    assert page.overview.rows[0][4] == "Llama: its weights are on a hub"
+    assert page.overview.rows[0][3:] == ("a small model", "in part")
+    assert "| [in part](#tabx-of-x) |" in page.markdown
     assert "`not run: Llama`: its weights are on a hub." in page.markdown
+    assert '<a href="#tabx-of-x">in part</a>' in page.html
+    assert '<section id="tabx-of-x"><h2>tab:x: Of x</h2>' in page.html
+
+
+def test_a_table_without_gaps_is_called_measured_and_one_without_a_result_not_run(
+    folders: tuple[Path, Path],
+) -> None:
+    whole, _, gaps = TABLE.partition("not_run:")
+    (folders[1] / "x.yaml").write_text(whole, "utf-8")
+    assert paper_page(*folders).overview.rows[0][-1] == "measured"
+    (folders[1] / "x.yaml").write_text(f"{whole.partition('ours:')[0]}not_run:{gaps}", "utf-8")
+    assert paper_page(*folders).overview.rows[0][-1] == "not run"
+
+
+def test_the_list_of_tables_can_be_taken_in() -> None:
+    overview = paper_page(RESULTS).overview
+    assert max(len(cell) for row in overview.rows for cell in row) <= 100
 
 
 def test_the_html_page_has_what_the_markdown_has(folders: tuple[Path, Path]) -> None:
@@ -98,11 +116,16 @@ def test_a_result_file_that_is_missing_is_named_with_those_there(tmp_path: Path)
         ours.table(tmp_path)
 
 
-AWAITED = [(table, ours) for table in paper_tables() for ours in table.ours if ours.recipe]
+AWAITED = [
+    (table, ours)
+    for table in paper_tables()
+    for ours in table.ours
+    if ours.recipe and ours.rows.startswith("scores.")
+]
 
 
 def table_of(entry: Measured) -> dict[str, object]:
-    """The content of a ``table.json`` of a recipe: two settings a task, one task not run."""
+    """The content of a ``table.json`` of a recipe: a setting a task, one task not run."""
     first, *rest = (str(task) for task in entry.where["task"])
     figure, names = {"mean": 0.5, "std": 0.1}, list(REDUCTIONS)
     for task in (first, *rest):
@@ -116,7 +139,8 @@ def table_of(entry: Measured) -> dict[str, object]:
     figures |= {key: figure for name in names for key in (name, f"{name}_difference")}
     rows = [{**limits, **figures, "task": task, "setting": "own"} for task in rest or [first]]
     unrun = {**limits, "task": first, "setting": "own", "not_run": "not run: context"}
-    return {"kind": "paper_table", "scores": [*rows, *([unrun] if rest else [])]}
+    scores = [*rows, *([unrun] if rest else [])]
+    return {"kind": "paper_table", "dtype": "bfloat16", "settings": ["base"], "scores": scores}
 
 
 @pytest.mark.parametrize("entry", [ours for _, ours in AWAITED], ids=lambda entry: entry.recipe)
@@ -128,9 +152,22 @@ def test_the_table_of_a_recipe_is_shown_once_its_file_is_there(
     shown = entry.table(tmp_path)
     assert not entry.awaited(tmp_path)
     differing = next(n for n, head in enumerate(shown.headings) if "difference" in head)
-    assert shown.rows[0][differing] == "50.0 ± 10.0 %" and "25.0%" in shown.rows[0]
-    if len(entry.where["task"]) > 1 and "not run" in shown.headings:
-        assert shown.rows[-1][-1] == "not run: context"
+    assert shown.rows[0][differing] == "+50.0 ± 10.0" and "25.0%" in shown.rows[0]
+    first, *rest = (entry.words["task"][str(task)] for task in entry.where["task"])
+    assert [row[:2] for row in shown.rows] == [(task, "own") for task in rest or [first]]
+    amount = "8 questions, one answer of at most 64 tokens"
+    assert entry.limits(tmp_path) == [
+        f"Limits: {', '.join(rest or [first])}: {amount}; backbone in bfloat16.",
+        *([f"`not run: context`: {first}."] if rest else []),
+    ]
+
+
+def test_differences_of_the_first_setting_to_itself_are_not_shown(tmp_path: Path) -> None:
+    entry = ours("tab:humaneval", "table-humaneval-smollm2.json")
+    results = table_of(entry) | {"settings": ["own"]}
+    (tmp_path / entry.file).write_text(json.dumps(results), "utf-8")
+    shown = entry.table(tmp_path)
+    assert shown.rows[0][shown.headings.index("difference")] == "–"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +189,7 @@ def test_figures_without_a_result_are_named_with_the_command_that_measures_them(
     wanted = f"`{command}` measures it here"
     assert f"`not run: {what}`: no committed result; {wanted}." in page.markdown
     assert "ours, on" not in page.overview.headings  # no table has any
-    assert wanted in page.overview.rows[0][-1]
+    assert page.overview.rows[0][-1] == "not run"
 
 
 def test_rows_that_all_are_left_out_are_an_error(folders: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Scores of a table in a terminal: a line per metric, with its limits; what was not run."""
+"""Scores of a table in a terminal: a line per task and setting; what was not run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,33 @@ ROW = {
 }
 
 
-def test_a_metric_stands_with_its_limits_its_error_and_its_difference() -> None:
-    _, recall, reduction = score_lines({"scores": [ROW], "texts": []})
-    cells = ["umim_ruler_1k", "own", "recall", "1,200", "1 x 64", "25.0%", "0.500 ± 0.125"]
-    assert [cell.strip() for cell in recall.split("  ") if cell] == [*cells, "-0.250"]
-    assert reduction.split()[-4:] == ["0.300", "±", "0.010", "–"]
+def test_a_task_under_a_setting_is_one_line_with_its_limits_errors_and_differences() -> None:
+    head, line, *rest = score_lines({"scores": [ROW], "texts": []})
+    cells = ["umim_ruler_1k", "own", "1,200", "1 x 64", "0.500 ± 0.125", "-0.250", "25.0%", "30.0%"]
+    assert [cell.strip() for cell in line.split("  ") if cell] == cells
+    assert head.split()[-2:] == ["TR", "prompt_tr"] and rest == []
 
 
-def test_a_task_that_is_not_run_is_a_line() -> None:
-    unrun = {"task": "umim_ruler_16k", "setting": "own", "not_run": "not run: context"}
-    lines = score_lines({"scores": [ROW, unrun], "texts": []})
-    assert "umim_ruler_16k  own      not run: context" in lines[-1]
+def test_the_first_setting_has_no_difference_to_itself() -> None:
+    base = {"setting": "base", "recall_difference": {"mean": 0.0, "std": 0.0}}
+    table = {"settings": ["base", "own"], "scores": [ROW | base, ROW], "texts": []}
+    _, first, other = score_lines(table)
+    assert "0.000" not in first and "-0.250" in other
+
+
+def test_tasks_of_other_metrics_stand_in_a_table_of_their_own() -> None:
+    other = {name: ROW[name] for name in ("setting", "questions")} | {"task": "umim_piqa"}
+    table = {"scores": [ROW, other | {"acc": ROW["recall"]}], "texts": []}
+    heads = [line.split() for line in score_lines(table) if line.startswith("task")]
+    assert ["recall" in head for head in heads] == [True, False]
+    assert ["acc" in head for head in heads] == [False, True]
+
+
+def test_a_task_that_is_not_run_is_a_line_for_all_settings() -> None:
+    unrun = {"task": "umim_ruler_16k", "not_run": "not run: context"}
+    scores = [ROW, *({**unrun, "setting": setting} for setting in ("base", "own"))]
+    lines = score_lines({"scores": scores, "texts": []})
+    assert [line for line in lines if "16k" in line] == ["umim_ruler_16k: not run: context"]
 
 
 def test_texts_have_a_line_per_figure() -> None:
