@@ -51,6 +51,7 @@ _HELP: Final = {
     "max_damage": "bounds on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",
+    "methods": "baselines; all but the full cache if absent",
     "only": "rows to train and measure; all if absent",
     "pairs": "alternating runs of each side",
     "protect": "regular expressions of tokens that no rule may hold, or digits, capitals, newlines",
@@ -70,6 +71,7 @@ _HELP: Final = {
     "sides": "models that merge nothing; differences are taken to the first of none, hf, no rules",
     "sizes": "those that the ids reach",
     "steps": "of the optimiser, of every row",
+    "target_tr": "token reductions",
     "tau": "least count of an n-gram",
     "test": "text that quality is measured on, likewise",
     "test_rows": "of it",
@@ -77,6 +79,7 @@ _HELP: Final = {
     "tokenizer": "of the text or the ids",
     "tokens": "read only the first so many",
     "train": "text that is trained on, likewise",
+    "window": "tokens of a window, half of which are shortened",
     "tokens_per_side": "of prompts that a side reads in a case, 3 pairs at least",
 }
 

@@ -22,6 +22,7 @@ from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.prompt_pages import PROMPT_TITLE, has_prompts, prompt_figure
 from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
+from docs.make.second_half_pages import SECOND_HALF, SECOND_HALF_TITLE, second_half_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
 from docs.make.training_pages import DDP, LADDER, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
@@ -51,6 +52,7 @@ PAGES: Final[dict[str, Part]] = {
     "wikitext_rules": WIKITEXT,
     "stock_tasks": STOCK_TASKS,
     "token_reduction": REDUCTION,
+    "second_half": SECOND_HALF,
     NAME: SHIPPED_MODEL,
 }
 
@@ -100,6 +102,7 @@ _DRAWINGS: Final[dict[str, list[_Drawing]]] = {
             STYLE,
         )
     ],
+    "second_half": [_Drawing(second_half_figure, "{name}", SECOND_HALF_TITLE, _PAPER)],
     "generation_quality": [_Drawing(quality_figure, "{name}", QUALITY_TITLE, _PAPER)],
     "token_reduction": [
         _Drawing(reduction_figure, "{name}", TITLE, _PAPER),

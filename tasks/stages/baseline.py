@@ -12,7 +12,7 @@ from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.evaluate import EvaluateConfig
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.evaluation.method_scoring import EvictedScorer, merged_by, method_scorer
-from umim_core.evaluation.perplexity import second_half_perplexity
+from umim_core.evaluation.perplexity import compare_second_halves
 from umim_core.evaluation.scoring import Scorer
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
@@ -78,8 +78,8 @@ def baseline_stage(
             "umim": (scorer := method_scorer(method, umim, segment_length)),
         }
         rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows, config.segments)
-        for side, of in scorers.items():
-            metrics[f"ppl_half_{side}"] = second_half_perplexity(rows, of, config.batch_size).ppl
+        for side, half in compare_second_halves(rows, scorers, config.batch_size).items():
+            metrics[f"ppl_half_{side}"] = half.read.ppl
         if isinstance(scorer, EvictedScorer):
             metrics.setdefault("cache_reduction", scorer.columns.token_reduction)
         else:

@@ -8,14 +8,14 @@ compressed perplexity divide by the same targets and can stand in one table.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.method_scoring import AnyScorer
+from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer
 from umim_core.evaluation.row_spread import ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
@@ -137,6 +137,53 @@ def second_half_perplexity(
         [len(second) for _, second in halves],
         scorer.contexts.token_reduction,
     )
+
+
+@dataclass(frozen=True)
+class HalfComparison:
+    """Raw second halves behind first halves that were shortened in one way, against another.
+
+    Attributes:
+        read: Perplexity of the second halves, and token reduction of the first.
+        cache_reduction: Share of the first halves' columns that the KV cache does not hold.
+        shortfall: Part of the token reduction that was asked for and is missing.
+        nats: ln(ppl / ppl of the first way).
+        error: Its standard error, paired by window; None for a single window.
+    """
+
+    read: PerplexityResult
+    cache_reduction: float
+    shortfall: float
+    nats: float
+    error: float | None
+
+
+def compare_second_halves(
+    segments: Sequence[Ints], scorers: Mapping[str, AnyScorer], batch_size: int = 8
+) -> dict[str, HalfComparison]:
+    """Compute ``second_half_perplexity`` of the same windows in several ways.
+
+    Args:
+        segments: Raw ids per window [T_b], at least two.
+        scorers: Ways of shortening by name: the base model, UMIM, baselines (``method_scorer``).
+            Differences are taken to the first one.
+        batch_size: Windows per forward.
+
+    Raises:
+        EvaluationError: As ``second_half_perplexity``.
+        NumericalError: If a log-probability is NaN or infinite.
+    """
+    found: dict[str, HalfComparison] = {}
+    first = None
+    for name, scorer in scorers.items():
+        read = second_half_perplexity(segments, scorer, batch_size)
+        first = first or read
+        held = scorer.columns if isinstance(scorer, EvictedScorer) else scorer.contexts
+        increase = read.increase_over(first)
+        found[name] = HalfComparison(
+            read, held.token_reduction, scorer.contexts.shortfall, *increase
+        )
+    return found
 
 
 def _result(

@@ -1,0 +1,1 @@
+"""Baselines at matched token reduction, on raw second halves: ``-m benchmarks.second_half``."""
