@@ -85,6 +85,7 @@ def score_shard(job: ShardJob) -> ShardScores:
         method=job.setting.method,
         target_tr=job.setting.target_tr,
         raw_tail=job.setting.raw_tail,
+        protect=job.setting.protect,
     )
     return score_questions(model, job.source, job.questions, job.first, job.last)
 

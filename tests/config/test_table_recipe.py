@@ -59,6 +59,10 @@ def test_an_unknown_table_lists_all_and_names_the_closest() -> None:
         ({"tasks": ["piqa", "piqa"]}, "tasks must all be different"),
         ({"settings": [{"name": "a", "merge": "all", "raw_tail": 4}]}, "raw_tail"),
         ({"settings": [{"name": "a", "merge": "all", "method": "truncation"}]}, "prompts only"),
+        (
+            {"settings": [{"name": "a", "merge": "none", "protect": ["digits"]}]},
+            "protect keeps tokens",
+        ),
         ({"table": "QA"}, "table"),
         ({"hub": "h", "task_data": "d"}, "leave one out"),
         ({"tasks": ["piqa", "copa"], "task_data": "d"}, "data of one choice task"),

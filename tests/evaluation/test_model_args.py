@@ -72,3 +72,11 @@ def test_a_loaded_checkpoint_is_not_reported_by_a_name(
     UmimLM(Checkpoint.load(checkpoint_path), device="cpu")
     assert "umim: backbone" in caplog.text
     assert "umim: checkpoint" not in caplog.text
+
+
+def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:
+    whole, cut = (UmimLM(str(checkpoint_path), protect=given) for given in (None, "c"))
+    [all_rules, left] = [model.get_model_info()["umim"]["rules_digest"] for model in (whole, cut)]
+    assert left != all_rules
+    with pytest.raises(ConfigError, match="protect keeps tokens from being merged"):
+        UmimLM(str(checkpoint_path), "none", protect="c")

@@ -17,6 +17,7 @@ from umim_core.errors import (
     BackboneMismatchError,
     CheckpointError,
     ConfigError,
+    RuleSetError,
     TokenizerMismatchError,
 )
 from umim_core.merging.compressed import Compressed
@@ -206,3 +207,30 @@ def test_an_override_without_a_reason_or_of_another_size_is_refused(
         UMIM.from_pretrained(
             tiny_checkpoint, backbone="umim-docs-llama", allow_backbone_mismatch="larger"
         )
+
+
+def test_protected_tokens_are_in_no_rule_and_in_none_that_is_saved(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    umim = UMIM.from_pretrained(tiny_checkpoint, protect=["w4", "^w8$"])
+    assert umim.compress("w1 w2 w3 w4 w5 w6 w7 w8 w9").spans == ((0, 2),)
+    assert umim.rules.origin.protect == ("w4", "^w8$")
+    umim.save_pretrained(tmp_path / "cut")
+    again = UMIM.from_pretrained(tmp_path / "cut", protect="w4")
+    assert again.rules.digest == umim.rules.digest
+    assert again.rules.origin.protect == ("w4", "^w8$")
+
+
+@pytest.mark.parametrize(
+    ("protect", "error", "message"),
+    [
+        ("(", ConfigError, "a protected pattern must be a regular expression or one of"),
+        ("w", ConfigError, "must leave tokens that rules can use"),
+        (["w1$", "w4$", "w7$"], RuleSetError, "rules must be left .* none of"),
+    ],
+)
+def test_patterns_that_leave_no_rule_are_refused(
+    tiny_checkpoint: Path, protect: str | list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        UMIM.from_pretrained(tiny_checkpoint, protect=protect)

@@ -27,6 +27,9 @@ class TableSetting(Model, StableDump):
     target_tr: Annotated[float | None, Field(gt=0.0, lt=1.0), LATER] = Field(
         None, description="Share of a context's tokens that a baseline drops; null: as the rules."
     )
+    protect: Annotated[tuple[str, ...], LATER] = Field(
+        (), description="Patterns of tokens that are never merged: digits, capitals, newlines, ..."
+    )
 
     @model_validator(mode="after")
     def _modes(self) -> Self:
@@ -36,6 +39,8 @@ class TableSetting(Model, StableDump):
             raise ValueError("a baseline (method) merges prompts only: set merge to prompt")
         if self.target_tr is not None and self.method is None:
             raise ValueError("target_tr is the budget of a baseline: name one as method")
+        if self.protect and self.merge == "none":
+            raise ValueError("protect keeps tokens from being merged: leave it out, or merge")
         return self
 
 

@@ -83,6 +83,7 @@ class UmimLM(SizedModel):
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
             not with ``merge=none``, which takes any.
         raw_tail: Last tokens of contexts and generation prompts that stay raw.
+        protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
             ``NAME_difference`` of every metric, paired by question, with standard errors.
 
@@ -115,14 +116,22 @@ class UmimLM(SizedModel):
         allow_backbone_mismatch: str | None = None,
         raw_tail: int = 0,
         compare: Literal["base"] | None = None,
+        protect: str | Sequence[str] | None = None,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         self.merge = merge = cast(Merge, named.get(merge, merge))
-        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare)
+        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare, protect)
         self.target = target_of(method, match, target_tr)
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
-            checkpoint, self.merge, backbone, revision, dtype, device, allow_backbone_mismatch
+            checkpoint,
+            self.merge,
+            backbone,
+            revision,
+            dtype,
+            device,
+            allow_backbone_mismatch,
+            protect,
         ).reading(self.merge, raw_tail)
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:

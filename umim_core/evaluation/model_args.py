@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ def check_modes(
     allow_backbone_mismatch: str | None,
     raw_tail: int,
     compare: str | None,
+    protect: str | Sequence[str] | None,
 ) -> None:
     """Refuse arguments of ``UmimLM`` that do not go together.
 
@@ -55,6 +57,12 @@ def check_modes(
     if compare is not None and merge == "none":
         raise ConfigError(
             "compare=base needs a model that merges", "merge=none", "Use merge=prompt or merge=all."
+        )
+    if protect and merge == "none":
+        raise ConfigError(
+            "protect keeps tokens from being merged",
+            f"{protect!r} with merge=none",
+            "Leave it out.",
         )
     if allow_backbone_mismatch is not None and merge == "none":
         raise ConfigError(
@@ -102,6 +110,7 @@ def open_model_args(
     dtype: str,
     device: str | None,
     allow_backbone_mismatch: str | None = None,
+    protect: str | Sequence[str] | None = None,
 ) -> Compressed:
     """Open what was named; see ``UmimLM``.
 
@@ -118,7 +127,7 @@ def open_model_args(
     if not isinstance(backbone, Backbone):
         options |= LoadOptions(dtype=dtype, device=_device(device))
     if merge != "none":
-        options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch)
+        options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch, protect=protect)
         return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed)
     if backbone is None:
         own = checkpoint_config(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -11,8 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
+from umim_core.rules.pruning import without_tokens
 
 
 class LoadOptions(TypedDict, total=False):
@@ -32,6 +35,9 @@ class LoadOptions(TypedDict, total=False):
         local_files_only: Whether the network must not be asked.
         allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough
             (a quantised one, say); the reason is recorded in what is saved.
+        protect: Tokens that are never merged: ``digits``, ``capitals``, ``newlines``, or a regular
+            expression that is searched in the text of a token; one, or several. Rules with such a
+            token go, from what is saved, too.
     """
 
     model: PreTrainedModel
@@ -45,6 +51,7 @@ class LoadOptions(TypedDict, total=False):
     attn_implementation: str | None
     local_files_only: bool
     allow_backbone_mismatch: str | None
+    protect: str | Sequence[str] | None
 
 
 _OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
@@ -122,3 +129,30 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
         attn_implementation=options.get("attn_implementation"),
         local_files_only=local,
     )
+
+
+def find_both(
+    name: str | Path | Checkpoint | None, options: LoadOptions
+) -> tuple[Backbone, Checkpoint]:
+    """Load a checkpoint, by default ``default_checkpoint``, and the backbone for it.
+
+    Rules that hold a token of ``protect`` are left out.
+
+    Raises:
+        CheckpointError: As ``find_checkpoint``; so is ``ArtifactError``.
+        BackboneError: As ``find_backbone``, or if tokens are to be protected without a tokenizer.
+        ConfigError: As ``find_backbone``, or if a pattern of ``protect`` is no regular expression
+            or matches every token.
+        RuleSetError: If no rule is left.
+    """
+    local = options.get("local_files_only", False)
+    found = default_checkpoint(local_files_only=local) if name is None else name
+    checkpoint = find_checkpoint(found, options)
+    backbone, protect = find_backbone(checkpoint, options), options.get("protect")
+    if not protect:
+        return backbone, checkpoint
+    if backbone.tokenizer is None:
+        raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
+    patterns = (protect,) if isinstance(protect, str) else protect
+    rules = without_tokens(checkpoint.rules, backbone.tokenizer, patterns)
+    return backbone, checkpoint.with_contents(checkpoint.module, rules)

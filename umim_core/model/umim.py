@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.inference.engine import Engine, Steps, exhaust
 from umim_core.merging.compressed import Compressed
@@ -23,7 +22,7 @@ from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
 from umim_core.model.hub import upload_checkpoint
 from umim_core.model.inputs import PromptInput, encode_prompts, prompt_items
-from umim_core.model.loading import LoadOptions, check_load_options, find_backbone, find_checkpoint
+from umim_core.model.loading import LoadOptions, check_load_options, find_both
 from umim_core.model.options import (
     GenerateOptions,
     check_options,
@@ -101,7 +100,8 @@ class UMIM:
                 fetched.
             **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
                 ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
-                ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``.
+                ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``,
+                ``protect``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
@@ -111,11 +111,9 @@ class UMIM:
             TokenizerMismatchError: If the tokenizer is not the rules'.
         """
         check_load_options(options)
-        local = options.get("local_files_only", False)
-        found = default_checkpoint(local_files_only=local) if name is None else name
-        checkpoint = find_checkpoint(found, options)
+        backbone, checkpoint = find_both(name, options)
         reason = options.get("allow_backbone_mismatch")
-        return cls(find_backbone(checkpoint, options), checkpoint, allow_backbone_mismatch=reason)
+        return cls(backbone, checkpoint, allow_backbone_mismatch=reason)
 
     def generate(
         self, prompts: PromptInput | None = None, **options: Unpack[GenerateOptions]

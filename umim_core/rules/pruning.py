@@ -24,6 +24,7 @@ from umim_core.rules.damage_table import DamageTable, Floats
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.inspection import token_reduction
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.protect import protected_ids
 from umim_core.rules.ruleset import RuleSet
 
@@ -172,10 +173,7 @@ def prune_by_damage(
         free = free_of(table.rules, protected_ids(tokenizer, protect))
     rules = priced(table)
     cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
-    known = table.rules.origin
-    origin = known.model_copy(
-        update={"max_damage": cut.most, "protect": tuple(dict.fromkeys((*known.protect, *protect)))}
-    )
+    origin = _protecting(table.rules, protect).model_copy(update={"max_damage": cut.most})
     return replace(cut, rules=replace(cut.rules, origin=origin))
 
 
@@ -202,6 +200,36 @@ def rules_under(rules: RuleSet, bound: float) -> RuleSet:
         RuleSetError: If the rules have no prices.
     """
     return rules.take(rules.require_prices() <= bound)
+
+
+def without_tokens(
+    rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
+) -> RuleSet:
+    """Return the rules that hold no protected token; their origin records the patterns.
+
+    Args:
+        rules: The rules.
+        tokenizer: That of the rules.
+        protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
+
+    Raises:
+        ConfigError: If a pattern is no regular expression, or matches every token.
+        RuleSetError: If no rule is left.
+    """
+    kept = rules.take(free_of(rules, protected_ids(tokenizer, protect)))
+    if not len(kept):
+        raise RuleSetError(
+            "rules must be left when those with protected tokens go",
+            f"none of {len(rules):,} without {list(protect)}",
+            "Protect fewer tokens.",
+        )
+    return replace(kept, origin=_protecting(rules, protect))
+
+
+def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
+    """Return the origin of rules with further protected patterns."""
+    known = rules.origin
+    return known.model_copy(update={"protect": tuple(dict.fromkeys((*known.protect, *protect)))})
 
 
 def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
