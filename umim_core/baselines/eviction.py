@@ -1,4 +1,4 @@
-"""Continuations scored on a KV cache that a policy has cut down after the prefill.
+"""KV cache of one text that a policy cuts down after its forwards, and continuations scored on it.
 
 With a context a b c d, a policy that keeps the columns of a and d, and the continuation y z::
 
@@ -6,12 +6,18 @@ With a context a b c d, a policy that keeps the columns of a and d, and the cont
     cache       a     d      positions 0 3
     forward     y            predicts z         at position 4: it sees a d and itself
 
-Shapes: T context tokens, H key/value heads, L columns, W columns of a forward, d embedding size.
+A policy that reads attention weights is asked after every 128 tokens of a longer text, so that no
+weights of more queries are held at once. Nothing need go before the last of them.
+
+Shapes: T context tokens, H key/value heads, A attention heads, L columns, W columns of a forward, D
+head size, d embedding size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,6 +28,116 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.methods import CachePolicy, HeldColumns, Ints
 from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import TokenScores, target_scores
+
+WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
+
+
+class PolicyCache:
+    """The KV cache of one text, whose columns a policy chooses whenever tokens were read.
+
+    Args:
+        backbone: The frozen model.
+        policy: Chooses the columns that stay; of this text alone.
+
+    Attributes:
+        tokens: Tokens read so far.
+    """
+
+    def __init__(self, backbone: Backbone, policy: CachePolicy) -> None:
+        self._backbone, self._policy = backbone, policy
+        self._cache = DynamicCache()
+        self._held: list[Tensor] = []  # the position of each column [H, L], layer by layer
+        self.tokens = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of a layer."""
+        return self._cache.get_seq_length()
+
+    def read(self, ids: Tensor, budget: int) -> Tensor:
+        """Read tokens, then drop columns.
+
+        Args:
+            ids: Raw ids [W], at least one.
+            budget: Columns that may stay, at least 1.
+
+        Returns:
+            Hidden states [W', d] of the tokens of the last forward; nothing was dropped before it.
+
+        Raises:
+            EvaluationError: If the policy breaks its protocol, or a layer has no keys of its own.
+        """
+        weighs = self._policy.reads_attention
+        parts = torch.split(ids, WEIGHED_TOKENS if weighs else len(ids))
+        with eager_attention(self._backbone.model) if weighs else nullcontext():
+            for part in parts[:-1]:
+                _, attention = self._forward(part, weights=weighs)
+                self._evict(self.columns, attention)
+            hidden, attention = self._forward(parts[-1], weights=weighs)
+        self._evict(budget, attention)
+        return hidden
+
+    def look_ahead(self, ids: Tensor) -> Tensor:
+        """Return the hidden states [W, d] of a continuation of which no column stays."""
+        hidden, _ = self._forward(ids)
+        self._cache.crop(-len(ids))
+        self.tokens -= len(ids)
+        return hidden
+
+    def _forward(
+        self, ids: Tensor, *, weights: bool = False
+    ) -> tuple[Tensor, Sequence[Tensor] | None]:
+        """Read ids [W] behind the text: hidden states [W, d], weights [1, A, W, L] per layer."""
+        positions = torch.arange(self.tokens, self.tokens + len(ids), device=ids.device)[None]
+        seen = positions.new_ones(1, self.columns + len(ids))  # all of it is one text
+        out = self._backbone.trunk(
+            inputs_embeds=self._backbone.embed(ids[None]),
+            attention_mask=seen,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            output_attentions=weights,
+        )
+        self.tokens += len(ids)
+        return out.last_hidden_state[0], out.attentions if weights else None
+
+    def _evict(self, budget: int, attention: Sequence[Tensor] | None) -> None:
+        """Keep the columns of every layer that the policy chooses after a forward."""
+        for number, layer in enumerate(self._cache.layers):
+            if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+                raise EvaluationError(
+                    "every layer must keep keys and values of its own",
+                    f"layer {number} has none",
+                    "Use a backbone without shared or recurrent layers.",
+                )
+            keys, values = layer.keys[0], layer.values[0]
+            if number == len(self._held):
+                self._held.append(torch.zeros(len(keys), 0, dtype=torch.int64, device=keys.device))
+            new = keys.shape[1] - self._held[number].shape[1]
+            read = torch.arange(self.tokens - new, self.tokens, device=keys.device)
+            positions = torch.cat([self._held[number], read.expand(len(keys), -1)], dim=1)
+            weights = None if attention is None else attention[number][0]
+            held = HeldColumns(number, keys, values, positions, weights)
+            kept = _checked(self._policy.survivors(held, budget), held)
+            self._held[number] = positions.gather(1, kept)
+            layer.keys, layer.values = (
+                states.gather(1, kept[..., None].expand(-1, -1, states.shape[-1]))[None]
+                for states in (keys, values)
+            )
+
+
+def _checked(kept: Tensor, held: HeldColumns) -> Tensor:
+    heads, columns = held.keys.shape[:2]
+    shaped = kept.ndim == 2 and len(kept) == heads and kept.shape[1] > 0
+    if not shaped or not (
+        bool((kept.diff(dim=1) > 0).all()) and 0 <= int(kept.min()) <= int(kept.max()) < columns
+    ):
+        raise EvaluationError(
+            f"a cache policy must keep columns below {columns}, rising, for each of {heads} heads",
+            f"layer {held.layer}: shape {tuple(kept.shape)}",
+            "Its survivors() breaks the protocol.",
+        )
+    return kept
 
 
 @torch.no_grad()
@@ -63,78 +179,17 @@ def score_evicted(
     def tensor(ids: Ints) -> Tensor:
         return torch.from_numpy(ids).to(backbone.device)
 
-    cache, policy = DynamicCache(), new_policy(context)
-    if policy.reads_attention:
-        with eager_attention(backbone.model):
-            hidden, attention = _forward(tensor(context), 0, cache, backbone, attention=True)
-    else:
-        hidden, attention = _forward(tensor(context), 0, cache, backbone)
-    _evict(cache, policy, budget, attention)
-    columns, scores = cache.get_seq_length(), []
+    cache = PolicyCache(backbone, new_policy(context))
+    hidden, scores = cache.read(tensor(context), budget), []
     for ending in endings:
         targets = tensor(ending)
         parts = [target_scores(hidden[-1:], targets[:1], backbone)]
         if len(ending) > 1:
-            states, _ = _forward(targets[:-1], len(context), cache, backbone)
-            parts.append(target_scores(states, targets[1:], backbone))
-            cache.crop(1 - len(ending))  # the next continuation begins where this one did
+            parts.append(target_scores(cache.look_ahead(targets[:-1]), targets[1:], backbone))
         scores.append(
             TokenScores(
                 torch.cat([part.log_probs for part in parts]),
                 torch.cat([part.greedy for part in parts]),
             )
         )
-    return scores, columns
-
-
-def _forward(
-    ids: Tensor, first: int, cache: DynamicCache, backbone: Backbone, *, attention: bool = False
-) -> tuple[Tensor, Sequence[Tensor] | None]:
-    """Read ids [W] at positions from ``first`` on: hidden states [W, d], weights per layer."""
-    positions = torch.arange(first, first + len(ids), device=ids.device)[None]
-    seen = positions.new_ones(1, cache.get_seq_length() + len(ids))  # all of it is one text
-    out = backbone.trunk(
-        inputs_embeds=backbone.embed(ids[None]),
-        attention_mask=seen,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        output_attentions=attention,
-    )
-    return out.last_hidden_state[0], out.attentions if attention else None
-
-
-def _evict(
-    cache: DynamicCache, policy: CachePolicy, budget: int, attention: Sequence[Tensor] | None
-) -> None:
-    """Keep the columns of every layer that the policy chooses after the first forward."""
-    for number, layer in enumerate(cache.layers):
-        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-            raise EvaluationError(
-                "every layer must keep keys and values of its own",
-                f"layer {number} has none",
-                "Use a backbone without shared or recurrent layers.",
-            )
-        keys, values = layer.keys[0], layer.values[0]
-        positions = torch.arange(keys.shape[1], device=keys.device).expand(len(keys), -1)
-        weights = None if attention is None else attention[number][0]
-        held = HeldColumns(number, keys, values, positions, weights)
-        kept = _checked(policy.survivors(held, budget), held)
-        layer.keys, layer.values = (
-            states.gather(1, kept[..., None].expand(-1, -1, states.shape[-1]))[None]
-            for states in (keys, values)
-        )
-
-
-def _checked(kept: Tensor, held: HeldColumns) -> Tensor:
-    heads, columns = held.keys.shape[:2]
-    shaped = kept.ndim == 2 and len(kept) == heads and kept.shape[1] > 0
-    if not shaped or not (
-        bool((kept.diff(dim=1) > 0).all()) and 0 <= int(kept.min()) <= int(kept.max()) < columns
-    ):
-        raise EvaluationError(
-            f"a cache policy must keep columns below {columns}, rising, for each of {heads} heads",
-            f"layer {held.layer}: shape {tuple(kept.shape)}",
-            "Its survivors() breaks the protocol.",
-        )
-    return kept
+    return scores, cache.columns

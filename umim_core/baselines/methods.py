@@ -99,6 +99,8 @@ class HeldColumns:
 class CachePolicy(Protocol):
     """Chooses which columns of a KV cache survive a forward; one object per text.
 
+    It is asked after each forward, layer by layer, and may remember what it saw.
+
     Attributes:
         reads_attention: Whether it needs attention weights (eager attention is slower).
     """

@@ -1,0 +1,127 @@
+"""H2O on cases computed by hand, and on a model against an account of its attention in lists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from support.tiny_models import random_backbone
+from umim_core.backbone.attention_masks import eager_attention
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines import eviction
+from umim_core.baselines.eviction import PolicyCache
+from umim_core.baselines.h2o import HeavyHitters
+from umim_core.baselines.methods import HeldColumns
+from umim_core.errors import EvaluationError
+
+# The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
+WEIGHTS = [[1, 0, 0, 0], [0.6, 0.4, 0, 0], [0.1, 0.5, 0.4, 0], [0.1, 0.2, 0.3, 0.4]]
+CONTEXT = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 3])
+
+
+def held(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
+    """The columns of a layer with so many key/value heads, given weights [A][W][L]."""
+    attention = torch.tensor(weights)
+    columns = attention.shape[-1]
+    states = torch.zeros(heads, columns, 2)
+    positions = torch.arange(columns).expand(heads, -1)
+    return HeldColumns(0, states, states, positions, attention)
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"),
+    [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3])],
+)
+def test_half_are_heavy_hitters_and_half_are_new(budget: int, kept: list[int]) -> None:
+    assert HeavyHitters().survivors(held([WEIGHTS]), budget).tolist() == [kept]
+
+
+def test_scores_accumulate_and_go_with_their_columns() -> None:
+    policy = HeavyHitters()
+    assert policy.survivors(held([WEIGHTS]), 3).tolist() == [[0, 2, 3]]  # 1.8, 0.7 and 0.4
+    step = held([[[0.0, 0.5, 0.1, 0.4]]])  # a c d and the new e: 1.8, 1.2, 0.5, 0.4
+    assert policy.survivors(step, 3).tolist() == [[0, 2, 3]]
+    step = held([[[0.0, 0.9, 0.0, 0.1]]])  # a d e and f: 1.8, 1.4, 0.4, 0.1
+    assert policy.survivors(step, 3).tolist() == [[0, 2, 3]]
+    step = held([[[0.0, 1.5, 0.3, 0.0]]])  # a e f and g: 1.8, 1.9, 0.4, 0.0 where b's would be
+    assert policy.survivors(step, 3).tolist() == [[1, 2, 3]]
+
+
+def test_heads_choose_for_themselves_and_query_heads_of_a_group_together() -> None:
+    b_twice = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]]
+    mild = [[1, 0, 0, 0], [0.9, 0.1, 0, 0], [0.9, 0, 0.1, 0], [0.9, 0, 0, 0.1]]
+    found = HeavyHitters().survivors(held([WEIGHTS, b_twice, WEIGHTS, mild], heads=2), 2)
+    assert found.tolist() == [[1, 3], [0, 3]]  # b has 4.1 against 2.8 of a
+
+
+def test_of_equal_scores_the_first_columns_stay() -> None:
+    even = [[0.25] * 4] * 4
+    assert HeavyHitters().survivors(held([even]), 3).tolist() == [[0, 2, 3]]
+
+
+def test_a_forward_without_weights_is_refused() -> None:
+    states = torch.zeros(1, 3, 2)
+    bare = HeldColumns(5, states, states, torch.arange(3)[None], None)
+    with pytest.raises(EvaluationError, match="attention weights of every forward; got none of"):
+        HeavyHitters().survivors(bare, 2)
+
+
+class Recorded(HeavyHitters):
+    """H2O that writes down the positions that stay, layer by layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stayed: dict[int, list[list[int]]] = {}
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        kept = super().survivors(held, budget)
+        self.stayed[held.layer] = held.positions.gather(1, kept).tolist()
+        return kept
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    return random_backbone(request.param, torch.float64)
+
+
+@torch.no_grad()
+def test_the_first_layer_keeps_what_an_account_in_lists_keeps(backbone: Backbone) -> None:
+    """The first layer's queries and keys do not depend on what was dropped elsewhere."""
+    budget, prompt = 5, 6
+    with eager_attention(backbone.model):
+        weights = backbone.model(CONTEXT[None], output_attentions=True).attentions[0][0].numpy()
+    policy = Recorded()
+    cache = PolicyCache(backbone, policy)
+    cache.read(CONTEXT[:prompt], budget)
+    heads = len(policy.stayed[0])
+    group = len(weights) // heads
+    accounts: list[dict[int, float]] = [{} for _ in range(heads)]
+    for end in range(prompt, len(CONTEXT) + 1):
+        for head, scores in enumerate(accounts):
+            for query in range(prompt) if end == prompt else [end - 1]:
+                scores[query] = 0.0
+                for of_query in weights[head * group : (head + 1) * group]:
+                    total = sum(of_query[query][column] for column in scores)
+                    for column in scores:  # what is left of the softmax without dropped columns
+                        scores[column] += of_query[query][column] / total
+            recent = sorted(scores)[-3:]
+            older = sorted(set(scores) - set(recent), key=lambda column: -scores[column])
+            accounts[head] = {c: scores[c] for c in sorted([*older[:2], *recent])}
+        assert policy.stayed[0] == [list(scores) for scores in accounts]
+        if end < len(CONTEXT):
+            cache.read(CONTEXT[end : end + 1], budget)
+    assert any(held != list(range(5, 10)) for held in policy.stayed[0])
+
+
+@torch.no_grad()
+def test_a_long_text_is_weighed_in_parts_as_if_at_once(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = Recorded(), Recorded()
+    expected = PolicyCache(backbone, whole).read(CONTEXT, 5)[-1]
+    monkeypatch.setattr(eviction, "WEIGHED_TOKENS", 4)
+    cache = PolicyCache(backbone, parts)
+    found = cache.read(CONTEXT, 5)[-1]
+    assert parts.stayed == whole.stayed and cache.columns == 5
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
