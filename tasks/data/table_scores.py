@@ -17,6 +17,7 @@ QUESTIONS: Final = "questions.json"
 SHARDS: Final = "shards"
 Report = dict[str, Any]
 _PARTS: Final = ("prompts", "answers", "sizes")  # lists over questions
+_NONE: Final = (0, 0)
 
 
 def read_questions(directory: Path) -> QuestionSet:
@@ -29,15 +30,15 @@ def read_shards(directory: Path) -> ShardScores:
     """Return the shards of an artifact put together, in the order of the questions."""
     shards = [read_report(path) for path in sorted((directory / SHARDS).glob("*.json"))]
     joined = {part: [entry for shard in shards for entry in shard.get(part, ())] for part in _PARTS}
-    inputs, contexts = (
-        (sum(shard[name][0] for shard in shards), sum(shard[name][1] for shard in shards))
-        for name in ("inputs", "contexts")
+    inputs, contexts, columns = (
+        tuple(sum(shard.get(name, _NONE)[side] for shard in shards) for side in (0, 1))
+        for name in ("inputs", "contexts", "columns")
     )
     values = {
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())
     }
-    return ShardScores(values, inputs, contexts, **joined)
+    return ShardScores(values, inputs, contexts, columns=columns, **joined)
 
 
 def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
@@ -68,6 +69,7 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
         "questions": len(own.prompts),
         "token_reduction": reduction(own.inputs),
         "context_token_reduction": reduction(own.contexts),
+        "cache_reduction": reduction(own.columns),
         **{name: mean_of(values) for name, values in own.values.items()},
         **{
             f"{name}_difference": mean_of(np.subtract(values, base.values[name]).tolist())

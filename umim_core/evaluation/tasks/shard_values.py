@@ -77,6 +77,8 @@ class ShardScores:
         answers: Generated texts of each question; empty for a task of likelihoods.
         sizes: Raw tokens and units of a question's prompts and answers together, then of its
             prompts alone, [Q][4]; zeros and empty as above.
+        columns: Raw tokens of contexts, and columns of the KV cache that stayed of them; zeros
+            where none is dropped.
     """
 
     values: dict[str, list[float]]
@@ -85,3 +87,4 @@ class ShardScores:
     prompts: list[str]
     answers: list[list[str]] = field(default_factory=list)
     sizes: list[list[int]] = field(default_factory=list)
+    columns: tuple[int, int] = (0, 0)
