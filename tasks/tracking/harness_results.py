@@ -16,13 +16,12 @@ from typing import Any, Final
 
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.patience import CREATION_SECONDS
-from tasks.tracking.tracking_values import StoredRun, flatten
+from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
 from umim_core.errors import EvaluationError
 from umim_core.store.artifacts import sha256_file
 
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
-_UNFIT: Final = re.compile(r"[^\w\-. :/]")  # in the name of a metric
 _CONNECT_SECONDS: Final = 10
 _CALL_SECONDS: Final = 60  # a table of samples may be large
 _REMEDY: Final = "Run lm_eval with --output_path DIR --log_samples, then name DIR."
@@ -69,8 +68,7 @@ class HarnessResults:
                 metric, comma, chosen = field.partition(",")
                 if comma and isinstance(value, int | float) and not isinstance(value, bool):
                     ending = "" if chosen == "none" else f".{chosen}"
-                    name = f"{task}/{metric}{ending}".replace("@", "_at_")
-                    found[_UNFIT.sub("_", name)] = float(value)
+                    found[fit_name(f"{task}/{metric}{ending}")] = float(value)
         return found
 
     def table(self, task: str) -> dict[str, list[object]]:

@@ -9,7 +9,7 @@ from typing import Final, get_args
 from tasks.tracking.compare_view import VIEW, view_state
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Record
-from tasks.tracking.tracking_values import RunInput, Status, StoredRun
+from tasks.tracking.tracking_values import RunInput, Status, StoredRun, fit_name
 from umim_core.errors import TrackingError
 
 
@@ -47,9 +47,13 @@ def _open(store: Store, record: Record) -> None:
         store.set_status(run.run_id, "RUNNING", record["time_ms"])
 
 
+def _named(record: Record) -> list[tuple[str, int, float]]:
+    """Return the points of a record under names that the store takes."""
+    return [(fit_name(name), step, value) for name, step, value in record["points"]]
+
+
 def _points(store: Store, record: Record) -> None:
-    points = [(name, step, value) for name, step, value in record["points"]]
-    store.log(_pipeline(store, record).run_id, points=points, time_ms=record["time_ms"])
+    store.log(_pipeline(store, record).run_id, points=_named(record), time_ms=record["time_ms"])
 
 
 def _stage(store: Store, record: Record) -> None:
@@ -82,8 +86,7 @@ def _comparison(store: Store, record: Record) -> None:
 
 def _describe(store: Store, run: StoredRun, record: Record) -> None:
     """Write parameters and points; their time is the run's start, so that it never changes."""
-    points = [(name, step, value) for name, step, value in record["points"]]
-    store.log(run.run_id, record["params"], points, time_ms=run.start_time_ms)
+    store.log(run.run_id, record["params"], _named(record), time_ms=run.start_time_ms)
 
 
 def _files(store: Store, record: Record) -> None:

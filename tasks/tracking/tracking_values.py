@@ -74,13 +74,18 @@ def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """
     flat: dict[str, str] = {}
     for name, value in values.items():
-        full = _NOT_IN_NAMES.sub("_", f"{prefix}{name}")
+        full = fit_name(f"{prefix}{name}")
         if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{full}.")
             continue
         text = HIDDEN if _SECRET_NAME.search(full) else redact(str(value))
         flat[full] = text if len(text) <= _MAX_VALUE_CHARS else text[:_MAX_VALUE_CHARS] + "..."
     return flat
+
+
+def fit_name(name: str) -> str:
+    """Return a name with the signs alone that the store takes: ``pass@1`` is ``pass_at_1``."""
+    return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
 def redact(text: str) -> str:

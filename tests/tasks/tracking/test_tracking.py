@@ -71,7 +71,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
         "distill",
         "d1",
         {"steps": 3, "optimiser": {"lr": 0.002}},
-        {"kl": 0.5, "top1": None, "broken": float("nan")},
+        {"kl": 0.5, "top1": None, "broken": float("nan"), "pass@1": 0.25},
         {"train_loss": curve},
         [note],
         [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
@@ -81,7 +81,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
     run_id, parent = run.info.run_id, runs["pipeline", "p1"].info.run_id
     assert run.info.status == "FINISHED"
     assert run.data.params == {"steps": "3", "optimiser.lr": "0.002"}
-    assert run.data.metrics["kl"] == 0.5
+    assert run.data.metrics["kl"] == 0.5 and run.data.metrics["pass_at_1"] == 0.25
     assert not {"top1", "broken"} & set(run.data.metrics)
     assert run.data.tags["mlflow.parentRunId"] == parent
     assert run.data.tags["umim.kind"] == "stage"
