@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 import torch
@@ -10,32 +14,47 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.eviction import PolicyCache, score_evicted
 from umim_core.baselines.full_cache import FullCache
-from umim_core.baselines.methods import BASELINES, CachePolicy, EvictedColumns
+from umim_core.baselines.methods import BASELINES, CachePolicy, EvictedColumns, Ints
+from umim_core.merging.likelihood import TokenScores
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 CONTEXT = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3], dtype=np.int64)
 ENDINGS = [np.array(ids, dtype=np.int64) for ids in ([5, 8, 9, 7], [9, 3])]
-NAMES = ("h2o",)
+CASES = (
+    ("h2o", "llama"),
+    ("h2o", "gpt2"),
+    ("streaming-llm", "llama"),  # learned positions are refused: test_streaming_llm.py
+    ("streaming-llm-kept-positions", "llama"),
+    ("streaming-llm-kept-positions", "gpt2"),
+)
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
-def backbone(request: pytest.FixtureRequest) -> Backbone:
-    return random_backbone(request.param, torch.float64)
+@dataclass(frozen=True)
+class Case:
+    """A method on a backbone."""
+
+    backbone: Backbone
+    new_policy: Callable[[Ints], CachePolicy]
+
+    def scores(self, budget: int) -> tuple[list[TokenScores], int]:
+        return score_evicted(CONTEXT, ENDINGS, self.backbone, self.new_policy, budget)
 
 
-def new_policy(name: str, backbone: Backbone) -> CachePolicy:
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> Case:
+    name, family = request.param
+    backbone = random_backbone(family, torch.float64)
     method = BASELINES.find(name)(backbone, MATCHER)
     assert isinstance(method, EvictedColumns)
-    return method.new_policy(CONTEXT)
+    return Case(backbone, method.new_policy)
 
 
-@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_the_cache_has_the_budget_after_every_forward(name: str, backbone: Backbone) -> None:
+def test_the_cache_has_the_budget_after_every_forward(case: Case) -> None:
     for budget in (1, 2, 5, 9, 10, 12):
-        cache = PolicyCache(backbone, new_policy(name, backbone))
+        cache = PolicyCache(case.backbone, case.new_policy(CONTEXT))
         cache.read(torch.from_numpy(CONTEXT), budget)
         assert (cache.columns, cache.tokens) == (min(budget, 10), 10)
         for step, token in enumerate(ENDINGS[0], 1):  # a budget that grows by half a column
@@ -44,26 +63,25 @@ def test_the_cache_has_the_budget_after_every_forward(name: str, backbone: Backb
             assert (cache.columns, cache.tokens) == (min(allowed, held + 1), 10 + step)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_budget_of_the_whole_context_is_the_base_model(name: str, backbone: Backbone) -> None:
-    base, _ = score_evicted(CONTEXT, ENDINGS, backbone, lambda ids: FullCache(), 1)
+def test_a_budget_of_the_whole_context_is_the_base_model(case: Case) -> None:
+    base, _ = score_evicted(CONTEXT, ENDINGS, case.backbone, lambda ids: FullCache(), 1)
     for budget in (len(CONTEXT), 99):
-        found, columns = score_evicted(
-            CONTEXT, ENDINGS, backbone, lambda ids: new_policy(name, backbone), budget
-        )
+        found, columns = case.scores(budget)
         assert columns == len(CONTEXT)
         for score, expected in zip(found, base, strict=True):
             torch.testing.assert_close(score.log_probs, expected.log_probs, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_smaller_budget_changes_what_follows_the_first_token(
-    name: str, backbone: Backbone
-) -> None:
-    full, part = (
-        score_evicted(CONTEXT, ENDINGS, backbone, lambda ids: new_policy(name, backbone), budget)[0]
-        for budget in (10, 5)
-    )
+def test_a_smaller_budget_changes_what_follows_the_first_token(case: Case) -> None:
+    (full, _), (part, columns) = (case.scores(budget) for budget in (10, 5))
+    assert columns == 5
     for score, whole in zip(part, full, strict=True):
         torch.testing.assert_close(score.log_probs[0], whole.log_probs[0])
         assert (score.log_probs[1:] - whole.log_probs[1:]).abs().min() > 1e-4
+
+
+def test_every_policy_with_a_budget_is_in_the_matrix() -> None:
+    makers = {name: get_type_hints(BASELINES.find(name)) for name in BASELINES.names()}
+    policies = {name for name, hints in makers.items() if hints["return"] is EvictedColumns}
+    unbound = {name for name in policies if name == "full-cache" or "span-eviction" in name}
+    assert policies - unbound == {name for name, _ in CASES}

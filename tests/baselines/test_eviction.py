@@ -24,6 +24,7 @@ class Keeping:
     """Keep given columns of every head."""
 
     reads_attention: ClassVar[bool] = False
+    rotation: ClassVar[None] = None
 
     def __init__(self, *columns: int) -> None:
         self.columns = columns
@@ -77,6 +78,7 @@ def test_a_policy_that_reads_attention_gets_the_weights_of_the_prefill(
         """Keep half of the columns of every head: those that were looked at most."""
 
         reads_attention: ClassVar[bool] = True
+        rotation: ClassVar[None] = None
 
         def survivors(self, held: HeldColumns, budget: int) -> Tensor:
             assert held.attention is not None

@@ -50,6 +50,7 @@ class Newest:
     """A policy of this test: the newest columns stay."""
 
     reads_attention: ClassVar[bool] = False
+    rotation: ClassVar[None] = None
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         heads, columns = held.keys.shape[:2]

@@ -28,6 +28,7 @@ class OldSpansGone:
     """
 
     reads_attention: ClassVar[bool] = False
+    rotation: ClassVar[None] = None
 
     def __init__(self, kept: Ints) -> None:
         self._kept = torch.from_numpy(kept)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -30,6 +31,35 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.likelihood import TokenScores, target_scores
 
 WEIGHED_TOKENS: Final = 128  # 30 layers of 9 heads: 0.28 GB of float32 weights at 2,048 columns
+
+
+@dataclass
+class _Written:
+    """The columns of a layer as forwards wrote them.
+
+    Attributes:
+        keys: Keys [H, L, D] at the positions that they were written at: turned anew from there
+            each time, they gather no rounding.
+        positions: Those positions [H, L] (int64).
+        tokens: Number in the text of each column's token [H, L] (int64).
+    """
+
+    keys: Tensor
+    positions: Tensor
+    tokens: Tensor
+
+    def add(self, keys: Tensor, position: int, token: int) -> None:
+        """Add keys [H, W, D] whose first is at a position and of a token."""
+        new = torch.arange(keys.shape[1], device=keys.device).expand(len(keys), -1)
+        self.keys = torch.cat([self.keys, keys], dim=1)
+        self.positions = torch.cat([self.positions, new + position], dim=1)
+        self.tokens = torch.cat([self.tokens, new + token], dim=1)
+
+    def keep(self, kept: Tensor) -> None:
+        """Keep columns [H, K]."""
+        self.keys = _columns(self.keys, kept)
+        self.positions = self.positions.gather(1, kept)
+        self.tokens = self.tokens.gather(1, kept)
 
 
 class PolicyCache:
@@ -46,13 +76,17 @@ class PolicyCache:
     def __init__(self, backbone: Backbone, policy: CachePolicy) -> None:
         self._backbone, self._policy = backbone, policy
         self._cache = DynamicCache()
-        self._held: list[Tensor] = []  # the position of each column [H, L], layer by layer
+        self._layers: list[_Written] = []
         self.tokens = 0
 
     @property
     def columns(self) -> int:
         """Columns of a layer."""
         return self._cache.get_seq_length()
+
+    @property
+    def _next_position(self) -> int:
+        return self.tokens if self._policy.rotation is None else self.columns
 
     def read(self, ids: Tensor, budget: int) -> Tensor:
         """Read tokens, then drop columns.
@@ -88,7 +122,8 @@ class PolicyCache:
         self, ids: Tensor, *, weights: bool = False
     ) -> tuple[Tensor, Sequence[Tensor] | None]:
         """Read ids [W] behind the text: hidden states [W, d], weights [1, A, W, L] per layer."""
-        positions = torch.arange(self.tokens, self.tokens + len(ids), device=ids.device)[None]
+        first = self._next_position
+        positions = torch.arange(first, first + len(ids), device=ids.device)[None]
         seen = positions.new_ones(1, self.columns + len(ids))  # all of it is one text
         out = self._backbone.trunk(
             inputs_embeds=self._backbone.embed(ids[None]),
@@ -103,6 +138,7 @@ class PolicyCache:
 
     def _evict(self, budget: int, attention: Sequence[Tensor] | None) -> None:
         """Keep the columns of every layer that the policy chooses after a forward."""
+        rotation = self._policy.rotation
         for number, layer in enumerate(self._cache.layers):
             if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
                 raise EvaluationError(
@@ -111,19 +147,27 @@ class PolicyCache:
                     "Use a backbone without shared or recurrent layers.",
                 )
             keys, values = layer.keys[0], layer.values[0]
-            if number == len(self._held):
-                self._held.append(torch.zeros(len(keys), 0, dtype=torch.int64, device=keys.device))
-            new = keys.shape[1] - self._held[number].shape[1]
-            read = torch.arange(self.tokens - new, self.tokens, device=keys.device)
-            positions = torch.cat([self._held[number], read.expand(len(keys), -1)], dim=1)
+            if number == len(self._layers):
+                none = torch.zeros(len(keys), 0, dtype=torch.int64, device=keys.device)
+                self._layers.append(_Written(keys[:, :0], none, none))
+            written = self._layers[number]
+            before = written.keys.shape[1]
+            new = keys.shape[1] - before
+            first = self.tokens if rotation is None else keys.shape[1]
+            written.add(keys[:, before:], first - new, self.tokens - new)
             weights = None if attention is None else attention[number][0]
-            held = HeldColumns(number, keys, values, positions, weights)
+            held = HeldColumns(number, keys, values, written.tokens, weights)
             kept = _checked(self._policy.survivors(held, budget), held)
-            self._held[number] = positions.gather(1, kept)
-            layer.keys, layer.values = (
-                states.gather(1, kept[..., None].expand(-1, -1, states.shape[-1]))[None]
-                for states in (keys, values)
-            )
+            written.keep(kept)
+            layer.keys, layer.values = written.keys[None], _columns(values, kept)[None]
+            if rotation is not None:
+                places = torch.arange(kept.shape[1], device=kept.device)
+                layer.keys = rotation.turn(written.keys, places - written.positions)[None]
+
+
+def _columns(states: Tensor, kept: Tensor) -> Tensor:
+    """Return columns [H, K, D] of states [H, L, D], by index [H, K]."""
+    return states.gather(1, kept[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def _checked(kept: Tensor, held: HeldColumns) -> Tensor:

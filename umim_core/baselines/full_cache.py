@@ -19,6 +19,7 @@ class FullCache:
     """Keep all columns, whatever the budget."""
 
     reads_attention: ClassVar[bool] = False
+    rotation: ClassVar[None] = None
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         """Return all columns [H, L]; see ``CachePolicy``."""

@@ -35,6 +35,7 @@ class HeavyHitters:
     """Keep the columns of the highest accumulated attention and the newest ones, half of each."""
 
     reads_attention: ClassVar[bool] = True
+    rotation: ClassVar[None] = None
 
     def __init__(self) -> None:
         self._scores: dict[int, Tensor] = {}  # of the columns that stayed [H, L], layer by layer

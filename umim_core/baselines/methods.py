@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.key_rotation import KeyRotation
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.merging.states import ReadingStates
 from umim_core.registry import Registry
@@ -85,7 +86,7 @@ class HeldColumns:
         layer: Index of the layer.
         keys: Keys [H, L, D]; the forward wrote the last W columns.
         values: Values [H, L, D].
-        positions: Position in the backbone of what each column holds [H, L] (int64), rising.
+        positions: Number in the text of the token that each column holds [H, L] (int64), rising.
         attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
     """
 
@@ -103,9 +104,16 @@ class CachePolicy(Protocol):
 
     Attributes:
         reads_attention: Whether it needs attention weights (eager attention is slower).
+        rotation: Turns the keys that stay to their positions inside the cache; None leaves all
+            columns at the positions of their tokens in the text.
     """
 
     reads_attention: ClassVar[bool]
+
+    @property
+    def rotation(self) -> KeyRotation | None:
+        """See the attributes."""
+        ...
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         """Choose columns of one layer.

@@ -1,0 +1,72 @@
+"""StreamingLLM: the first four columns of the KV cache stay, as attention sinks, and the newest.
+
+With a budget of 7 columns after the tokens a .. j::
+
+    columns     a b c d  h i j        the sinks and the 3 newest
+    positions   0 1 2 3  4 5 6        those in the cache: the keys of h i j are turned back by 3
+    next token  7
+
+``streaming-llm`` is the original. ``streaming-llm-kept-positions`` leaves what stays at the
+positions 0 1 2 3 7 8 9 and puts the next token at 10: the only form for backbones whose positions
+are not a rotation of the keys.
+
+Source: Xiao et al., Efficient Streaming Language Models with Attention Sinks (2024).
+
+Shapes: H key/value heads, L columns, K columns kept.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import torch
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.key_rotation import KeyRotation, key_rotation
+from umim_core.baselines.methods import BASELINES, EvictedColumns, HeldColumns
+from umim_core.rules.matcher import Matcher
+
+SINKS: Final = 4
+
+
+class SinksAndNewest:
+    """Keep the first columns and the newest ones.
+
+    Args:
+        rotation: Turns what stays to its positions in the cache; None leaves it where it is.
+    """
+
+    reads_attention: ClassVar[bool] = False
+
+    def __init__(self, rotation: KeyRotation | None) -> None:
+        self.rotation = rotation
+
+    def survivors(self, held: HeldColumns, budget: int) -> Tensor:
+        """Return the columns that stay [H, K]; see ``CachePolicy``.
+
+        The newest column always stays, so a budget of four or less has fewer sinks.
+        """
+        heads, columns = held.keys.shape[:2]
+        budget = min(budget, columns)
+        sinks = min(SINKS, budget - 1)
+        kept = torch.arange(budget, device=held.keys.device)
+        kept[sinks:] += columns - budget
+        return kept.expand(heads, -1)
+
+
+@BASELINES.add("streaming-llm")
+def streaming_llm(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
+    """Keep four attention sinks and the newest columns, turned to positions inside the cache.
+
+    Raises:
+        BackboneError: If the backbone's positions are no rotation of its keys.
+    """
+    rotation = key_rotation(backbone)
+    return EvictedColumns(lambda ids: SinksAndNewest(rotation))
+
+
+@BASELINES.add("streaming-llm-kept-positions")
+def streaming_llm_kept_positions(backbone: Backbone, matcher: Matcher) -> EvictedColumns:
+    """Keep four attention sinks and the newest columns at the positions of their tokens."""
+    return EvictedColumns(lambda ids: SinksAndNewest(None))
