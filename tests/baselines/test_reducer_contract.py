@@ -11,6 +11,8 @@ import pytest
 from support.reduced_texts import FAMILIES, WORDS, given, word_backbone, word_classifier
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.cpc import CPC
+from umim_core.baselines.ehpc import EHPC
+from umim_core.baselines.evaluator_heads import find_evaluator_heads
 from umim_core.baselines.llmlingua import LLMLingua
 from umim_core.baselines.llmlingua2 import LLMLingua2
 from umim_core.baselines.methods import BASELINES, ReducedTokens, TokenReducer
@@ -28,6 +30,7 @@ METHODS: dict[str, Callable[[Backbone], TokenReducer]] = {
         word_classifier(), backbone.require_tokenizer(), forced=("what?",)
     ),
     "cpc": CPC,
+    "ehpc": lambda backbone: EHPC(backbone, find_evaluator_heads(backbone)),
 }
 
 

@@ -1,0 +1,114 @@
+"""EHPC against weights of the whole model, and heads found by a probe against given masses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from support.reduced_texts import FAMILIES, given, ids_of, word_backbone
+from support.tiny_models import random_backbone
+from umim_core.backbone.attention_masks import eager_attention
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.baselines.ehpc import EHPC, pool
+from umim_core.baselines.evaluator_heads import (
+    DEPTHS,
+    EvaluatorHeads,
+    LastQueries,
+    best_heads,
+    find_evaluator_heads,
+    probes,
+)
+from umim_core.baselines.methods import Ints
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.errors import ConfigError
+
+HEADS = EvaluatorHeads(0, (1, 3))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    """Each family in turn."""
+    return word_backbone(request.param)
+
+
+@torch.no_grad()
+def attention(row: Ints, backbone: Backbone) -> list[torch.Tensor]:
+    """Weights [A, T, T] of every layer, from one eager forward of the whole model."""
+    with eager_attention(backbone.model):
+        out = backbone.model(torch.from_numpy(row)[None], output_attentions=True)
+    return [weights[0].double() for weights in out.attentions]
+
+
+def test_the_worked_example_is_pooled() -> None:
+    assert pool(np.array([0.4, 0.1, 0.0, 0.2]), 2) == pytest.approx([0.2, 0.25, 0.05, 0.1])
+
+
+def test_tokens_that_the_heads_look_at_the_least_go(
+    backbone: Backbone, rng: np.random.Generator
+) -> None:
+    ids, question = rng.integers(1, 32, 40), "what? the dog"
+    seen = attention(np.concatenate([ids, ids_of(question)]), backbone)[HEADS.layer]
+    mass = sum(seen[head, -5:, :38].mean(dim=0) for head in HEADS.heads).numpy()
+    scores = [sum(mass[max(0, t - 2) : t + 2]) / 4 for t in range(38)]  # kernel 4
+    order = [39, 38, *sorted(range(38), key=lambda t: -scores[t])]  # 5 queries: 2 are the text's
+    reducer = EHPC(backbone, HEADS, queries=5, kernel=4)
+    for budget in (1, 2, 15, 30):
+        found = reduce_tokens(reducer, given(ids, question=question), budget)
+        assert found.kept.tolist() == sorted(order[:budget])
+
+
+def test_first_layers_give_the_weights_of_the_whole_model(
+    backbone: Backbone, rng: np.random.Generator
+) -> None:
+    ids = rng.integers(1, 32, 30)
+    expected = attention(ids, backbone)
+    for layers in (1, 2):
+        found = LastQueries(backbone, layers).weights(ids, 7)
+        assert len(found) == layers
+        for own, whole in zip(found, expected, strict=False):
+            torch.testing.assert_close(own.double(), whole[:, -7:], atol=1e-6, rtol=1e-5)
+    assert len(attention(ids, backbone)) == backbone.model.config.num_hidden_layers == 2
+
+
+def test_layers_behind_the_heads_are_not_paid_for(backbone: Backbone) -> None:
+    text = given(np.arange(1, 25))
+    early, late = (EHPC(backbone, EvaluatorHeads(n, (0,))).flops(text, 9) for n in (0, 1))
+    assert early < late
+
+
+def test_the_layer_and_its_best_quarter_of_heads_are_found_by_mass() -> None:
+    mass = np.array([[0.9, 0, 0, 0, 0, 0, 0, 0], [0.1, 0.2, 0.1, 0.3, 0.1, 0.1, 0.2, 0.1]])
+    assert best_heads(mass) == EvaluatorHeads(1, (1, 3))
+    assert best_heads(mass[:, :3]) == EvaluatorHeads(0, (0,))
+
+
+def test_probes_hold_their_needle_at_rising_depths_and_fit() -> None:
+    tokenizer = load_tokenizer("umim-docs-llama")
+    places, vocabulary = 512, len(tokenizer)
+    reader = random_backbone(
+        tokenizer=tokenizer, vocab_size=vocabulary, max_position_embeddings=places
+    )
+    texts = list(probes(reader))
+    assert len(texts) == len(DEPTHS)
+    assert all(0.9 * places < len(text.ids) <= places for text in texts)
+    for text in texts:
+        needle = reader.decode(text.ids[text.needle].tolist())
+        assert needle.startswith(" One of the special magic numbers for ") and needle[-1] == "."
+    shares = [text.needle.start / len(text.ids) for text in texts]
+    assert all(early < late for early, late in pairwise(shares))
+
+
+def test_the_same_weights_give_the_same_heads(backbone: Backbone) -> None:
+    found = find_evaluator_heads(backbone)
+    assert found == find_evaluator_heads(backbone)
+    assert found.layer == 0 and len(found.heads) == 1  # 0.6 of two layers, a quarter of four heads
+
+
+@pytest.mark.parametrize(("queries", "kernel"), [(0, 32), (16, 0)])
+def test_sizes_below_one_are_refused(queries: int, kernel: int) -> None:
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        EHPC(word_backbone("llama"), HEADS, queries, kernel)

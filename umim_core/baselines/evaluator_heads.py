@@ -1,0 +1,225 @@
+"""Evaluator heads: attention heads of one layer that look at a needle, found by a probe.
+
+A needle is a sentence with a number. It is hidden in generated text at nine depths, a question
+about it comes last, and the attention of the last queries on the needle's tokens is summed::
+
+    filler ... One of the special magic numbers for pale-anchor is: 4023117. ... filler
+    What is the special magic number ... for pale-anchor ... is      the last 16 tokens look back
+
+The layer whose heads look at it the most, all together, is taken, and the best quarter of its
+heads. Only the first layers of a backbone are run.
+
+Source: Fei et al., "Efficient Prompt Compression with Evaluator Heads for Long-Context Transformer
+Inference" (NeurIPS 2025). Differences: docs/baselines.md.
+
+Shapes: T tokens, W last queries, L layers, A attention heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from random import Random
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from umim_core.backbone.attention_masks import check_attention_window, eager_attention
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import frozen_twin
+from umim_core.baselines.methods import Ints
+from umim_core.errors import BackboneError
+from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
+from umim_core.task_sets.ruler import NEEDLE
+
+QUERIES: Final = 16
+DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
+PROBE_TOKENS: Final = 512
+EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
+HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
+_QUESTION: Final = (
+    "\nWhat is the special magic number for {key} mentioned in the provided text? "
+    "The special magic number for {key} mentioned in the provided text is"
+)
+
+
+@dataclass(frozen=True)
+class EvaluatorHeads:
+    """Attention heads of one layer.
+
+    Attributes:
+        layer: Index of the layer, from 0.
+        heads: Indices of its heads, rising.
+    """
+
+    layer: int
+    heads: tuple[int, ...]
+
+
+def first_layers(backbone: Backbone, layers: int) -> PreTrainedModel:
+    """Return a backbone's model with its first layers alone; weights are shared.
+
+    Args:
+        backbone: Any backbone; it stays as it is.
+        layers: How many, 1 .. L.
+
+    Raises:
+        BackboneError: If its layers are not one list of modules.
+    """
+    model = frozen_twin(backbone.model)
+    every = int(model.config.num_hidden_layers)
+    lists = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == every
+    ]
+    if len(lists) != 1:
+        raise BackboneError(
+            f"the {every} layers of a backbone must be one list of modules",
+            f"{type(model).__name__} has {len(lists)}",
+            "Use a decoder with layers of one kind.",
+        )
+    [(parent, name, child)] = lists
+    setattr(parent, name, child[:layers])
+    model.config.num_hidden_layers = layers
+    return model
+
+
+class LastQueries:
+    """Attention of the last tokens of a text in the first layers; later layers are not run.
+
+    Args:
+        backbone: The frozen model.
+        layers: How many layers are read.
+    """
+
+    def __init__(self, backbone: Backbone, layers: int) -> None:
+        self._backbone = backbone
+        self.model = first_layers(backbone, layers)
+
+    @torch.no_grad()
+    def weights(self, ids: Ints, queries: int) -> Tensor:
+        """Return the weights of the last queries in every layer [L, A, W, T].
+
+        What stands before them is read without weights, by the backbone's own attention.
+
+        Args:
+            ids: Ids [T] (int64).
+            queries: Last tokens W, 1 .. T.
+
+        Raises:
+            GenerationError: If the text exceeds the window of a sliding-window backbone.
+        """
+        check_attention_window(self.model.config, len(ids))
+        cache, before = DynamicCache(), len(ids) - queries
+        if before:
+            self._read(ids[:before], 0, cache, attention=False)
+        with eager_attention(self.model):
+            return torch.stack(self._read(ids[before:], before, cache, attention=True))
+
+    def _read(self, ids: Ints, first: int, cache: DynamicCache, *, attention: bool) -> list[Tensor]:
+        """Read ids [W] at positions from ``first`` on; return the weights [A, W, T] per layer."""
+        rows = torch.from_numpy(ids).to(self._backbone.device)[None]
+        positions = torch.arange(first, first + len(ids), device=rows.device)[None]
+        out = self.model.base_model(
+            inputs_embeds=self._backbone.embed(rows),
+            attention_mask=positions.new_ones(1, first + len(ids)),  # all of it is one text
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            output_attentions=attention,
+        )
+        return [weights[0] for weights in out.attentions] if attention else []
+
+
+def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
+    """Return the heads of an early layer that look at needles the most.
+
+    Args:
+        backbone: The frozen model, with its tokenizer. The same weights give the same heads.
+
+    Raises:
+        BackboneError: If it has no tokenizer, or its layers cannot be told apart.
+        GenerationError: If a probe exceeds the window of a sliding-window backbone.
+    """
+    layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
+    return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
+
+
+def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
+    """Return the layer with the most mass, and the quarter of its heads that has the most of it.
+
+    Args:
+        mass: Attention on needles, per layer and head [L, A].
+    """
+    layer = int(mass.sum(axis=1).argmax())
+    best = np.argsort(-mass[layer], kind="stable")[: max(1, mass.shape[1] // HEADS)]
+    return EvaluatorHeads(layer, tuple(sorted(best.tolist())))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A text with a needle and a question about it.
+
+    Attributes:
+        ids: The text [T] (int64).
+        needle: Where the needle's tokens are.
+    """
+
+    ids: Ints
+    needle: slice
+
+
+def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float64]:
+    """Return the attention of the last queries on needles, per layer and head [L, A].
+
+    It is the sum over the needle's tokens, averaged over queries and texts.
+    """
+    found = []
+    for text in texts:
+        weights = reader.weights(text.ids, min(QUERIES, len(text.ids)))
+        found.append(weights[..., text.needle].double().sum(dim=-1).mean(dim=-1).cpu().numpy())
+    mean: NDArray[np.float64] = np.mean(found, axis=0)
+    return mean
+
+
+def probes(backbone: Backbone) -> Iterator[Probe]:
+    """Yield one text per depth, of as many tokens as the backbone has positions, 512 at most.
+
+    Of a text that does not fit the beginning is cut off, up to its needle.
+    """
+    room = min(PROBE_TOKENS, backbone.max_positions or PROBE_TOKENS)
+    for number, depth in enumerate(DEPTHS):
+        rng = Random(f"evaluator heads/{number}")
+        key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
+        needle = f" {NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
+        question = backbone.encode(_QUESTION.format(key=key))
+        left = room - len(question) - len(backbone.encode(needle))
+        filler = list(_fitting(rng, left, backbone))
+        texts = inserted(filler, [needle], [depth])
+        parts = [backbone.encode(text) for text in texts] + [question]
+        place = texts.index(needle)
+        start = sum(map(len, parts[:place]))
+        ids = np.array([token for part in parts for token in part], dtype=np.int64)
+        cut = max(0, len(ids) - room)
+        end = start + len(parts[place]) - cut
+        yield Probe(ids[cut:], slice(max(0, start - cut), end))
+
+
+def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:
+    """Yield filler as long as it fits into so many tokens."""
+    used = 0
+
+    def fits(text: str) -> bool:
+        nonlocal used
+        used += len(backbone.encode(text))
+        return used <= room
+
+    return takewhile(fits, (f" {sentence}" for sentence in sentences(rng, None)))
