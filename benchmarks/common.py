@@ -51,7 +51,7 @@ _HELP: Final = {
     "max_damage": "bounds on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",
-    "methods": "baselines; all but the full cache if absent",
+    "methods": "baselines by name",
     "only": "rows to train and measure; all if absent",
     "pairs": "alternating runs of each side",
     "protect": "regular expressions of tokens that no rule may hold, or digits, capitals, newlines",

@@ -21,6 +21,7 @@ from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.prompt_pages import PROMPT_TITLE, has_prompts, prompt_figure
 from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
+from docs.make.reducer_pages import REDUCERS
 from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.second_half_pages import SECOND_HALF, SECOND_HALF_TITLE, second_half_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
@@ -53,6 +54,7 @@ PAGES: Final[dict[str, Part]] = {
     "stock_tasks": STOCK_TASKS,
     "token_reduction": REDUCTION,
     "second_half": SECOND_HALF,
+    "reducers": REDUCERS,
     NAME: SHIPPED_MODEL,
 }
 

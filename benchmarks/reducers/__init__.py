@@ -1,0 +1,1 @@
+"""Cost of token reducers against the prefill that they save."""
