@@ -30,7 +30,7 @@ _LEAD: Final = (
     "are copied from its tables and are of its own backbones. Ours are read from the result files "
     "that each table names; they are of other, smaller models and other texts, so the two can be "
     "compared in direction, not in size. A figure marked † does not hold, for the reason below "
-    "its table, and is nothing to compare with. The last column of the list leads to the section "
+    "its table, and is nothing to compare with. Column `measured` of the list leads to the section "
     "of a table, where what was not run stands with the reason.",
     "`python -m flows report --tables` makes this page anew from `infra/paper_tables` and "
     "`docs/results`.",
@@ -83,16 +83,17 @@ def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
         Column("label", lambda table: f"{table.label}", left=True),
         Column("table", lambda table: table.title, left=True),
         Column("in the paper", _in_the_paper, left=True),
-        Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
         Column("measured", lambda table: _measured(table, results), left=True),
+        Column("ours, on", lambda table: _models(table, results) or DASH, left=True),
     ]
     return make_table("", columns, tables)
 
 
 def _linked(overview: Table, tables: Sequence[PaperTable]) -> Table:
     """Return the list with a link to its section in each row, where the reasons stand."""
+    at = overview.headings.index("measured")
     rows = tuple(
-        (*row[:-1], f"[{row[-1]}](#{_anchor(_heading(table))})")
+        (*row[:at], f"[{row[at]}](#{_anchor(_heading(table))})", *row[at + 1 :])
         for row, table in zip(overview.rows, tables, strict=True)
     )
     return replace(overview, rows=rows)
@@ -117,7 +118,7 @@ def _measured(table: PaperTable, results: Path) -> str:
 
 def _in_the_paper(table: PaperTable) -> str:
     if table.kind != "figures":
-        return KINDS[table.kind].partition(";")[0]
+        return KINDS[table.kind].replace(";", ",").partition(",")[0]
     figures = [
         table.marks(row, name)
         for row in table.rows
@@ -125,7 +126,7 @@ def _in_the_paper(table: PaperTable) -> str:
         if isinstance(cell, int | float)
     ]
     marked = sum(map(bool, figures))
-    return f"{len(figures)} figures" + (f", {marked} of them †" if marked else "")
+    return f"{len(figures)} figures" + (f", {marked} †" if marked else "")
 
 
 def _models(table: PaperTable, results: Path) -> str:
