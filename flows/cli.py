@@ -84,9 +84,11 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
-    from tasks.run.recipes import find_recipe
+    from tasks.run.recipes import confirmed, find_recipe
 
     loaded = find_recipe(recipe)
+    if confirm_run_unsafe_code:
+        loaded = confirmed(loaded)
     if dry_run:
         from flows.parts import plan
         from tasks.plan.recipe_cost import predict_recipe

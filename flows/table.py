@@ -6,7 +6,7 @@ from functools import partial
 
 from prefect import flow
 
-from tasks.data.table_sources import check_data
+from tasks.data.table_sources import check_data, check_limits
 from tasks.run.pipeline import PipelineRun, open_pipeline
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE, questions_stage, shards_stage, table_stage, text_stage
@@ -37,6 +37,7 @@ def measure_table(run: PipelineRun[TableRecipe]) -> Artifact:
     """Questions of every task; every task under every setting, and every text; the table."""
     recipe = run.recipe
     check_data(recipe)
+    check_limits(recipe)
     questions = {
         task: run.stage(questions_stage, run.lease, recipe, task, label=task)
         for task in recipe.tasks

@@ -45,7 +45,7 @@ from benchmarks.generation_quality.text_runs import (
 from umim_core import UMIM
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.text_metrics.mauve import mauve_buckets
-from umim_core.evaluation.text_metrics.reference_similarity import References
+from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
 from umim_core.evaluation.text_metrics.text_features import TextFeatures, features_of
 from umim_core.store.artifacts import digest_of, sha256_bytes
 
@@ -58,12 +58,16 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
     """Measure every checkpoint; every row is written at once.
 
     Raises:
+        MissingExtraError: If a library that compares texts is not installed.
         RuleSetError: If there are bounds on damage and a checkpoint's rules have no prices.
     """
-    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size", "features")
+    require_libraries(options.prompts)  # before minutes of generating
+    features = None if options.features is None else features_of(options.features)
+    names = ("prompt_tokens", "new_tokens", "seeds", "batch_size")
     report["name"] = options.out.stem if options.out else "generation_quality"
-    report |= {name: getattr(options, name) for name in names} | {"subjects": {}}
-    go_on(report, options.out, names, ["subjects"])
+    report |= {name: getattr(options, name) for name in names}
+    report |= {"features": features and features.model, "subjects": {}}
+    go_on(report, options.out, [*names, "features"], ["subjects"])
     models = {
         name: UMIM.from_pretrained(where, backbone=options.backbone)
         for name, where in named(options.checkpoints).items()
@@ -76,11 +80,16 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
     else:
         texts = options.text.read_text(encoding="utf-8").splitlines()
     for name, umim in models.items():
-        add(name, umim, texts, options, report)
+        add(name, umim, features or TextFeatures(umim.backbone), texts, options, report)
 
 
 def add(
-    name: str, umim: UMIM, texts: Sequence[str], options: argparse.Namespace, report: Report
+    name: str,
+    umim: UMIM,
+    features: TextFeatures,
+    texts: Sequence[str],
+    options: argparse.Namespace,
+    report: Report,
 ) -> None:
     """Measure the missing rows of one checkpoint."""
     length = options.prompt_tokens + options.new_tokens
@@ -88,9 +97,6 @@ def add(
     prompts, rest = zip(
         *(np.split(ids, [options.prompt_tokens]) for ids in beginnings), strict=True
     )
-    features = TextFeatures(umim.backbone)
-    if options.features is not None:
-        features = features_of(options.features)
     continuations = tuple(umim.backbone.decode(ids.tolist()) for ids in rest)
     subject = Subject(umim, list(prompts), options.new_tokens, References(continuations, features))
     found = {

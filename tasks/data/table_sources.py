@@ -102,6 +102,34 @@ def check_data(recipe: TableRecipe) -> None:
             )
 
 
+def check_limits(recipe: TableRecipe) -> None:
+    """Refuse limits and permissions of a recipe that apply to none of its tasks.
+
+    Raises:
+        ConfigError: If there is one; it would be ignored.
+    """
+    generated = [own for own in map(generation_task, recipe.tasks) if own is not None]
+    programs = any(TEXT_METRICS.find(name).runs_code for own in generated for name in own.metrics)
+    files = any(isinstance(own.source, DataFile) for own in generated)
+    cut = any(own.cut is not None for own in generated)
+    answers = "a task whose answers are generated"
+    needed = {
+        "questions": (bool(recipe.tasks), "a task"),
+        "new_tokens": (bool(generated), answers),
+        "answers": (bool(generated), answers),
+        "data_files": (files, f"{answers} and whose questions are a file"),
+        "length": (cut, "a task that may cut a text"),
+        "confirm_run_unsafe_code": (programs, "a task that runs programs of a model"),
+    }
+    for name, (there, wanted) in needed.items():
+        if not there and getattr(recipe, name) not in (None, False):
+            raise ConfigError(
+                f"{name} is for tables with {wanted}",
+                f"{getattr(recipe, name)!r} with {', '.join(recipe.tasks) or 'texts alone'}",
+                "Leave it out, or name such a task.",
+            )
+
+
 def refuse_programs(recipe: TableRecipe, task: str) -> None:
     """Refuse a task that runs what a model wrote, where nobody has confirmed it.
 

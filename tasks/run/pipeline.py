@@ -68,6 +68,7 @@ class PipelineRun(Generic[R]):
         tracker: MLflow.
         key: Digest of flow and recipe; names the run in MLflow.
         artifacts: Stages finished so far, in order.
+        at_a_time: Most parts that have run side by side.
     """
 
     recipe: R
@@ -76,6 +77,7 @@ class PipelineRun(Generic[R]):
     tracker: Tracker
     key: str
     artifacts: list[Artifact] = field(default_factory=list)
+    at_a_time: int = 1
     _registered: set[str] = field(default_factory=set)
 
     def stage(
@@ -132,7 +134,9 @@ class PipelineRun(Generic[R]):
         Returns:
             What each part returned, in order.
         """
-        return side_by_side(parts, most or self.recipe.cluster.parallel_stages)
+        most = most or self.recipe.cluster.parallel_stages
+        self.at_a_time = max(self.at_a_time, min(most, len(parts)))
+        return side_by_side(parts, most)
 
     def register(self, backbone: str, trained: Artifact) -> None:
         """Put a cell's checkpoint into MLflow's registry, if it is the first of its backbone.
@@ -248,7 +252,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
                         tracker.finish(key, status)
         tracker.finish(key)
     logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
-    for line in time_lines(run.artifacts, time.monotonic() - began, recipe.cluster.parallel_stages):
+    for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
         logger.info("%s", line)
     if (pages := tracker.pages(key)) is not None:
         logger.info("MLflow: %s", pages.line())

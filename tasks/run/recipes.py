@@ -81,6 +81,21 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
     return recipe
 
 
+def confirmed(recipe: AnyRecipe) -> TableRecipe:
+    """Return a table's recipe that may run programs of a model.
+
+    Raises:
+        ConfigError: If it is another recipe, which would ignore the permission.
+    """
+    if not isinstance(recipe, TableRecipe):
+        raise ConfigError(
+            "--confirm-run-unsafe-code is for tables with a task that runs programs of a model",
+            f"recipe {recipe.name}",
+            "Leave it out.",
+        )
+    return recipe.model_copy(update={"confirm_run_unsafe_code": True})
+
+
 def newest_report() -> Path:
     """Return the newest report page under the artifact root.
 

@@ -16,7 +16,7 @@ def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) ->
     Args:
         artifacts: The stages of the run.
         elapsed: Seconds of the run.
-        at_a_time: Stages that may run side by side.
+        at_a_time: Most stages that ran side by side.
     """
     seconds = defaultdict[str, list[float]](list)
     for artifact in artifacts:
@@ -32,5 +32,6 @@ def time_lines(artifacts: Sequence[Artifact], elapsed: float, at_a_time: int) ->
         for name, built, took in (_HEADINGS, *rows)
     ]
     total = sum(map(sum, seconds.values()))
-    shared = f"; {at_a_time} stages at a time add up to {total:.0f} s" if at_a_time > 1 else ""
+    side_by_side = f"; up to {at_a_time} stages at a time, together {total:.0f} s"
+    shared = side_by_side if at_a_time > 1 else ""
     return [*lines, f"elapsed: {elapsed:.0f} s{shared}"]

@@ -145,6 +145,8 @@ def filter_stage(
         containment=cell.containment,
         rule_budget=cell.rule_budget,
         min_documents=config.min_documents,
+        protect=config.protect,  # recorded; the counts, and so the key, have the ids it excludes
+        sample_tokens=config.sample_tokens,
     )
     spec = StageSpec(
         "filter",

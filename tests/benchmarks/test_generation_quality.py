@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from docs.make.quality_pages import quality_figure, ratio_of
 from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import RuleSetError
+from umim_core.errors import MissingExtraError, RuleSetError
 from umim_core.evaluation.generation_quality import GenerationQuality
 from umim_core.evaluation.text_metrics.reference_similarity import ReferenceSimilarity
 
@@ -105,6 +106,14 @@ def test_a_token_reduction_gives_the_least_bound_that_reaches_it(tiny_umim: UMIM
         damage_bounds(umim, texts, [], [0.5])
 
 
+def test_a_library_that_is_missing_is_named_before_anything_is_generated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.chrf", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'umim\[eval\]'"):
+        main(["--checkpoints", "absent", "--text", "absent.txt"])
+
+
 def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_path: Path) -> None:
     words = [f"w{number}" for number in range(1, 32)]
     lines = [" ".join(words[start : start + 8] * 13) for start in range(4)]
@@ -131,7 +140,8 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}
     assert base["mauve_stand_in_features"] == {"mean": None, "std": None}  # of three prompts
-    assert report["subjects"]["tiny"]["features"].startswith("stand-in features: hidden states of")
+    features = report["subjects"]["tiny"]["features"]
+    assert features.startswith("stand-in features: hidden states of") and "/" not in features
     for number, row in enumerate(rows):
         compared, own = row["by_prompt"], rows[number // 7 * 7]["by_prompt"]
         for name, values in compared.items():

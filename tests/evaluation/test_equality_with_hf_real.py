@@ -60,12 +60,19 @@ def at_the_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def amount(task: str) -> tuple[str, int]:
+    """How much of a task is read, and the variable that says so."""
+    if task == "wikitext":
+        return "UMIM_EQUALITY_PAGES", PAGES
+    return "UMIM_EQUALITY_QUESTIONS", LIMIT
+
+
 def samples(model: LM, loaded: dict[str, Task], chat: bool) -> list[dict[str, Any]]:
     [task] = loaded
     found = evaluator.evaluate(
         lm=model,
         task_dict={"tasks": loaded, "groups": {}, "group_map": {}},
-        limit=PAGES if task == "wikitext" else LIMIT,
+        limit=amount(task)[1],
         bootstrap_iters=0,
         apply_chat_template=chat,
     )
@@ -77,6 +84,10 @@ def both(
     backbone: Backbone, task: str, batch_size: int, chat: bool = False
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Samples of ``merge=none`` and of lm-eval's own model, loaded by itself."""
+    loaded = load_tasks([task])  # once: lm-eval reads its whole index of tasks
+    variable, wanted = amount(task)
+    if wanted > (there := len(loaded[task].eval_docs)):
+        pytest.fail(f"{variable} must be at most {there}, all of {task}; got {wanted}")
     ours = UmimLM(merge="none", backbone=backbone, batch_size=batch_size, max_length=LENGTH)
     theirs = HFLM(
         resolve_backbone(MODEL),
@@ -85,7 +96,6 @@ def both(
         batch_size=batch_size,
         max_length=LENGTH,
     )
-    loaded = load_tasks([task])  # once: lm-eval reads its whole index of tasks
     found = samples(ours, loaded, chat), samples(theirs, loaded, chat)
     assert [row["doc_hash"] for row in found[0]] == [row["doc_hash"] for row in found[1]]
     return found

@@ -56,6 +56,8 @@ def test_a_text_beyond_the_positions_is_cut(backbone: Backbone) -> None:
 
 
 def test_features_are_called_a_stand_in_with_their_layer(backbone: Backbone) -> None:
+    features = TextFeatures(backbone)  # of a directory
+    assert features.model == f"{Path(backbone.name).name} ({backbone.fingerprint[:12]})"
     label = TextFeatures(replace(backbone, name="small")).label
     assert label == "stand-in features: hidden states of small after its last block and final norm"
 

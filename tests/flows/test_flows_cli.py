@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -141,6 +142,18 @@ def test_a_dry_run_refuses_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     done = flows("run", str(path), "--dry-run")
     assert "cluster.use_gpu needs a CUDA device" in str(done.exception)
     assert "distill" in done.stdout  # the plan is shown all the same
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error"),
+    [
+        ("embedded", "--confirm-run-unsafe-code is for tables .*got recipe embedded"),
+        ("tables/long-context-llama-3.1-8b", "confirm_run_unsafe_code is for tables"),
+    ],
+)
+def test_a_permission_that_a_recipe_has_no_use_for_is_refused(recipe: str, error: str) -> None:
+    done = flows("run", recipe, "--dry-run", "--confirm-run-unsafe-code")
+    assert re.search(error, str(done.exception))
 
 
 def test_the_version_is_printed() -> None:

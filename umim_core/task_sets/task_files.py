@@ -70,7 +70,8 @@ def refuse_data_variable() -> None:
         raise ConfigError(
             f"{DATA_VARIABLE} must not be set: the recipe says where questions lie",
             folder,
-            "Unset it, or give the folder as the recipe's task_data or data_files.",
+            "Unset it, on every machine of a cluster, or give the folder as the recipe's task_data "
+            "or data_files.",
         )
 
 

@@ -24,7 +24,7 @@ def test_stages_are_added_up_by_name_and_found_ones_left_out(tmp_path: Path) -> 
         "stage  built  seconds",
         "long       1        1",
         "short      2        0",
-        "elapsed: 7 s; 2 stages at a time add up to 1 s",
+        "elapsed: 7 s; up to 2 stages at a time, together 1 s",
     ]
 
 

@@ -17,7 +17,8 @@ from support.tiny_table import (
     write_problems,
 )
 from tasks.data.table_scores import read_report, read_shards
-from tasks.data.table_sources import question_source, source_facts
+from tasks.data.table_sources import check_limits, question_source, source_facts
+from tasks.run.recipes import find_recipe, table_names
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
 from umim_core.errors import ConfigError, CorpusError
@@ -160,6 +161,34 @@ def test_data_that_a_task_cannot_read_are_refused(
     options = {"tasks": [task], "data_files": None} | changes
     with pytest.raises(ConfigError, match=error):
         run_table(tmp_path, generated_table(tiny_checkpoint, tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"tasks": ["umim_docstrings"], "new_tokens": 6}, "new_tokens is for .* generated"),
+        ({"tasks": ["umim_docstrings"], "new_tokens": None}, "answers is for .*got 2 with"),
+        ({"tasks": ["umim_ruler_1k"]}, "data_files is for .* whose questions are a file"),
+        ({"length": 64}, "length is for .*may cut a text; got 64 with umim_amc23"),
+        ({"confirm_run_unsafe_code": True}, "confirm_run_unsafe_code is for .*runs programs"),
+        (
+            {"tasks": [], "settings": [], "questions": 3,
+             "texts": {"t": {"source": {"kind": "text", "paths": ["t.txt"]}}}},
+            "questions is for tables with a task; got 3 with texts alone",
+        ),
+    ],
+)  # fmt: skip
+def test_limits_that_apply_to_no_task_are_refused(
+    tiny_checkpoint: Path, tmp_path: Path, changes: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        check_limits(generated_table(tiny_checkpoint, tmp_path, **changes))
+
+
+def test_every_recipe_of_a_table_has_limits_of_its_tasks() -> None:
+    for name in table_names():
+        recipe: Any = find_recipe(name)
+        check_limits(recipe)
 
 
 def test_the_table_of_the_hub_that_questions_come_from_belongs_into_their_key(

@@ -26,7 +26,14 @@ from support.tiny_table import (
     write_problems,
     write_questions,
 )
-from tasks.data.table_jobs import ModelPlace, ShardJob, TextJob, measure_text
+from tasks.data.table_jobs import (
+    ModelPlace,
+    ShardJob,
+    TextJob,
+    find_questions,
+    measure_text,
+    score_shard,
+)
 from tasks.data.table_scores import SHARDS, read_shards, table_row
 from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe
@@ -35,7 +42,7 @@ from umim_core.config.table_recipe import TableRecipe, TableText
 from umim_core.errors import CheckpointError, ConfigError, EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.tasks.shard_values import ShardScores
+from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.model.umim import UMIM
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
@@ -202,6 +209,19 @@ def test_task_data_of_the_environment_is_refused_behind_a_hub(
     recipe = tiny_table(tiny_checkpoint, questions, task_data=None, hub=str(questions))
     with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
         run_table(tmp_path, recipe)
+
+
+def test_task_data_of_a_workers_own_environment_is_refused(
+    questions: Path, whole: TableRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_TASK_DATA", str(questions))
+    source, place = QuestionSource("umim_piqa"), ModelPlace("absent", "", "cpu", "float32", 4)
+    job = ShardJob(place, whole.recipe.settings[0], source, QuestionSet(7, "", ("acc",)), 0, 2)
+    for read in (partial(find_questions, source), partial(score_shard, job)):
+        with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
+            read()
+    known = QuestionSource("umim_piqa", folder=str(questions))  # which wins over the variable
+    assert find_questions(known).count == QUESTIONS
 
 
 def test_questions_that_changed_meanwhile_are_refused(

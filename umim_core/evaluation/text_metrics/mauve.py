@@ -9,7 +9,7 @@ Source: Pillutla et al., 2021, "MAUVE: Measuring the Gap Between Neural Text and
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,16 +49,29 @@ def mauve(texts: Features, references: Features) -> float:
             f"{len(texts)} and {len(references)}",
             "Generate from more prompts.",
         )
-    try:
-        from mauve import compute_mauve
-    except ImportError as error:
-        raise MissingExtraError(
-            "MAUVE needs mauve-text", str(error), "pip install 'umim[metrics]'"
-        ) from error
-    found = compute_mauve(
+    found = _compute_mauve()(
         p_features=references,
         q_features=texts,
         num_buckets=mauve_buckets(len(references)),
         seed=_SEED,
     )
     return float(found.mauve)
+
+
+def require_mauve() -> None:
+    """Make sure that mauve-text is installed.
+
+    Raises:
+        MissingExtraError: If it is not.
+    """
+    _compute_mauve()
+
+
+def _compute_mauve() -> Any:
+    try:
+        from mauve import compute_mauve
+    except ImportError as error:
+        raise MissingExtraError(
+            "MAUVE needs mauve-text", str(error), "pip install 'umim[metrics]'"
+        ) from error
+    return compute_mauve

@@ -19,7 +19,7 @@ from torch import Tensor
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.text_metrics.bertscore import BERTSCORE, greedy_bertscore
 from umim_core.evaluation.text_metrics.chrf import chrf
-from umim_core.evaluation.text_metrics.mauve import FEWEST_TEXTS, MAUVE, mauve
+from umim_core.evaluation.text_metrics.mauve import FEWEST_TEXTS, MAUVE, mauve, require_mauve
 from umim_core.evaluation.text_metrics.rouge import rouge
 from umim_core.evaluation.text_metrics.text_features import TextFeatures
 
@@ -59,6 +59,22 @@ class ReferenceSimilarity:
         """Return all figures of the set by name: means over texts, and MAUVE."""
         means = {name: math.fsum(values) / len(values) for name, values in self.by_text.items()}
         return means | {MAUVE: self.mauve}
+
+
+def require_libraries(texts: int) -> None:
+    """Make sure that a comparison will find its libraries, before texts are generated for it.
+
+    Args:
+        texts: How many will be compared; fewer than `FEWEST_TEXTS` have no MAUVE.
+
+    Raises:
+        MissingExtraError: If one is not installed; the message has the command.
+    """
+    word = {"references": ["word"]}
+    rouge(["word"], word)
+    chrf(["word"], word)
+    if texts >= FEWEST_TEXTS:
+        require_mauve()
 
 
 def reference_similarity(texts: Sequence[str], references: References) -> ReferenceSimilarity:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,11 +31,18 @@ class TextFeatures:
     backbone: Backbone
 
     @property
+    def model(self) -> str:
+        """Name of the model; of files their own name and a digest, no path of this machine."""
+        place = Path(self.backbone.name)
+        if not place.exists():
+            return self.backbone.name
+        return f"{place.resolve().name} ({self.backbone.fingerprint[:12]})"
+
+    @property
     def label(self) -> str:
         """The features in words, for results."""
         return (
-            f"stand-in features: hidden states of {self.backbone.name} after its last block and "
-            "final norm"
+            f"stand-in features: hidden states of {self.model} after its last block and final norm"
         )
 
     @torch.no_grad()
