@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe
@@ -14,7 +15,10 @@ from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.store.artifacts import directory_digest, sha256_file
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.spec import TASKS
-from umim_core.task_sets.task_files import DataFile, read_rows, refuse_data_variable
+from umim_core.task_sets.task_files import DataFile, HubTable, read_rows, refuse_data_variable
+from umim_core.text.sources import HubDataset, source_digests
+
+HUB_COMMIT: Final = "hub_commit"  # among the inputs of a task's questions
 
 
 def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> QuestionSource:
@@ -28,7 +32,10 @@ def question_source(recipe: TableRecipe, task: str, digests: Mapping[str, str]) 
     folders = (recipe.hub, recipe.task_data)
     places = [None if at is None else str(Path(at).resolve()) for at in folders]
     own = generation_task(task)
-    answers = None if own is None else _answers(recipe, own)
+    table = hub_table(recipe, task)
+    here = table is None or Path(table.path).is_dir()
+    commit = None if here else digests.get(HUB_COMMIT)
+    answers = None if own is None else _answers(recipe, own, commit)
     return QuestionSource(task, *places, digest=" ".join(digests.values()), answers=answers)
 
 
@@ -38,13 +45,17 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
     Prompts of a task whose answers are generated are measured in the backbone's tokens.
 
     Raises:
-        CorpusError: If the recipe's folder of data files lacks the task's.
+        CorpusError: If the recipe's folder of data files lacks the task's, or the hub cannot be
+            asked for its table's commit and the recipe names no revision.
     """
     folders = {"hub": recipe.hub, "task_data": recipe.task_data}
     found = {name: directory_digest(Path(at)) for name, at in folders.items() if at is not None}
     own = generation_task(task)
     if own is None:
         return found
+    if (table := hub_table(recipe, task)) is not None:
+        asked = HubDataset(name=table.path, config=table.name, revision=recipe.revisions.get(task))
+        (found[HUB_COMMIT],) = source_digests(asked)
     if recipe.data_files is not None and isinstance(own.source, DataFile):
         folder = Path(recipe.data_files)
         next(read_rows(own.source, folder), None)  # refuses a file that is missing
@@ -69,6 +80,14 @@ def source_facts(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> 
     return {} if known is None or digests else {"sources": known.sources()}
 
 
+def hub_table(recipe: TableRecipe, task: str) -> HubTable | None:
+    """Return the hub's table that a task's questions are read from; None for another source."""
+    own = generation_task(task)
+    if own is None or recipe.data_files is not None or recipe.hub is not None:
+        return None
+    return own.source.hub if isinstance(own.source, DataFile) else None
+
+
 def generation_task(task: str) -> GenerationSet | None:
     """Return the specification of a task whose answers are generated; None for another task."""
     return GENERATION_TASKS.find(task) if task in GENERATION_TASKS.names() else None
@@ -79,10 +98,18 @@ def check_data(recipe: TableRecipe) -> None:
 
     Raises:
         ConfigError: If ``UMIM_TASK_DATA`` is set without ``task_data``, a task whose answers are
-            generated has ``task_data``, or it needs ``data_files`` and there are none.
+            generated has ``task_data``, it needs ``data_files`` and there are none, or a revision
+            is of no data set that is read.
     """
     if recipe.task_data is None:  # which wins over the variable
         refuse_data_variable()
+    for task in recipe.revisions:
+        if task not in recipe.tasks or hub_table(recipe, task) is None:
+            raise ConfigError(
+                "revisions are of tasks of the table whose questions come from the hub's own table",
+                task,
+                "Leave it out; the content of folders and files is in the keys as it is.",
+            )
     for task in recipe.tasks:
         own = generation_task(task)
         if own is None:
@@ -147,8 +174,10 @@ def refuse_programs(recipe: TableRecipe, task: str) -> None:
         )
 
 
-def _answers(recipe: TableRecipe, own: GenerationSet) -> AnswerOptions:
+def _answers(recipe: TableRecipe, own: GenerationSet, commit: str | None) -> AnswerOptions:
     options: dict[str, int | str] = dict(_options(recipe, own))
+    if commit is not None:
+        options["task_revision"] = commit
     if recipe.data_files is not None:
         options["task_data"] = str(Path(recipe.data_files).resolve())
     return AnswerOptions(

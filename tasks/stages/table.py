@@ -34,6 +34,7 @@ from tasks.data.table_scores import (
     totals,
 )
 from tasks.data.table_sources import (
+    HUB_COMMIT,
     data_digests,
     question_source,
     refuse_programs,
@@ -200,6 +201,8 @@ def table_stage(
     inputs |= {f"{task} | {setting}": made.digest for (task, setting), made in scores.items()}
     inputs |= {f"text {name}": made.key for name, made in texts.items()}  # it holds no file
     settings = [setting.name for setting in recipe.settings]
+    asked_of = {task: made.manifest()["inputs"] for task, made in questions.items()}
+    commits = {task: of[HUB_COMMIT] for task, of in asked_of.items() if HUB_COMMIT in of}
     spec = StageSpec(
         "table",
         2,
@@ -212,6 +215,7 @@ def table_stage(
             "seed": recipe.seed,
             "limits": {name: getattr(recipe, name) for name in _LIMITS},
             "settings": settings,
+            **({"hub_commits": commits} if commits else {}),
         },
         inputs,
     )

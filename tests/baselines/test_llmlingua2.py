@@ -15,9 +15,16 @@ from support.reduced_texts import (
     word_backbone,
     word_classifier,
 )
-from umim_core.baselines.llmlingua2 import LLMLingua2, TokenClassifier, load_token_classifier
+from umim_core.baselines.llmlingua2 import (
+    LLMLingua2,
+    TokenClassifier,
+    hub_commit,
+    load_token_classifier,
+)
+from umim_core.baselines.methods import ReducedTokens
 from umim_core.baselines.reduction import reduce_tokens
 from umim_core.errors import BackboneError
+from umim_core.evaluation.answer_identity import named_method
 
 TEXT = "the cat sat in the mat. it ran and slept."
 
@@ -68,6 +75,22 @@ def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
     found = loaded.preserve("cat dog", ends).tolist()
     assert found == classifier.preserve("cat dog", ends).tolist()
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+def test_results_name_the_commit_of_the_classifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, place = "c" * 40, tmp_path / "models--o--c"
+    for folder in ("refs", f"snapshots/{commit}"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs" / "main").write_text(commit, "utf-8")  # as the hub's client leaves it
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert hub_commit("o/c", None, local_files_only=True) == commit
+    assert hub_commit(str(tmp_path), None) is None
+    reducer = LLMLingua2(word_classifier(), word_backbone("llama").require_tokenizer())
+    assert named_method("llmlingua2", ReducedTokens(reducer)) == "llmlingua2"
+    known = ReducedTokens(reducer, f"o/c@{commit}")
+    assert named_method("llmlingua2", known) == f"llmlingua2 (o/c@{commit})"
 
 
 def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:

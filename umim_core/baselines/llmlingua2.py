@@ -21,10 +21,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from huggingface_hub import ResolvedRevision
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils.hub import resolve_revision
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import check_complete, freeze, loading
@@ -51,10 +53,12 @@ class TokenClassifier:
     Attributes:
         model: A token classifier of two labels; label 1 is to preserve.
         tokenizer: Its tokenizer, a fast one.
+        commit: Commit of the hub's repository that it was loaded from; None for a directory.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    commit: str | None = None
 
     @property
     def chunk(self) -> int:
@@ -110,6 +114,8 @@ def load_token_classifier(
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
     """
     check_place(_WHAT, name, "config.json", revision, local_files_only)
+    commit = hub_commit(name, revision, local_files_only=local_files_only)
+    revision = commit or revision  # all files of one commit
     try:
         config, _ = PreTrainedConfig.get_config_dict(
             name, revision=revision, local_files_only=local_files_only
@@ -130,7 +136,13 @@ def load_token_classifier(
     model, report = loaded
     check_complete(_WHAT, name, report["missing_keys"], _TRAINED)
     tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
-    return TokenClassifier(freeze(model), tokenizer)
+    return TokenClassifier(freeze(model), tokenizer, commit)
+
+
+def hub_commit(name: str, revision: str | None, *, local_files_only: bool = False) -> str | None:
+    """Return the commit that a revision of a hub's repository is now; None for a directory."""
+    found = resolve_revision(name, revision, local_files_only=local_files_only)
+    return found.resolved if isinstance(found, ResolvedRevision) else None
 
 
 @dataclass(frozen=True)
@@ -169,4 +181,6 @@ class LLMLingua2:
 @BASELINES.add("llmlingua2")
 def llmlingua2(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
     """Delete the words that the published token classifier would not preserve."""
-    return ReducedTokens(LLMLingua2(load_token_classifier(PUBLISHED), backbone.require_tokenizer()))
+    classifier = load_token_classifier(PUBLISHED)
+    reducer = LLMLingua2(classifier, backbone.require_tokenizer())
+    return ReducedTokens(reducer, f"{PUBLISHED}@{classifier.commit or 'unknown'}")

@@ -130,10 +130,16 @@ class CachePolicy(Protocol):
 
 @dataclass(frozen=True)
 class ReducedTokens:
-    """A method that deletes tokens of the prompt."""
+    """A method that deletes tokens of the prompt.
+
+    Attributes:
+        reducer: Chooses the tokens that stay.
+        model: A model of its own that it chooses by, as name@commit; None for the backbone.
+    """
 
     side: ClassVar[Side] = "prompt"
     reducer: TokenReducer
+    model: str | None = None
 
 
 @dataclass(frozen=True)

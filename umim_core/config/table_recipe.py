@@ -52,7 +52,7 @@ class TableText(Model):
     segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
 
 
-class TableRecipe(RunRecipe):
+class TableRecipe(RunRecipe, StableDump):
     """One table of the paper on one checkpoint; its first setting is what others differ from."""
 
     kind: Literal["table"]
@@ -68,6 +68,9 @@ class TableRecipe(RunRecipe):
     )
     data_files: str | None = Field(
         None, description="Folder of the data files of tasks whose answers are generated."
+    )
+    revisions: Annotated[dict[str, str], LATER] = Field(
+        {}, description="Revision of the hub's data set of a task with generated answers, by task."
     )
     questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
     new_tokens: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from umim_core.baselines.methods import Method, ReducedTokens
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.config.form import Merge
 from umim_core.merging.compressed import Compressed
@@ -38,3 +39,9 @@ def answer_identity(
         "method": method or "umim",
         "target_tr": None if target is None else target.target,
     }
+
+
+def named_method(name: str | None, method: Method) -> str | None:
+    """Return a baseline's name, with the model of its own that it chooses tokens by, if any."""
+    own = method.model if isinstance(method, ReducedTokens) else None
+    return name if own is None else f"{name} ({own})"

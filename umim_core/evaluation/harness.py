@@ -36,7 +36,7 @@ from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
 from umim_core.errors import BackboneError
-from umim_core.evaluation.answer_identity import answer_identity
+from umim_core.evaluation.answer_identity import answer_identity, named_method
 from umim_core.evaluation.console import bars_are_hidden, known_arguments, one_line_errors
 from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.generated_rows import RowWriter
@@ -151,6 +151,7 @@ class UmimLM(SizedModel):
         extend_evaluate()
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
+            self.method = named_method(method, made)
             self.scorer = method_scorer(made, compressed, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)

@@ -84,7 +84,7 @@ def exceeds(
 
 
 def _read(file: DataFile, options: TaskOptions) -> Iterable[GenerationQuestion]:
-    rows = read_rows(file, task_folder(options.task_data))
+    rows = read_rows(file, task_folder(options.task_data), options.task_revision)
     for row in islice(rows, options.task_questions):
         fields = {name: row[name] for name in file.fields}
         yield GenerationQuestion(row["id"], fields, tuple(row["references"]))

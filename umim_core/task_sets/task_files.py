@@ -75,17 +75,27 @@ def refuse_data_variable() -> None:
         )
 
 
-def read_rows(file: DataFile, folder: Path | None) -> Iterator[dict[str, Any]]:
+def read_rows(
+    file: DataFile, folder: Path | None, revision: str | None = None
+) -> Iterator[dict[str, Any]]:
     """Read the rows of a data file, with the columns ``id``, the fields and ``references``.
 
     Args:
         file: The file.
         folder: Folder of task data; None reads the hub's table.
+        revision: Of the hub's table; None for its newest.
 
     Raises:
+        ConfigError: If a revision is named and a folder is read.
         CorpusError: If there is neither, or a row lacks a column or holds other than text there.
     """
-    rows = _hub_rows(file) if folder is None else _lines(file, folder / file.path)
+    if folder is not None and revision is not None:
+        raise ConfigError(
+            f"a revision is one of the hub's data set, and {file.path} is read from a folder",
+            f"revision {revision}, folder {folder}",
+            "Leave out one of the two.",
+        )
+    rows = _hub_rows(file, revision) if folder is None else _lines(file, folder / file.path)
     for place, number, row in rows:
         made: dict[str, Any] = {"id": str(row.get(file.id, number))}
         for column in file.fields:
@@ -182,7 +192,7 @@ def _lines(file: DataFile, path: Path) -> Iterator[tuple[str, int, Mapping[str, 
     yield from read_objects(path)
 
 
-def _hub_rows(file: DataFile) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def _hub_rows(file: DataFile, revision: str | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
     if file.hub is None:
         raise CorpusError(
             f"the data file {file.path} must be at hand: no data set of the hub has its form",
@@ -192,7 +202,7 @@ def _hub_rows(file: DataFile) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
         )
     hub = file.hub
     try:
-        table = open_hub_dataset(hub.path, hub.name, hub.split)
+        table = open_hub_dataset(hub.path, hub.name, hub.split, revision)
     except CorpusError as error:
         raise CorpusError(
             f"the data set {hub.path} must be within reach of the hub's client, or {file.path} in "

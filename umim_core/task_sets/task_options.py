@@ -14,7 +14,10 @@ _PREFIX: Final = "task_"
 _LEAST: Final = {"task_seed": 0} | dict.fromkeys(
     ("task_questions", "task_length", "task_new_tokens", "task_repeats"), 1
 )
-_TEXTS: Final = {"task_features": "the name of a model"}
+_TEXTS: Final = {
+    "task_features": "the name of a model",
+    "task_revision": "a revision of a data set of the hub",
+}
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -31,6 +34,7 @@ class TaskOptions:
         task_length: Most tokens of prompt and answer of tasks whose long field may be cut.
         task_new_tokens: Most tokens of an answer, instead of the task's own number.
         task_repeats: Answers per question, instead of the task's own number.
+        task_revision: Revision of the hub's data set, where a task's questions come from one.
         task_features: Model whose hidden states are the stand-in features of BERTScore; without it
             tasks have no BERTScore.
 
@@ -46,6 +50,7 @@ class TaskOptions:
     task_new_tokens: int | None = None
     task_repeats: int | None = None
     task_features: str | None = None
+    task_revision: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -27,10 +27,11 @@ def open_hub_dataset(name: str, config: str | None, split: str, revision: str | 
     try:
         return datasets.load_dataset(name, config, split=split, revision=revision)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        pinned = "" if revision is None else f", revision {revision!r}"
         # OSError: no network, offline mode, unknown id, missing file; ValueError: unknown
         # configuration or split; RuntimeError: the data set is a script.
         raise CorpusError(
-            f"data set {name!r} must be loadable (config {config!r}, split {split!r})",
+            f"data set {name!r} must be loadable (config {config!r}, split {split!r}{pinned})",
             f"{type(error).__name__}: {error}",
             "Check the names; offline, name a local folder or download the data set beforehand.",
         ) from error

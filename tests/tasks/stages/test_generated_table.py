@@ -17,7 +17,14 @@ from support.tiny_table import (
     write_problems,
 )
 from tasks.data.table_scores import read_report, read_shards
-from tasks.data.table_sources import check_limits, question_source, source_facts
+from tasks.data.table_sources import (
+    HUB_COMMIT,
+    check_data,
+    check_limits,
+    data_digests,
+    question_source,
+    source_facts,
+)
 from tasks.run.recipes import find_recipe, table_names
 from tasks.run.stage import Artifact
 from tasks.stages.table import TABLE
@@ -199,6 +206,40 @@ def test_the_table_of_the_hub_that_questions_come_from_belongs_into_their_key(
     assert "sources" not in source_facts(here, "umim_gsm8k", {})
     found: Any = source_facts(there, "umim_gsm8k", {})["sources"]
     assert found["hub"]["path"] == "openai/gsm8k" and found["hub"]["columns"]
+
+
+def test_the_commit_of_the_hubs_table_is_in_the_key_and_read_by_workers(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    recipes = [
+        generated_table(tiny_checkpoint, tmp_path, tasks=["umim_gsm8k"], data_files=None,
+                        revisions={"umim_gsm8k": commit * 40})
+        for commit in "ab"
+    ]  # fmt: skip
+    for recipe, commit in zip(recipes, "ab", strict=True):
+        check_data(recipe)
+        digests = data_digests(recipe, "umim_gsm8k")
+        assert digests[HUB_COMMIT] == commit * 40
+        read = question_source(recipe, "umim_gsm8k", digests).answers
+        assert read is not None and dict(read.options)["task_revision"] == commit * 40
+
+
+def test_a_table_of_the_hub_that_cannot_be_asked_for_its_commit_needs_a_revision(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    recipe = generated_table(tiny_checkpoint, tmp_path, tasks=["umim_gsm8k"], data_files=None)
+    with pytest.raises(CorpusError, match=r"pinned by its revision; got openai/gsm8k"):
+        data_digests(recipe, "umim_gsm8k")
+
+
+@pytest.mark.parametrize("changes", [{}, {"tasks": ["umim_ruler_1k"], "data_files": None}])
+def test_a_revision_of_no_table_of_the_hub_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    recipe = generated_table(tiny_checkpoint, tmp_path, revisions={"umim_amc23": "main"}, **changes)
+    with pytest.raises(ConfigError, match=r"revisions are of tasks .*got umim_amc23"):
+        check_data(recipe)
 
 
 def test_a_data_file_that_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
