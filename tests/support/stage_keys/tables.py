@@ -59,7 +59,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     ways = {
         f"recipe.settings[{number}].{name}": _BY_SCORES
         for number in (0, 1)
-        for name in ("merge", "raw_tail", "method")
+        for name in ("merge", "raw_tail", "method", "target_tr", "protect")
     }
     answers = ("recipe.questions", "recipe.checkpoint", "recipe.data_files", *(
         f"recipe.{name}" for name in limits))  # fmt: skip
