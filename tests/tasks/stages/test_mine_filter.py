@@ -1,4 +1,4 @@
-"""Refusals of the filter stage where its counts are found and not made."""
+"""The filter stage without a cluster: what it refuses, and what its rules record."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.tiny_mining import InProcess, NoCluster, TinyCorpus
 from tasks.data.mining_files import corpus_digest
 from umim_core.config.recipe import MiningConfig
 from umim_core.errors import ArtifactError, CorpusError
+from umim_core.rules.ruleset import RuleSet
 
 
 def test_more_documents_than_there_are_give_no_empty_rule_set(
@@ -26,6 +27,16 @@ def test_more_documents_than_there_are_give_no_empty_rule_set(
     with pytest.raises(CorpusError, match=r"min_documents is 1000, .* as many documents; got 15"):
         corpus.filter(tmp_path, found, greedy)
     assert not list(tmp_path.glob("filter/*"))
+
+
+def test_rules_record_the_patterns_of_tokens_that_they_were_kept_off(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.stages.mine, "ClusterCounter", InProcess)
+    corpus = TinyCorpus.make(tmp_path / "corpus", tiny_tokenizer, 1000)
+    config = MiningConfig(protect=("^w3$",))
+    made = corpus.filter(tmp_path, corpus.count(tmp_path, NoCluster(), config), config)
+    assert RuleSet.load(made.path / "rules").origin.protect == ("^w3$",)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"digest": 7}'])
