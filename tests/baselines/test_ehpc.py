@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from umim_core.baselines.evaluator_heads import (
     LastQueries,
     best_heads,
     find_evaluator_heads,
+    known_evaluator_heads,
     probes,
 )
 from umim_core.baselines.methods import Ints
@@ -106,6 +108,21 @@ def test_the_same_weights_give_the_same_heads(backbone: Backbone) -> None:
     found = find_evaluator_heads(backbone)
     assert found == find_evaluator_heads(backbone)
     assert found.layer == 0 and len(found.heads) == 1  # 0.6 of two layers, a quarter of four heads
+
+
+def test_heads_are_kept_between_calls_and_damaged_records_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    backbone = word_backbone("llama")
+    found = known_evaluator_heads(backbone)
+    assert found == find_evaluator_heads(backbone)
+    [record] = tmp_path.rglob("*.json")
+    record.write_text('{"layer": 1, "heads": [0, 2]}')
+    assert known_evaluator_heads(backbone) == EvaluatorHeads(1, (0, 2))  # no probe is run
+    for damaged in ('{"layer": 2, "heads": [0]}', '{"layer": 0, "heads": [4]}', "[", "[]"):
+        record.write_text(damaged)
+        assert known_evaluator_heads(backbone) == found
 
 
 @pytest.mark.parametrize(("queries", "kernel"), [(0, 32), (16, 0)])

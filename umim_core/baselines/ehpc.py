@@ -29,7 +29,7 @@ from umim_core.baselines.evaluator_heads import (
     QUERIES,
     EvaluatorHeads,
     LastQueries,
-    find_evaluator_heads,
+    known_evaluator_heads,
 )
 from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
@@ -117,4 +117,4 @@ def pool(scores: NDArray[np.float64], kernel: int) -> NDArray[np.float64]:
 @BASELINES.add("ehpc")
 def ehpc(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
     """Delete the tokens that a few probed heads of an early layer look at the least."""
-    return ReducedTokens(EHPC(backbone, find_evaluator_heads(backbone)))
+    return ReducedTokens(EHPC(backbone, known_evaluator_heads(backbone)))

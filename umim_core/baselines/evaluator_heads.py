@@ -9,6 +9,9 @@ about it comes last, and the attention of the last queries on the needle's token
 The layer whose heads look at it the most, all together, is taken, and the best quarter of its
 heads. Only the first layers of a backbone are run.
 
+What was found is kept under ``$XDG_CACHE_HOME/umim/evaluator-heads`` (``~/.cache``), by the digests
+of backbone and tokenizer. A record that is damaged, or does not fit the model, is as good as none.
+
 Source: Fei et al., "Efficient Prompt Compression with Evaluator Heads for Long-Context Transformer
 Inference" (NeurIPS 2025). Differences: docs/baselines.md.
 
@@ -18,8 +21,10 @@ Shapes: T tokens, W last queries, L layers, A attention heads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from itertools import takewhile
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -34,7 +39,9 @@ from umim_core.backbone.attention_masks import check_attention_window, eager_att
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.baselines.methods import Ints
-from umim_core.errors import BackboneError
+from umim_core.errors import ArtifactError, BackboneError
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
+from umim_core.store.disk import user_cache
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
 from umim_core.task_sets.ruler import NEEDLE
 
@@ -42,6 +49,7 @@ QUERIES: Final = 16
 DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 PROBE_TOKENS: Final = 512
 EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
+_VERSION: Final = 1  # of the probe; raised whenever its texts or the choice change
 HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
 _QUESTION: Final = (
     "\nWhat is the special magic number for {key} mentioned in the provided text? "
@@ -151,6 +159,40 @@ def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     """
     layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
     return best_heads(needle_mass(LastQueries(backbone, layers), probes(backbone)))
+
+
+def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
+    """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
+    key = {
+        "probe": _VERSION,
+        "backbone": backbone.fingerprint,
+        "tokenizer": backbone.tokenizer_fingerprint,
+        "dtype": str(backbone.dtype),
+    }
+    name = sha256_bytes(canonical_json(key).encode())
+    record = user_cache() / "evaluator-heads" / f"{name}.json"
+    found = _read_heads(record, backbone)
+    if found is None:
+        found = find_evaluator_heads(backbone)
+        with suppress(ArtifactError):  # a folder that cannot be written costs time only
+            write_json(record, asdict(found))
+    return found
+
+
+def _read_heads(record: Path, backbone: Backbone) -> EvaluatorHeads | None:
+    """Return the heads of a record if the backbone has such ones."""
+    try:
+        kept = read_json(record)
+    except ArtifactError:
+        return None
+    config = backbone.model.config
+    layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
+    if not isinstance(kept, dict) or kept.keys() != {"layer", "heads"}:
+        return None
+    layer, chosen = kept["layer"], kept["heads"]
+    if not isinstance(chosen, list) or not chosen or layer not in layers:
+        return None
+    return EvaluatorHeads(layer, tuple(chosen)) if all(one in heads for one in chosen) else None
 
 
 def best_heads(mass: NDArray[np.float64]) -> EvaluatorHeads:
