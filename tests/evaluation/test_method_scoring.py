@@ -246,12 +246,6 @@ def test_span_eviction_generates_as_the_engine_does(checkpoint_path: Path) -> No
     assert found["cache_reduction"] != 0.0 == found["token_reduction"]
 
 
-def test_a_policy_that_is_asked_after_the_prefill_does_not_generate(checkpoint_path: Path) -> None:
-    model = UmimLM(checkpoint_path, method="full-cache", dtype="float32")
-    with pytest.raises(EvaluationError, match="does not generate"):
-        model.generate_until([], disable_tqdm=True)
-
-
 def test_a_baseline_has_no_bound_of_the_checkpoints_own_rules(umim: Scorer) -> None:
     bounded = replace(umim.compressed, decode_max_damage=1.0)
     found = merged_by(MergedSpans(MATCHER, mean_embedding), bounded)

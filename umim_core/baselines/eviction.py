@@ -70,11 +70,12 @@ class PolicyCache:
         policy: Chooses the columns that stay; of this text alone.
 
     Attributes:
+        backbone: The model.
         tokens: Tokens read so far.
     """
 
     def __init__(self, backbone: Backbone, policy: CachePolicy) -> None:
-        self._backbone, self._policy = backbone, policy
+        self.backbone, self._policy = backbone, policy
         self._cache = DynamicCache()
         self._layers: list[_Written] = []
         self.tokens = 0
@@ -103,7 +104,7 @@ class PolicyCache:
         """
         weighs = self._policy.reads_attention
         parts = torch.split(ids, WEIGHED_TOKENS if weighs else len(ids))
-        with eager_attention(self._backbone.model) if weighs else nullcontext():
+        with eager_attention(self.backbone.model) if weighs else nullcontext():
             for part in parts[:-1]:
                 _, attention = self._forward(part, weights=weighs)
                 self._evict(self.columns, attention)
@@ -125,8 +126,8 @@ class PolicyCache:
         first = self._next_position
         positions = torch.arange(first, first + len(ids), device=ids.device)[None]
         seen = positions.new_ones(1, self.columns + len(ids))  # all of it is one text
-        out = self._backbone.trunk(
-            inputs_embeds=self._backbone.embed(ids[None]),
+        out = self.backbone.trunk(
+            inputs_embeds=self.backbone.embed(ids[None]),
             attention_mask=seen,
             position_ids=positions,
             past_key_values=self._cache,

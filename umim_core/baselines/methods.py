@@ -157,8 +157,8 @@ class EvictedColumns:
 
     Attributes:
         new_policy: Makes the policy of a text, given its raw ids [T].
-        states: States of a text that the method shortens while it is read; None where it is defined
-            after a whole context only.
+        states: States of a text that the method shortens token by token in one masked forward; None
+            where it reads a context whole and drops columns behind it.
     """
 
     side: ClassVar[Side] = "cache"

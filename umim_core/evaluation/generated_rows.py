@@ -1,7 +1,8 @@
 """Texts generated after shortened prompts, cut to their limits, with their tokens and units.
 
 UMIM and baselines that merge spans read prompts in units; a token reducer's prompts lose tokens
-before they are read; span eviction reads them raw, and columns leave the cache as they get old.
+before they are read; policies of the cache read them raw, and drop columns after the prompt and
+after every token, span eviction in a batch, the others row by row.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from transformers import GenerationConfig
 
+from umim_core.baselines.policy_generation import generate_evicted
 from umim_core.config.form import Merge
-from umim_core.errors import EvaluationError
 from umim_core.evaluation.gen_kwargs import Wanted
 from umim_core.evaluation.method_scoring import (
     AnyScorer,
@@ -51,7 +53,7 @@ class RowWriter:
     Attributes:
         scorer: Shortens prompts, and counts.
         merge: What the engine merges; nothing where a baseline deletes tokens or columns.
-        age: Age at which spans leave the cache; None where none leave.
+        age: Age at which spans leave the cache; None where none leave by age.
     """
 
     scorer: AnyScorer
@@ -65,21 +67,12 @@ class RowWriter:
         Args:
             scorer: Of a checkpoint or a baseline.
             merge: What a checkpoint merges.
-
-        Raises:
-            EvaluationError: If columns leave the cache by a policy that scores only.
         """
         if isinstance(scorer, Scorer):
             return cls(scorer, merge)
-        if isinstance(scorer, ReducedScorer):
-            return cls(scorer, "none")
-        if isinstance(scorer.states, EvictedStates):
+        if isinstance(scorer, EvictedScorer) and isinstance(scorer.states, EvictedStates):
             return cls(scorer, "none", scorer.states.age)
-        raise EvaluationError(
-            "this baseline scores continuations and does not generate",
-            "a policy of the KV cache that is asked after a whole prompt",
-            "Use tasks of likelihoods, a baseline of the prompt, or span eviction.",
-        )
+        return cls(scorer, "none")
 
     @cached_property
     def engine(self) -> Engine:
@@ -98,18 +91,34 @@ class RowWriter:
 
         Raises:
             GenerationError: If a prompt or the settings leave no room for a text.
-            EvaluationError: If a single unit of a prompt has no room.
+            EvaluationError: If a single unit of a prompt has no room, or a policy breaks its
+                protocol.
         """
         room = wanted.room(self.scorer.max_units)
         read = [self._read(ids, room) for ids in prompts]
         limits = wanted.limits([size.context_tokens for _, size in read])
         tail = 0 if self.merge == "none" else self.scorer.compressed.raw_tail
         asked = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
-        output = self.engine.generate([ids for ids, _ in read], wanted.settings(max(limits)), asked)
+        rows = self._rows([ids for ids, _ in read], wanted.settings(max(limits)), asked)
         return [
             GeneratedRow(row, row.ids[:limit], self._counted(row, size))
-            for row, limit, (_, size) in zip(output.rows, limits, read, strict=True)
+            for row, limit, (_, size) in zip(rows, limits, read, strict=True)
         ]
+
+    def _rows(
+        self, prompts: Sequence[Ints], config: GenerationConfig, request: Request
+    ) -> Sequence[RowOutput]:
+        """Generate rows: under a cache policy one by one, otherwise by the engine."""
+        if isinstance(self.scorer, EvictedScorer) and self.age is None:
+            return generate_evicted(
+                prompts,
+                config,
+                request,
+                self.scorer.compressed.backbone,
+                self.scorer.new_policy,
+                self.scorer.budget,
+            )
+        return self.engine.generate(prompts, config, request).rows
 
     def _read(self, ids: Ints, room: int) -> tuple[Ints, Sizes]:
         """Return what is read of a prompt, with the sizes that are known before it is."""

@@ -45,7 +45,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.states import ReadingStates
 
-_UNASKED: Final = np.zeros(0, dtype=np.int64)
+_NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class ReducedScorer:
         """
         protected = np.arange(len(ids)) >= len(ids) - self.compressed.raw_tail
         protected[0] |= int(ids[0]) in self.compressed.backbone.special_ids
-        found = reduce_tokens(self.reducer, Text(ids, protected, _UNASKED), budget)
+        found = reduce_tokens(self.reducer, Text(ids, protected, _NONE), budget)
         self.seconds += found.seconds
         self.flops += found.flops
         return Shortened(ids[found.kept], len(ids), found.shortfall)
@@ -191,11 +191,16 @@ class EvictedScorer:
         """Longest sequence that the model takes."""
         return self.umim.max_units
 
-    def budget(self, context: Ints) -> int:
-        """Return how many columns of a context may stay."""
+    def budget(self, context: Ints, generated: Ints = _NONE) -> int:
+        """Return how many columns may stay of a context and of generated tokens behind it.
+
+        A target is one of all these tokens together. The rules leave the units of the context and
+        those of the generated tokens, which no span crosses into.
+        """
         if self.target is not None:
-            return self.target.stays(len(context))
-        return len(self.compressed.segment_prompt(context)[0])
+            return self.target.stays(len(context) + len(generated))
+        units = len(self.compressed.segment_prompt(context)[0])
+        return units + (len(self.compressed.segment(generated)[0]) if len(generated) else 0)
 
     def score(
         self,
