@@ -63,25 +63,20 @@ class UmimLM(SizedModel):
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
             what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
-        merge: ``prompt`` (its former name ``context`` still works), ``all`` or ``none``; None means
-            ``none``, as lm-eval turns the word in ``--model_args merge=none`` into None.
+        merge: ``prompt`` (formerly ``context``), ``all``, or ``none`` (None, as lm-eval reads it).
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
         revision: Hub revision of ``backbone``.
-        dtype: ``auto`` (what the backbone was published in, as ``--model hf`` does), ``float32``,
-            ``bfloat16``, ``float16`` or ``float64``.
+        dtype: ``auto`` (as published), ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
         batch_size: Requests per forward, or ``auto``.
         max_batch_size: Most requests per forward for ``auto``.
-        max_length: Longest input in units after merging (in raw tokens where the checkpoint
-            preserves their positions); the backbone's own limit by default.
+        max_length: Longest input in units (raw tokens if it keeps positions); the backbone's limit.
         add_bos_token: As in ``hf``.
         prefix_token_id: As in ``hf``: stands in for an empty context.
-        method: A baseline that takes the merge module's place (``umim_core.baselines``): a token
-            reducer, a span merger or a cache policy (``full-cache`` keeps everything).
+        method: A baseline of ``umim_core.baselines`` that takes the merge module's place.
         match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
         target_tr: Share of each context's tokens that a baseline drops instead.
-        allow_backbone_mismatch: Why a backbone that is not the checkpoint's own is good enough;
-            not with ``merge=none``, which takes any.
+        allow_backbone_mismatch: Why another backbone than the checkpoint's own is good enough.
         raw_tail: Last tokens of contexts and generation prompts that stay raw.
         protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
