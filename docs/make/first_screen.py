@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from docs.make.document import RESULTS
@@ -15,6 +16,12 @@ from umim_core.errors import ConfigError
 _QUALITY: Final = "smollm2"
 _TASKS: Final = "stock_tasks"
 _SPEED: Final = "engine-smollm2"
+_NEEDLES: Final = "table-long-context-smollm2"
+_NEEDLE_SETTINGS: Final = {
+    "original": "original",
+    "merge_prompt": "merge=prompt",
+    "protected": "merge=prompt, digits and 16 raw",
+}
 _CASE: Final = "float32, 1 x 1024"
 
 _TABLE: Final = page(
@@ -31,6 +38,11 @@ Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
 (TR of contexts {merged.context_token_reduction:.1%}), a paired difference of
 {merged.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
 {prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
+
+Numbers need their digits: of four numbers hidden in prompts of 1K to 8K tokens (RULER,
+{needles} questions), the base model finds {original.recall:.0%}, with all rules
+{merge_prompt.recall:.0%} (prompt TR {merge_prompt.reduction:.0%}), with
+`protect="digits", raw_tail=16` {protected.recall:.0%} (prompt TR {protected.reduction:.0%}).
 """,
     texts=lambda report: (
         row | {"text": row["name"]}
@@ -41,7 +53,7 @@ Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
 
 
 def first_screen(folder: Path = RESULTS) -> str:
-    """Return the table and the sentences, made of the three result files.
+    """Return the table and the sentences, made of the four result files.
 
     Args:
         folder: That of the result files.
@@ -54,6 +66,7 @@ def first_screen(folder: Path = RESULTS) -> str:
         {
             "texts": _read(folder, _QUALITY)["texts"],
             **_merged(tasks),
+            **_needles(_read(folder, _NEEDLES)),
             "prefill": speed["cases"][_CASE]["phases"]["prefill"],
         }
     )
@@ -72,6 +85,21 @@ def _merged(tasks: Report) -> Report:
     setting = tasks["settings"][label]
     but = f", but for their last {setting['raw_tail']} tokens" if setting["raw_tail"] else ""
     return {"base": tasks["mean"][tasks["base"]], "merged": tasks["mean"][label], "but": but}
+
+
+def _needles(table: Report) -> Report:
+    """Return recall and prompt TR of settings, as means over RULER's lengths, and the questions."""
+    rows = [row for row in table["scores"] if "recall" in row]
+    found: Report = {}
+    for field, setting in _NEEDLE_SETTINGS.items():
+        own = [row for row in rows if row["setting"] == setting]
+        reductions = [row["context_token_reduction"] or 0.0 for row in own]
+        found[field] = {
+            "recall": fmean(row["recall"]["mean"] for row in own),
+            "reduction": fmean(reductions),
+        }
+        found["needles"] = sum(row["questions"] for row in own)
+    return found
 
 
 def _read(folder: Path, name: str) -> Report:
