@@ -19,7 +19,7 @@ from umim_core.errors import ConfigError
 @pytest.fixture
 def tasks(tmp_path: Path) -> Report:
     """The committed results of tasks; the other result files lie in the folder of the test."""
-    for name in ("smollm2", "engine-smollm2"):
+    for name in ("smollm2", "engine-smollm2", "table-long-context-smollm2"):
         shutil.copy(RESULTS / f"{name}.json", tmp_path)
     found: Report = json.loads((RESULTS / "stock_tasks.json").read_text("utf-8"))
     return found
