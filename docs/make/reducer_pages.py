@@ -35,7 +35,9 @@ total, times those of the whole prefill. Reducers that score with a model take t
 itself for it; a smaller one costs less. Making the methods, the probe of `ehpc` included, took
 {making_seconds:.1f} s, once.
 
-Text: {subject.text}. The same tokens in all repetitions: {equal}.
+Text: {subject.text}.
+
+@ same
 
 @ rows
 tokens            | {tokens:,}
@@ -54,6 +56,9 @@ FLOPs in total    | {flops_total?-:.2f}
 @ not_run
 """,
     rows=_rows,
+    same=lambda report: (
+        f"The same tokens in all repetitions: {'yes' if report['equal'] else 'NO'}."
+    ),
     not_run=_not_run,
     prefills=page(
         """\

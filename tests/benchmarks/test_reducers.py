@@ -89,7 +89,7 @@ def test_a_reducer_that_keeps_other_tokens_is_noticed(report: Report) -> None:
 def test_the_page_says_what_pays_and_what_was_not_run(report: Report) -> None:
     text = benchmark_page(report)
     assert "| selective-context |" in " ".join(text.split()), text
-    assert "25.0" in text
+    assert "25.0" in text and "in all repetitions: yes." in text
     assert "`llmlingua2`, not run: no classifier" in text
 
 
