@@ -27,22 +27,17 @@ from support.tiny_table import (
     write_questions,
 )
 from tasks.data.table_jobs import (
-    ModelPlace,
     ShardJob,
-    TextJob,
-    find_questions,
-    measure_text,
-    score_shard,
 )
-from tasks.data.table_scores import SHARDS, read_shards, table_row
+from tasks.data.table_scores import SHARDS, read_shards
 from tasks.plan.planner import Planner
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
-from umim_core.config.table_recipe import TableRecipe, TableText
-from umim_core.errors import CheckpointError, ConfigError, EvaluationError
+from umim_core.config.table_recipe import TableRecipe
+from umim_core.errors import EvaluationError
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.perplexity import perplexity
-from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
+from umim_core.evaluation.tasks.shard_values import ShardScores
 from umim_core.model.umim import UMIM
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
@@ -194,36 +189,6 @@ def test_two_tasks_that_ask_the_same_questions_are_both_scored(
     assert second.executed and second.key != first.key
 
 
-@pytest.mark.full  # lm-eval reads thousands of files to know its tasks
-def test_an_unknown_task_is_refused_with_those_there_are(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="umim_docstring"):
-        run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=["umim_docstrinsg"]))
-
-
-def test_task_data_of_the_environment_is_refused_behind_a_hub(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_TASK_DATA", str(questions))
-    recipe = tiny_table(tiny_checkpoint, questions, task_data=None, hub=str(questions))
-    with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
-        run_table(tmp_path, recipe)
-
-
-def test_task_data_of_a_workers_own_environment_is_refused(
-    questions: Path, whole: TableRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_TASK_DATA", str(questions))
-    source, place = QuestionSource("umim_piqa"), ModelPlace("absent", "", "cpu", "float32", 4)
-    job = ShardJob(place, whole.recipe.settings[0], source, QuestionSet(7, "", ("acc",)), 0, 2)
-    for read in (partial(find_questions, source), partial(score_shard, job)):
-        with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
-            read()
-    known = QuestionSource("umim_piqa", folder=str(questions))  # which wins over the variable
-    assert find_questions(known).count == QUESTIONS
-
-
 def test_questions_that_changed_meanwhile_are_refused(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path, whole: TableRun
 ) -> None:
@@ -234,21 +199,6 @@ def test_questions_that_changed_meanwhile_are_refused(
     (known,) = of(whole, "questions")
     with pytest.raises(EvaluationError, match="the same questions"):
         stage.shards_stage(tmp_path, whole.lease, known, recipe, recipe.settings[0])
-
-
-def test_a_checkpoint_that_another_machine_has_otherwise_is_refused(
-    tiny_checkpoint: Path,
-) -> None:
-    place = ModelPlace(str(tiny_checkpoint), "0" * 64, "cpu", "float32", 4)
-    text = TableText(source=source_of(("none.txt",)))
-    with pytest.raises(CheckpointError, match=r"the same checkpoint.* instead of 000000000000"):
-        measure_text(TextJob(place, text))
-
-
-def test_other_prompts_under_another_setting_are_refused() -> None:
-    base, own = (ShardScores({"acc": [1.0]}, (0, 0), (0, 0), [prompt]) for prompt in "ab")
-    with pytest.raises(EvaluationError, match="other prompts under own"):
-        table_row("t", "own", own, base)
 
 
 def test_a_cell_is_under_way_for_every_worker() -> None:
