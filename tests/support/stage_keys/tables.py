@@ -24,7 +24,10 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         problem = json.dumps({"problem": name, "answer": "1"})
         (folder / name / "math" / "gsm8k_test200.jsonl").write_text(problem, encoding="utf-8")
     text = {"source": {"kind": "text", "paths": [str(inputs.text)]}}
-    settings = [{"name": "base", "merge": "none"}, {"name": "own", "merge": "prompt"}]
+    settings = [
+        {"name": "base", "merge": "none"},
+        {"name": "own", "merge": "prompt", "protect": ["digits"]},
+    ]
     recipe = TableRecipe.model_validate(
         {"name": "t", "kind": "table", "table": "tab:QA", "checkpoint": "", "settings": settings,
          "tasks": [DEFAULT_TASK], "texts": {"t": text}}
