@@ -177,6 +177,7 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
     recipe = run.recipe
     counted = run.stage(
         confidence_stage,
+        run.lease,
         tokenized,
         cell,
         recipe.segment_length,
@@ -247,7 +248,8 @@ def evaluate(run: PipelineRun, sources: Sources, results: list[CellResult]) -> N
         parts += [partial(_evaluated, run, sources, result, of) for of in result.settings]
         if result.distilled is not None:
             parts.append(partial(_compared, run, sources, result, result.distilled))
-    run.together(parts)
+    # The driver only waits for workers, so there may be a setting for each of them.
+    run.together(parts, max(run.recipe.cluster.parallel_stages, run.recipe.cluster.workers))
     for result in results:  # whichever was measured first, rows stand in the order of settings
         found, scores = result.evaluations, result.scores
         result.evaluations = {name: found[name] for name in result.settings if name in found}
@@ -261,7 +263,7 @@ def _evaluated(run: PipelineRun, sources: Sources, result: CellResult, setting: 
     measured = (run.recipe.evaluate, run.recipe.segment_length, *run.recipe.placement)
     if measures(setting, "alignment"):
         result.evaluations[setting] = run.stage(
-            evaluate_stage, result.tokenized, checkpoint, *measured, label=label
+            evaluate_stage, run.lease, result.tokenized, checkpoint, *measured, label=label
         )
     result.scores |= score(run, sources.tasks, setting, checkpoint, label)
 

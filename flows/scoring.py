@@ -35,6 +35,7 @@ def score(
         if (setting in (BASE, WT) or name == first) and (method is None or merge == "prompt"):
             found[name, setting] = run.stage(
                 task_score_stage,
+                run.lease,
                 questions,
                 checkpoint,
                 merge,
@@ -55,6 +56,7 @@ def measure_baselines(
         label = f"{cell_label(result.cell)} {name}"
         measured = run.stage(
             baseline_stage,
+            run.lease,
             result.tokenized,
             checkpoint,
             name,

@@ -91,6 +91,7 @@ def measurements(run: PipelineRun, tasks: Tasks, shipped: list[Shipped]) -> list
 def _measured(run: PipelineRun, of: Shipped) -> None:
     of.evaluation = run.stage(
         evaluate_stage,
+        run.lease,
         of.tokenized,
         of.name,
         of.evaluate,

@@ -56,9 +56,18 @@ class ClusterLease:
 
     @contextmanager
     def workers(self) -> Iterator[Cluster]:
-        """Have room for the workers of one stage; stages side by side wait for each other's.
+        """Have room for the workers of one stage; see ``room``."""
+        with self.room(self.config.workers) as cluster:
+            yield cluster
+
+    @contextmanager
+    def room(self, needed: int) -> Iterator[Cluster]:
+        """Have room for so many workers, or cores of one; stages side by side wait for each other.
 
         Ray itself would let the second group of workers fail after waiting for a minute.
+
+        Args:
+            needed: GPUs where the configuration has them, else cores.
 
         Yields:
             The running cluster.
@@ -66,8 +75,8 @@ class ClusterLease:
         Raises:
             ClusterError: If a cluster of this machine can never hold the workers.
         """
-        cluster, needed = self.ensure(), self.config.workers
-        room = self._room_of(cluster)
+        cluster = self.ensure()
+        room = self._room_of(cluster, needed)
         with self._room:
             if self._held + needed > room:
                 logger.info("waiting until workers of other stages leave room for %d more", needed)
@@ -81,14 +90,14 @@ class ClusterLease:
                 self._held -= needed
                 self._room.notify_all()
 
-    def _room_of(self, cluster: Cluster) -> float:
+    def _room_of(self, cluster: Cluster, needed: int) -> float:
         """Return how many workers a cluster can hold: without limit if it may still grow."""
         if not cluster.address.startswith("127.0.0.1:"):
             return math.inf
         kind, room = ("GPUs", cluster.gpus) if self.config.use_gpu else ("cores", cluster.cpus)
-        if self.config.workers > room:
+        if needed > room:
             raise ClusterError(
-                f"{self.config.workers} workers need as many {kind}",
+                f"{needed} workers need as many {kind}",
                 room,
                 "Lower cluster.workers, or name a larger cluster with cluster.address.",
             )

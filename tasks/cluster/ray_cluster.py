@@ -90,7 +90,7 @@ def ray_cluster(
     if ray.is_initialized():
         yield _describe(started=False)
         return
-    target = address or os.environ.get("RAY_ADDRESS") or LOCAL
+    target = cluster_address(address)
     with contextlib.ExitStack() as stack:
         options: dict[str, object] = {
             "log_to_driver": log_to_driver,
@@ -120,6 +120,11 @@ def ray_cluster(
         if target == LOCAL:
             require_loopback(set(listening_addresses()) - sockets_before)
         yield _describe(started=target == LOCAL)
+
+
+def cluster_address(address: str | None) -> str:
+    """Return where a cluster is joined, by the environment where none is named, or "local"."""
+    return address or os.environ.get("RAY_ADDRESS") or LOCAL
 
 
 def worker_environment(*, local: bool, threads: int | None = None) -> dict[str, str]:

@@ -1,4 +1,9 @@
-"""Independent calls of one function on the workers of a cluster, with declared resources."""
+"""Calls of functions on the workers of a cluster, with declared resources.
+
+``run_on_workers`` makes many calls of one function; ``call_on_worker`` makes one, of a stage that
+may stand beside trainings. Ray keeps a worker for the next call, so torch and transformers are
+imported once per worker and not once per stage.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 from tasks.cluster.lease import ClusterLease
+from tasks.cluster.ray_cluster import LOCAL, Cluster, cluster_address
 from tasks.cluster.stopping import park_if_stopping
 from tasks.cluster.typed_errors import as_data, from_data
+from umim_core.backbone.devices import release_memory
+from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError, UmimError
 
 J = TypeVar("J")
@@ -65,7 +73,7 @@ def run_on_workers(
             )
     # Ray ends a worker after each task with a GPU by default; it would load its model every time.
     remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=0, max_retries=_RESTARTS)(_call)
-    waiting = {remote.remote(function, job): key for key, job in jobs.items()}
+    waiting = {remote.remote(function, job, cores): key for key, job in jobs.items()}
     try:
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=_WAIT_SECONDS)
@@ -90,12 +98,62 @@ def run_on_workers(
             ray.cancel(reference, force=True)
 
 
-def _call(function: Callable[[J], R], job: J) -> tuple[R | None, dict[str, object] | None]:
+def call_on_worker(lease: ClusterLease, function: Callable[[J], R], job: J) -> R:
+    """Call a function once and return its result: on a worker, or here where that gains nothing.
+
+    It is called here, in the caller's thread, with ``workers: 0``, and where the only worker would
+    be a second process on the same cores. Otherwise it is a task of the cluster with the cores of
+    ``cores_of_a_call``, which waits until workers of other stages leave room for it.
+
+    Args:
+        lease: The cluster, started at the first need.
+        function: A function of a module; workers import it.
+        job: Its argument. Paths in it are absolute, on a disk that the workers share.
+
+    Raises:
+        ClusterError: As `run_on_workers` does.
+        UmimError: What the call raised.
+    """
+    if not calls_leave_this_process(lease.config):
+        return function(job)
+    cores = cores_of_a_call(lease.config, lease.ensure())
+    found: list[R] = []
+    with lease.room(1 if lease.config.use_gpu else cores):
+        run_on_workers(lease, function, {"": job}, lambda _, result: found.append(result), cores)
+    return found[0]
+
+
+def calls_leave_this_process(config: ClusterConfig) -> bool:
+    """Return whether workers have what this process lacks: company, a GPU or another machine."""
+    apart = config.use_gpu or cluster_address(config.address) != LOCAL
+    return config.workers > 1 or (config.workers == 1 and apart)
+
+
+def cores_of_a_call(config: ClusterConfig, cluster: Cluster) -> int:
+    """Return how many CPU cores, which are its threads, a call gets; never by ``workers``.
+
+    A call has its share of this machine: of the stages that may run side by side, or of the GPUs.
+    On a cluster elsewhere, whose machines may be of any size, it has one core.
+    """
+    if not cluster.address.startswith("127.0.0.1:"):
+        return 1
+    shares = max(1, cluster.gpus) if config.use_gpu else config.parallel_stages
+    return max(1, cluster.cpus // shares)
+
+
+def _call(
+    function: Callable[[J], R], job: J, threads: int
+) -> tuple[R | None, dict[str, object] | None]:
     """Return a result, or a typed error as data: Ray would lose its parts."""
+    import torch
+
+    torch.set_num_threads(threads)  # a call before this one may have had other cores
     try:
         return function(job), None
     except UmimError as error:
         return None, as_data(error)
+    finally:
+        release_memory()  # of a GPU that another worker may have next
 
 
 def _result(answer: tuple[R | None, dict[str, object] | None]) -> R:

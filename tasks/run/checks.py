@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Final
 
 from transformers import AutoConfig
 
+from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from umim_core.backbone.devices import gpu_count, has_device
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.baselines.methods import BASELINES
@@ -18,8 +18,8 @@ from umim_core.config.evaluate import HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 
-# Flows by where they use models: in this process even if a cluster trains, or not at all.
-_MEASURING: Final = ("umim", "umim-evaluate", "umim-benchmark", "umim-ablate")
+# Flows by where they use models: in this process even if a cluster measures, or not at all.
+_TIMING: Final = ("umim", "umim-benchmark")
 _MINING: Final = "umim-mine"
 
 
@@ -38,8 +38,9 @@ def check_device(device: Device) -> None:
 def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     """Refuse a flow that would need a GPU of this machine after hours on its processor.
 
-    Stages that measure run in this process, and so does training without workers; workers of a
-    cluster that runs already may have GPUs that this machine lacks. Mining needs none.
+    Timings and the report's figures are made in this process, and without workers training and all
+    other measurements are, too. Workers of a cluster that runs already may have GPUs that this
+    machine lacks. Mining needs none.
 
     Args:
         recipe: What is to be run.
@@ -48,11 +49,11 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     Raises:
         ConfigError: If this machine has none, or fewer than the workers that it would start.
     """
-    cluster, here, on_workers = recipe.cluster, flow_name in _MEASURING, flow_name != _MINING
+    cluster, here, on_workers = recipe.cluster, flow_name in _TIMING, flow_name != _MINING
     if isinstance(recipe, Recipe):
-        here |= any(cell.source == "confidence" for cell in recipe.cells)
+        on_workers |= any(cell.source == "confidence" for cell in recipe.cells)
         on_workers |= isinstance(recipe.corpus, GeneratedCorpus)
-    elsewhere = cluster.workers > 0 and (cluster.address or os.environ.get("RAY_ADDRESS"))
+    elsewhere = cluster.workers > 0 and cluster_address(cluster.address) != LOCAL
     if here or (on_workers and not elsewhere):
         check_device(cluster.device)
     if cluster.use_gpu and on_workers and not elsewhere and cluster.workers > gpu_count():

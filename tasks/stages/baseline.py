@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import dtype_key
-from tasks.stages.evaluate import rows_of, text_metrics
+from tasks.stages.evaluate import TextsJob, rows_of, text_metrics
 from umim_core.baselines.methods import BASELINES, EvictedColumns, MergedSpans
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.evaluate import EvaluateConfig
@@ -20,6 +23,7 @@ from umim_core.store.artifacts import directory_digest
 
 def baseline_stage(
     root: Path,
+    lease: ClusterLease,
     tokenized: Artifact,
     checkpoint: Path | str,
     name: str,
@@ -37,7 +41,8 @@ def baseline_stage(
     two-stage perplexity and no aligned rows. Accuracy is measured by stage ``task-score``.
 
     Args:
-        root: Artifact root.
+        root: Artifact root; workers share it.
+        lease: The cluster that the model runs on.
         tokenized: Token ids of the test splits.
         checkpoint: Checkpoint directory or embedded name; its module is not used.
         name: Name of the baseline.
@@ -46,7 +51,7 @@ def baseline_stage(
         device: Where the model runs.
         dtype: Data type of the backbone.
     """
-    directory = resolve_checkpoint(checkpoint)
+    directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(
         "baseline",
         1,
@@ -61,29 +66,45 @@ def baseline_stage(
     )
 
     def build(_: Path) -> Metrics:
-        umim = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
-        method = BASELINES.find(name)(umim.backbone, umim.require_matcher())
-        metrics: Metrics = {}
-        if isinstance(method, MergedSpans):
-            metrics = text_metrics(tokenized, merged_by(method, umim), config, segment_length)
-        elif isinstance(method, EvictedColumns) and method.states is not None:
-            found = text_metrics(tokenized, umim, config, segment_length, method.states)
-            metrics = {
-                name.replace("token_reduction", "cache_reduction"): value
-                for name, value in found.items()
-            }
-        scorers = {
-            "base": Scorer(umim.base(), "prompt", segment_length),
-            "own": Scorer(umim, "prompt", segment_length),
-            "umim": (scorer := method_scorer(method, umim, segment_length)),
-        }
-        rows = rows_of(tokenized, "test", segment_length, config.perplexity_rows, config.segments)
-        for side, half in compare_second_halves(rows, scorers, config.batch_size).items():
-            metrics[f"ppl_half_{side}"] = half.read.ppl
-        if isinstance(scorer, EvictedScorer):
-            metrics.setdefault("cache_reduction", scorer.columns.token_reduction)
-        else:
-            metrics.setdefault("token_reduction", scorer.contexts.token_reduction)
-        return metrics
+        place = TextsJob(tokenized, directory, config, segment_length, device, dtype)
+        return call_on_worker(lease, measure_baseline, BaselineJob(name, place))
 
     return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class BaselineJob:
+    """A baseline by name, and where and on what it is measured."""
+
+    name: str
+    at: TextsJob
+
+
+def measure_baseline(job: BaselineJob) -> Metrics:
+    """Load a checkpoint and measure a baseline in its place; see ``baseline_stage``."""
+    at = job.at
+    config, length = at.config, at.segment_length
+    umim = UMIM.from_pretrained(at.checkpoint, dtype=at.dtype, device=at.device).compressed
+    method = BASELINES.find(job.name)(umim.backbone, umim.require_matcher())
+    metrics: Metrics = {}
+    if isinstance(method, MergedSpans):
+        metrics = text_metrics(at.tokenized, merged_by(method, umim), config, length)
+    elif isinstance(method, EvictedColumns) and method.states is not None:
+        found = text_metrics(at.tokenized, umim, config, length, method.states)
+        metrics = {
+            name.replace("token_reduction", "cache_reduction"): value
+            for name, value in found.items()
+        }
+    scorers = {
+        "base": Scorer(umim.base(), "prompt", length),
+        "own": Scorer(umim, "prompt", length),
+        "umim": (scorer := method_scorer(method, umim, length)),
+    }
+    rows = rows_of(at.tokenized, "test", length, config.perplexity_rows, config.segments)
+    for side, half in compare_second_halves(rows, scorers, config.batch_size).items():
+        metrics[f"ppl_half_{side}"] = half.read.ppl
+    if isinstance(scorer, EvictedScorer):
+        metrics.setdefault("cache_reduction", scorer.columns.token_reduction)
+    else:
+        metrics.setdefault("token_reduction", scorer.contexts.token_reduction)
+    return metrics

@@ -1,17 +1,21 @@
 """Stages ``confidence`` and ``confidence-rules``: spans the backbone is sure of, made rules.
 
-The first asks the frozen backbone about the training tokens and keeps what it counted piece by
-piece, so a run that dies resumes with the next piece. The second costs nothing and applies the
-least count, so several thresholds share the first. Its artifact is laid out as that of ``filter``.
+The first asks the frozen backbone about the training tokens, on a worker of the cluster or in this
+process, and keeps what it counted piece by piece, so a run that dies resumes with the next piece.
+The second costs nothing and applies the least count, so several thresholds share the first. Its
+artifact is laid out as that of ``filter``.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
 from tasks.data.mining_files import (
     clear_leftovers,
     corpus_digest,
@@ -50,6 +54,7 @@ _PIECE_TOKENS: Final = 1 << 18
 
 def confidence_stage(
     root: Path,
+    lease: ClusterLease,
     tokenized: Artifact,
     cell: Cell,
     segment_length: int,
@@ -60,7 +65,8 @@ def confidence_stage(
     """Count the maximal runs of 2 to 4 tokens that the backbone is confident about.
 
     Args:
-        root: Artifact root.
+        root: Artifact root; workers share it.
+        lease: The cluster that the backbone runs on.
         tokenized: Token ids; the training split is read.
         cell: Backbone, probability and limit on tokens.
         segment_length: Tokens per segment L; the backbone sees no further back.
@@ -92,42 +98,65 @@ def confidence_stage(
     )
 
     def build(out: Path) -> Metrics:
-        state = out / STATE
-        clear_leftovers(out)
-        shards = tokens(tokenized, "train")
-        whole = whole_segments(shards, tokenizer, segment_length)
-        most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens
-        offsets = UniformOffsets(segment_length, min(whole.count, most // segment_length))
-        backbone = load_backbone(cell.backbone, revision=cell.revision, dtype=dtype, device=device)
-        check_segment(backbone, segment_length)
-        pieces = _pieces(offsets)
-        parts: list[SpanCounts] = []
-        with followed(state):
-            for number, (first, last) in enumerate(pieces):
-                piece, body = state / f"piece-{number}", {"tokens": [first, last]}
-                if not has_part(piece, "piece", body, logger):
-                    spans, support = confidence_counts(
-                        backbone,
-                        shards[first:last],
-                        UniformOffsets(segment_length, (last - first) // segment_length),
-                        min_probability=cell.min_probability,
-                        batch_size=_BATCH,
-                        excluded=excluded,
-                    )
-                    save = partial(save_orders, spans=spans, support=support)
-                    save_part(piece, "piece", body, save)
-                parts.append(_read_counts(piece))
-                leave_note(state, number + 1, len(pieces), "asking the backbone")
-        counted = add_span_counts(parts)
-        save_orders(out, spans=counted[0], support=counted[1])
-        write_corpus_digest(out, ids_digest(shards, offsets))
-        return {
-            "tokens": float(offsets[-1]),
-            **{f"spans_{n}": float(len(counted[0][n])) for n in ORDERS},
-            **{f"runs_{n}": float(counted[1][n].sum()) for n in ORDERS},
-        }
+        job = SpansJob(out, tokenized, cell, segment_length, excluded, device, dtype)
+        with followed(out / STATE):
+            return call_on_worker(lease, count_spans, job)
 
     return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class SpansJob:
+    """A backbone, the tokens that it is asked about, and the directory that receives the counts."""
+
+    out: Path
+    tokenized: Artifact
+    cell: Cell
+    segment_length: int
+    excluded: tuple[int, ...]
+    device: Device
+    dtype: BackboneDtype
+
+
+def count_spans(job: SpansJob) -> Metrics:
+    """Ask a backbone piece by piece; pieces that a run before has left are not asked again."""
+    out, cell, length = job.out, job.cell, job.segment_length
+    state = out / STATE
+    clear_leftovers(out)  # of an earlier run, or of a worker that was lost
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
+    shards = tokens(job.tokenized, "train")
+    whole = whole_segments(shards, tokenizer, length)
+    most = int(whole[-1]) if cell.confidence_tokens is None else cell.confidence_tokens
+    offsets = UniformOffsets(length, min(whole.count, most // length))
+    backbone = load_backbone(
+        cell.backbone, revision=cell.revision, dtype=job.dtype, device=job.device
+    )
+    check_segment(backbone, length)
+    pieces = _pieces(offsets)
+    parts: list[SpanCounts] = []
+    for number, (first, last) in enumerate(pieces):
+        piece, body = state / f"piece-{number}", {"tokens": [first, last]}
+        if not has_part(piece, "piece", body, logger):
+            spans, support = confidence_counts(
+                backbone,
+                shards[first:last],
+                UniformOffsets(length, (last - first) // length),
+                min_probability=cell.min_probability,
+                batch_size=_BATCH,
+                excluded=job.excluded,
+            )
+            save = partial(save_orders, spans=spans, support=support)
+            save_part(piece, "piece", body, save)
+        parts.append(_read_counts(piece))
+        leave_note(state, number + 1, len(pieces), "asking the backbone")
+    counted = add_span_counts(parts)
+    save_orders(out, spans=counted[0], support=counted[1])
+    write_corpus_digest(out, ids_digest(shards, offsets))
+    return {
+        "tokens": float(offsets[-1]),
+        **{f"spans_{n}": float(len(counted[0][n])) for n in ORDERS},
+        **{f"runs_{n}": float(counted[1][n].sum()) for n in ORDERS},
+    }
 
 
 def confidence_rules_stage(

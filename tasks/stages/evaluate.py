@@ -1,12 +1,18 @@
-"""Stages ``evaluate`` (alignment, perplexity) and ``task-score`` (accuracy through lm-eval)."""
+"""Stages ``evaluate`` (alignment, perplexity) and ``task-score`` (accuracy through lm-eval).
+
+The model runs on a worker of the cluster or in this process; see ``cluster/worker_tasks.py``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import PART, out_of_domain, parts, task_of, tokens
 from tasks.stages.distill import dtype_key
@@ -26,6 +32,7 @@ from umim_core.store.artifacts import directory_digest
 
 def evaluate_stage(
     root: Path,
+    lease: ClusterLease,
     tokenized: Artifact,
     checkpoint: Path | str,
     config: EvaluateConfig,
@@ -36,7 +43,8 @@ def evaluate_stage(
     """Measure alignment in-domain, and perplexity of base and UMIM in and out of domain.
 
     Args:
-        root: Artifact root.
+        root: Artifact root; workers share it.
+        lease: The cluster that the model runs on.
         tokenized: Token ids of the test splits.
         checkpoint: Checkpoint directory or embedded name.
         config: How many rows.
@@ -44,7 +52,7 @@ def evaluate_stage(
         device: Where the model runs.
         dtype: Data type of the backbone, as its checkpoint was distilled with.
     """
-    directory = resolve_checkpoint(checkpoint)
+    directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(
         "evaluate",
         4,
@@ -58,11 +66,28 @@ def evaluate_stage(
     )
 
     def build(_: Path) -> Metrics:
-        compressed = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
-
-        return text_metrics(tokenized, compressed, config, segment_length)
+        job = TextsJob(tokenized, directory, config, segment_length, device, dtype)
+        return call_on_worker(lease, measure_texts, job)
 
     return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class TextsJob:
+    """A checkpoint, and the test splits that it is measured on; see ``evaluate_stage``."""
+
+    tokenized: Artifact
+    checkpoint: Path
+    config: EvaluateConfig
+    segment_length: int
+    device: Device
+    dtype: BackboneDtype
+
+
+def measure_texts(job: TextsJob) -> Metrics:
+    """Load a checkpoint and return its ``text_metrics``."""
+    umim = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device)
+    return text_metrics(job.tokenized, umim.compressed, job.config, job.segment_length)
 
 
 def text_metrics(
@@ -142,6 +167,7 @@ def _perplexities(
 
 def task_score_stage(
     root: Path,
+    lease: ClusterLease,
     task: Artifact,
     checkpoint: Path | str,
     merge: Merge,
@@ -156,7 +182,7 @@ def task_score_stage(
     every checkpoint of that backbone finds the same result. A ``method`` is a baseline that takes
     the module's place.
     """
-    directory = resolve_checkpoint(checkpoint)
+    directory = resolve_checkpoint(checkpoint).resolve()
     base = merge == "none"
     source = read_config(directory).backbone_fingerprint if base else directory_digest(directory)
     of = task_of(task)
@@ -175,15 +201,36 @@ def task_score_stage(
     )
 
     def build(_: Path) -> Metrics:
-        return evaluate_task(
-            directory,
-            merge=merge,
-            task=of.name,
-            data=task.path,
-            limit=config.task_questions,
-            dtype=dtype,
-            device=device,
-            method=method,
-        ).metrics()
+        limit = config.task_questions
+        job = TaskJob(directory, merge, of.name, task.path, limit, device, dtype, method)
+        return call_on_worker(lease, score_task, job)
 
     return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """A checkpoint, and the questions that it is asked; see ``evaluate_task``."""
+
+    checkpoint: Path
+    merge: Merge
+    task: str
+    data: Path
+    limit: int
+    device: Device
+    dtype: BackboneDtype
+    method: str | None
+
+
+def score_task(job: TaskJob) -> Metrics:
+    """Load a checkpoint and return its accuracies on a task."""
+    return evaluate_task(
+        job.checkpoint,
+        merge=job.merge,
+        task=job.task,
+        data=job.data,
+        limit=job.limit,
+        dtype=job.dtype,
+        device=job.device,
+        method=job.method,
+    ).metrics()

@@ -19,11 +19,13 @@ import tasks.stages.mine
 from flows import parts
 from support.tiny_mining import InProcess, NoCluster
 from support.tiny_models import random_model, tiny_config
+from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, ShippedResult
+from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact
 from tasks.stages.publish import report_stage
 from umim_core.backbone.tokenizer_files import load_tokenizer
-from umim_core.config.recipe import Recipe
+from umim_core.config.recipe import ClusterConfig, Recipe
 
 VOCABULARY_OF = "umim-docs-llama"
 _OPTIMISE = {"max_steps": 2, "batch_size": 2, "learning_rate": 0.002, "checkpoint_every": 1}
@@ -132,7 +134,7 @@ class Walk:
         self.calls.append(Call(function, args, artifact))
         return artifact
 
-    def together(self, parts: Sequence[Callable[[], Any]]) -> list[Any]:
+    def together(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
         """Run independent parts, one after the other."""
         return [part() for part in parts]
 
@@ -156,6 +158,31 @@ def walk(root: Path, recipe: Recipe) -> Walk:
     """Run a recipe below a root, all but the report; what is there is found."""
     run: Any = Walk(root, recipe)
     with counting_in_process():
+        run.results = parts.run_everything(run)
+    found: Walk = run
+    return found
+
+
+class _SideBySide(Walk):
+    """A run of all stages, independent parts at the same time."""
+
+    def together(self, parts: Sequence[Callable[[], Any]], _: int | None = None) -> list[Any]:
+        """Run independent parts."""
+        return side_by_side(parts, max(1, len(parts)))
+
+
+def walk_on_workers(root: Path, recipe: str, workers: int) -> Walk:
+    """Run a recipe below a root whose trainings are finished; models run on so many workers.
+
+    Args:
+        root: Artifact root.
+        recipe: The recipe as JSON; its cluster, which is in the keys of trainings, is not used.
+        workers: Workers of a cluster of two cores; 0: in this process.
+    """
+    config = ClusterConfig(cpus=2, workers=workers, parallel_stages=2)
+    run: Any = _SideBySide(root, Recipe.model_validate_json(recipe))
+    with counting_in_process(), ClusterLease(config) as lease:
+        run.lease = lease
         run.results = parts.run_everything(run)
     found: Walk = run
     return found
@@ -195,4 +222,5 @@ def stages_in(root: Path, names: Sequence[str]) -> dict[str, int]:
         f"{path.parent.parent.name}/{path.parent.name}": path.stat().st_mtime_ns
         for name in names
         for path in root.glob(f"{name}/*/manifest.json")
+        if path.parent.suffix != ".partial"
     }

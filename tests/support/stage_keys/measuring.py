@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.stage_keys.inputs import Inputs
+from support.stage_keys.inputs import NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import StageCall
 from tasks.report.compare import BaselineResult, CellResult, ShippedResult
 from tasks.stages.ablation import ablation_stage
@@ -18,18 +18,25 @@ from umim_core.config.recipe import DEFAULT_TASK
 def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
     """Return a call of every stage that measures."""
     placed = {"device": "cpu", "dtype": "float32"}
+    where = {"lease": NO_MATTER_HOW}
     measured = {"tokenized": inputs.tokenized(), "checkpoint": inputs.checkpoint}
-    asked = {"task": inputs.task(), "checkpoint": inputs.checkpoint,
+    asked = {"lease": inputs.lease, "task": inputs.task(), "checkpoint": inputs.checkpoint,
              "config": EvaluateConfig(), "method": None, **placed}  # fmt: skip
-    not_asked = {
+    not_asked = where | {
         f"config.{name}": "of stage evaluate"
         for name in ("alignment_rows", "perplexity_rows", "batch_size", "segments")
     }
     return {
         "evaluate": StageCall(
             evaluate_stage,
-            {**measured, "config": EvaluateConfig(), "segment_length": 32, **placed},
-            {"config.task_questions": "of stage task-score"},
+            {
+                "lease": inputs.lease,
+                **measured,
+                "config": EvaluateConfig(),
+                "segment_length": 32,
+                **placed,
+            },
+            {**where, "config.task_questions": "of stage task-score"},
         ),
         "task-score": StageCall(task_score_stage, {**asked, "merge": "prompt"}, not_asked),
         "task-score of the base model": StageCall(
@@ -43,13 +50,14 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
         "baseline": StageCall(
             baseline_stage,
             {
+                "lease": inputs.lease,
                 **measured,
                 "name": "truncation",
                 "config": EvaluateConfig(),
                 "segment_length": 32,
                 **placed,
             },
-            {"config.task_questions": "of stage task-score"},
+            {**where, "config.task_questions": "of stage task-score"},
         ),
         "benchmark": StageCall(
             benchmark_stage, {**measured, "config": BenchmarkConfig(), **placed}, {}

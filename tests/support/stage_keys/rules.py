@@ -84,10 +84,10 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "confidence": StageCall(
             confidence_stage,
-            {"tokenized": tokenized, "cell": sure, "segment_length": 32, "config": mining,
-             "device": "cpu", "dtype": "float32"},
+            {"lease": inputs.lease, "tokenized": tokenized, "cell": sure, "segment_length": 32,
+             "config": mining, "device": "cpu", "dtype": "float32"},
             {
-                **not_train, **not_of_rules, **limits, **chosen,
+                "lease": NO_MATTER_HOW, **not_train, **not_of_rules, **limits, **chosen,
                 "cell.revision": OF_A_DIRECTORY,
                 "config.min_documents": "refused for rules by confidence",
                 "config.sample_tokens": "of counting; see cell.confidence_tokens",

@@ -1,16 +1,27 @@
-"""Calls of one function: threads of a process take turns; errors of workers say their cause."""
+"""Calls of functions: where they run, their cores, turns of threads, errors of workers."""
 
 from __future__ import annotations
 
+import os
 from threading import Barrier, BrokenBarrierError
+from typing import Any
 
 import pytest
+import torch
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.worker_tasks import run_on_workers
+from tasks.cluster.ray_cluster import Cluster
+from tasks.cluster.worker_tasks import (
+    call_on_worker,
+    calls_leave_this_process,
+    cores_of_a_call,
+    run_on_workers,
+)
 from tasks.run.side_by_side import side_by_side
 from umim_core.config.recipe import ClusterConfig
 from umim_core.errors import ClusterError
+
+HERE, AWAY = "127.0.0.1:6379", "10.0.0.1:6379"
 
 
 def test_calls_of_two_threads_never_overlap_in_one_process() -> None:
@@ -40,3 +51,56 @@ def test_an_error_of_a_worker_that_is_none_of_ours_is_named_with_its_text() -> N
     assert raised.value.rule == "a task of the cluster must end"
     assert str(raised.value.value).startswith("ValueError: invalid literal for int()")
     assert "finished parts are kept" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "away"),
+    [
+        ({"workers": 0}, False),
+        ({"workers": 0, "address": AWAY}, False),
+        ({"workers": 1}, False),
+        ({"workers": 1, "address": "local"}, False),
+        ({"workers": 1, "address": AWAY}, True),
+        ({"workers": 1, "use_gpu": True}, True),
+        ({"workers": 2}, True),
+    ],
+)
+def test_a_call_leaves_this_process_for_what_it_lacks(
+    config: dict[str, Any], away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert calls_leave_this_process(ClusterConfig(**config)) is away
+
+
+@pytest.mark.parametrize(
+    ("address", "config", "cores"),
+    [
+        (HERE, {}, 16),
+        (HERE, {"parallel_stages": 2}, 8),
+        (HERE, {"parallel_stages": 64}, 1),
+        (HERE, {"use_gpu": True}, 4),
+        (AWAY, {}, 1),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 8])
+def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
+    address: str, config: dict[str, Any], cores: int, workers: int
+) -> None:
+    cluster = Cluster(address, cpus=16, gpus=4, started=True)
+    assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
+
+
+def _process_and_threads(_: int) -> tuple[int, int]:
+    return os.getpid(), torch.get_num_threads()
+
+
+@pytest.mark.full
+def test_calls_one_behind_the_other_share_a_worker_and_have_their_own_cores() -> None:
+    config = ClusterConfig(cpus=2, workers=2)
+    with ClusterLease(config) as lease:
+        found: list[tuple[int, int]] = []
+        run_on_workers(lease, _process_and_threads, {0: 0}, lambda _, it: found.append(it))
+        found += [call_on_worker(lease, _process_and_threads, number) for number in range(3)]
+    assert [threads for _, threads in found] == [1, 2, 2, 2]
+    assert len({process for process, _ in found}) == 1
+    assert found[0][0] != os.getpid()

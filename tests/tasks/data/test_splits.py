@@ -15,12 +15,13 @@ from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.distill import distill_stage
 from tasks.stages.evaluate import evaluate_stage, rows_of
 from umim_core.config.evaluate import EvaluateConfig, Segments
-from umim_core.config.recipe import Recipe
+from umim_core.config.recipe import ClusterConfig, Recipe
 from umim_core.distill.token_rows import TokenRows
 from umim_core.errors import BackboneError
 from umim_core.text.shards import ShardWriter
 
 LENGTH, ROWS = 16, 4
+IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
 Texts = Mapping[str, NDArray[np.int32]]
 
 
@@ -47,13 +48,19 @@ def text(seed: int) -> NDArray[np.int32]:
     return np.random.default_rng(seed).integers(1, 9, ROWS * LENGTH).astype(np.int32)
 
 
+def measured(root: Path, made: Artifact, checkpoint: Path, config: EvaluateConfig) -> Metrics:
+    return evaluate_stage(root, IN_PROCESS, made, checkpoint, config, LENGTH).metrics
+
+
 def test_perplexity_out_of_domain_is_that_of_the_text_out_of_domain(
     tokenized: Callable[[Texts], Artifact], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     config = EvaluateConfig(alignment_rows=2, perplexity_rows=ROWS, batch_size=ROWS)
     near, far = text(0), text(1)
     both, alone = (
-        evaluate_stage(tmp_path, tokenized(texts), tiny_checkpoint, config, LENGTH).metrics
+        evaluate_stage(
+            tmp_path, IN_PROCESS, tokenized(texts), tiny_checkpoint, config, LENGTH
+        ).metrics
         for texts in ({"test": near, "ood_far": far}, {"test": far})
     )
     for name in ("ppl_base", "ppl_umim"):
@@ -65,7 +72,9 @@ def test_a_part_is_measured_on_its_own_text(
 ) -> None:
     config = EvaluateConfig(alignment_rows=ROWS, perplexity_rows=ROWS, batch_size=ROWS)
     both, alone = (
-        evaluate_stage(tmp_path, tokenized(texts), tiny_checkpoint, config, LENGTH).metrics
+        evaluate_stage(
+            tmp_path, IN_PROCESS, tokenized(texts), tiny_checkpoint, config, LENGTH
+        ).metrics
         for texts in ({"test": text(0), "part_notes": text(1)}, {"test": text(1)})
     )
     for name in ("ppl_base", "ppl_umim", "top1", "kl", "token_reduction", "spans_per_row"):

@@ -43,7 +43,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("umim-distill", {}),
         ("umim-distill", {"cluster": {"workers": 0}}),
         ("umim-distill", {"cluster": AWAY | {"workers": 0}}),
-        ("umim-evaluate", {"cluster": AWAY}),
+        ("umim-evaluate", {}),
+        ("umim-benchmark", {"cluster": AWAY}),
         ("umim-mine", {"cell": {"source": "confidence", "min_probability": 0.9}}),
     ],
 )
@@ -58,6 +59,11 @@ def test_a_flow_that_needs_a_gpu_here_is_refused(flow: str, changes: dict[str, A
         ("umim", {"cluster": {"use_gpu": False}}),
         ("umim-mine", {}),
         ("umim-distill", {"cluster": AWAY}),
+        ("umim-evaluate", {"cluster": AWAY}),
+        (
+            "umim-mine",
+            {"cell": {"source": "confidence", "min_probability": 0.9}, "cluster": AWAY},
+        ),
     ],
 )
 def test_a_flow_that_needs_none_here_may_run(flow: str, changes: dict[str, Any]) -> None:

@@ -11,15 +11,17 @@ import pytest
 import torch
 
 import tasks.stages.confidence
+from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.confidence import confidence_rules_stage, confidence_stage
 from umim_core.backbone.backbone import Backbone, load_backbone
-from umim_core.config.recipe import Cell, MiningConfig
+from umim_core.config.recipe import Cell, ClusterConfig, MiningConfig
 from umim_core.errors import EvaluationError, UmimError
 from umim_core.rules.ruleset import RuleSet
 from umim_core.text.shards import ShardWriter
 
 LENGTH, SEGMENTS, SURE = 16, 21, 0.02
+IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
 Runs = Counter[tuple[int, ...]]
 
 
@@ -46,7 +48,7 @@ class Setting:
 
     def count(self, root: Path, **cell: object) -> Artifact:
         chosen = self.cell.model_copy(update=cell)
-        return confidence_stage(root, self.tokenized, chosen, LENGTH, MiningConfig())
+        return confidence_stage(root, IN_PROCESS, self.tokenized, chosen, LENGTH, MiningConfig())
 
     def rules(self, root: Path, counted: Artifact, **cell: object) -> RuleSet:
         chosen = self.cell.model_copy(update=cell)
@@ -174,4 +176,4 @@ def test_a_piece_of_other_tokens_is_counted_again(
 
 def test_a_segment_beyond_the_positions_is_refused(setting: Setting, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="64 positions"):
-        confidence_stage(tmp_path, setting.tokenized, setting.cell, 70, MiningConfig())
+        confidence_stage(tmp_path, IN_PROCESS, setting.tokenized, setting.cell, 70, MiningConfig())

@@ -24,6 +24,7 @@ from umim_core.config.recipe import (
     DEFAULT_TASK,
     BackboneDtype,
     Cell,
+    ClusterConfig,
     MiningConfig,
     Recipe,
 )
@@ -34,17 +35,18 @@ from umim_core.task_sets.spec import TASKS
 from umim_core.text.shards import ShardWriter
 
 LENGTH = 16
+IN_PROCESS = ClusterLease(ClusterConfig(workers=0))
 Stage = Callable[[Path, Artifact, Path, BackboneDtype], Artifact]
 
 
 def evaluated(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
     config = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
-    return evaluate_stage(root, made, merge, config, LENGTH, "cpu", dtype)
+    return evaluate_stage(root, IN_PROCESS, made, merge, config, LENGTH, "cpu", dtype)
 
 
 def asked(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
     cell = Cell(backbone=str(merge.parent / "backbone"), source="confidence", min_probability=0.02)
-    return confidence_stage(root, made, cell, LENGTH, MiningConfig(), "cpu", dtype)
+    return confidence_stage(root, IN_PROCESS, made, cell, LENGTH, MiningConfig(), "cpu", dtype)
 
 
 def timed(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:

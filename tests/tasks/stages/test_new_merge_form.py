@@ -106,9 +106,10 @@ def test_a_new_form_is_one_file_down_to_its_comparison_row(
     )
     with ClusterLease(recipe.cluster) as lease:
         distilled = distill_stage(tmp_path, lease, recipe, cell, tokenized, filtered)
+        measured = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
+        checkpoint = distilled.path / "checkpoint"
+        evaluated = evaluate_stage(tmp_path, lease, tokenized, checkpoint, measured, LENGTH)
     assert type(Checkpoint.load(distilled.path / "checkpoint").module).__name__ == "NormedMean"
-    measured = EvaluateConfig(alignment_rows=4, perplexity_rows=4, batch_size=2)
-    evaluated = evaluate_stage(tmp_path, tokenized, distilled.path / "checkpoint", measured, LENGTH)
     result = CellResult(cell, tokenized, filtered, distilled)
     result.settings["WT"], result.evaluations["WT"] = distilled, evaluated
     [row] = comparison_rows([result], [], seed=17)

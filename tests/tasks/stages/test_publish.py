@@ -68,9 +68,9 @@ def test_the_base_models_score_is_found_without_a_checkpoints_weights(
     call = next(
         call
         for call in tiny_run.calls
-        if call.function is task_score_stage and call.args[2] == "none"
+        if call.function is task_score_stage and call.args[3] == "none"
     )
-    task, checkpoint, *others = call.args
+    lease, task, checkpoint, *others = call.args
     copy = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     (copy / "model.safetensors").write_bytes(b"torn")
-    assert task_score_stage(tiny_run.root, task, copy, *others).key == call.artifact.key
+    assert task_score_stage(tiny_run.root, lease, task, copy, *others).key == call.artifact.key

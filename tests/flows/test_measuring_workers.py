@@ -1,0 +1,90 @@
+"""Measurements on the workers of a cluster: the numbers of one process, and nothing twice.
+
+The process of the flow must not measure: here it would fail if it did.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import tasks.stages.evaluate as stage
+from support.tiny_pipeline import Walk, stages_in, walk_on_workers
+
+MEASURED = ("evaluate", "task-score", "baseline")
+BASELINES = ("truncation", "mean-embedding")
+
+
+@pytest.fixture
+def driver_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the process of the flow computes")
+
+    for name in ("evaluate_alignment", "perplexity", "evaluate_task"):
+        monkeypatch.setattr(stage, name, refuse)
+
+
+def trained(run: Walk, folder: Path) -> Path:
+    """Return a copy of a run's root in which nothing is measured yet."""
+    later = shutil.ignore_patterns(*MEASURED, "benchmark", "report")
+    return Path(shutil.copytree(run.root, folder / "root", ignore=later))
+
+
+def numbers(run: Walk) -> dict[str, dict[str, float]]:
+    """Return what was measured, by the keys of the stages."""
+    return {call.artifact.key: call.artifact.metrics for call in run.calls if call.name in MEASURED}
+
+
+def recipe(run: Walk, *baselines: str) -> str:
+    changes = {"benchmark": None, "baselines": baselines}
+    return run.recipe.model_copy(update=changes).model_dump_json()
+
+
+@pytest.mark.full
+def test_two_workers_give_the_numbers_of_one_process(
+    tiny_run: Walk, tmp_path: Path, driver_computes_nothing: None
+) -> None:
+    run = walk_on_workers(trained(tiny_run, tmp_path), recipe(tiny_run), 2)
+    assert set(run.executed()) == {"evaluate", "task-score"}
+    assert numbers(run) == numbers(tiny_run)
+
+
+@pytest.mark.full
+def test_baselines_measured_on_a_worker_have_the_numbers_of_one_process(
+    tiny_run: Walk, tmp_path: Path
+) -> None:
+    asked, root = recipe(tiny_run, *BASELINES), trained(tiny_run, tmp_path)
+    here = walk_on_workers(root, asked, 0)
+    for name in MEASURED:
+        shutil.rmtree(root / name)
+    there = walk_on_workers(root, asked, 2)
+    assert "baseline" in there.executed()
+    assert numbers(there) == numbers(here)
+
+
+@pytest.mark.full
+def test_a_killed_run_with_workers_measures_nothing_twice(tiny_run: Walk, tmp_path: Path) -> None:
+    root, asked = trained(tiny_run, tmp_path), recipe(tiny_run)
+    process = multiprocessing.get_context("spawn").Process(
+        target=walk_on_workers, args=(root, asked, 2)
+    )
+    process.start()
+    until = time.monotonic() + 1200  # Ray starts slowly on a busy machine
+    while not stages_in(root, MEASURED) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = stages_in(root, MEASURED)
+    assert 0 < len(before) < len(numbers(tiny_run))
+    again = walk_on_workers(root, asked, 2)
+    after = stages_in(root, MEASURED)
+    assert {name: after[name] for name in before} == before, "what was measured is not touched"
+    assert len(again.executed()) == len(after) - len(before)
+    assert numbers(again) == numbers(tiny_run)
