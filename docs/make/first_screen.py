@@ -39,7 +39,7 @@ Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
 {merged.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
 {prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
 
-Numbers need their digits: of four numbers hidden in prompts of 1K to 8K tokens (RULER,
+Numbers in long prompts: of four hidden among 1K to 8K tokens (RULER,
 {needles} questions), the base model finds {original.recall:.0%}, with all rules
 {merge_prompt.recall:.0%} (prompt TR {merge_prompt.reduction:.0%}), with
 `protect="digits", raw_tail=16` {protected.recall:.0%} (prompt TR {protected.reduction:.0%}).

@@ -80,3 +80,5 @@ def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:
     assert left != all_rules
     with pytest.raises(ConfigError, match="protect keeps tokens from being merged"):
         UmimLM(str(checkpoint_path), "none", protect="c")
+    with pytest.raises(ConfigError, match="protect is of the checkpoint's own rules"):
+        UmimLM(str(checkpoint_path), protect="c", method="truncation")

@@ -41,6 +41,8 @@ class TableSetting(Model, StableDump):
             raise ValueError("target_tr is the budget of a baseline: name one as method")
         if self.protect and self.merge == "none":
             raise ValueError("protect keeps tokens from being merged: leave it out, or merge")
+        if self.protect and self.method is not None:
+            raise ValueError("protect is of the checkpoint's own rules: leave out method")
         return self
 
 

@@ -64,6 +64,12 @@ def check_modes(
             f"{protect!r} with merge=none",
             "Leave it out.",
         )
+    if protect and method is not None:
+        raise ConfigError(
+            "protect is of the checkpoint's own rules, and a baseline deletes tokens by its own",
+            f"{protect!r} with method {method!r}",
+            "Leave one of them out.",
+        )
     if allow_backbone_mismatch is not None and merge == "none":
         raise ConfigError(
             "allow_backbone_mismatch must not come with merge=none, which takes any backbone",
