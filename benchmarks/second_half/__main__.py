@@ -35,7 +35,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.common import Benchmark, Report, go_on, named, save
-from benchmarks.corpus import CACHE, EMBEDDED
+from benchmarks.corpus import EMBEDDED
 from benchmarks.second_half.half_cells import (
     UMIM_ITSELF,
     ChooseRules,
@@ -44,15 +44,14 @@ from benchmarks.second_half.half_cells import (
     ratio_to,
     wanted_cells,
 )
-from benchmarks.token_reduction.row_texts import RowText, read_rows
-from benchmarks.token_reduction.rule_policies import damage_table
+from benchmarks.token_reduction.row_texts import OPTIONS, RowText, read_texts
+from benchmarks.token_reduction.rule_policies import check_held_out, check_tables, damage_table
 from umim_core import UMIM
 from umim_core.baselines.methods import BASELINES
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.config.form import check_raw_tail
 from umim_core.rules.pruning import cut_to_budget, prices
 from umim_core.store.artifacts import sha256_bytes
-from umim_core.text.token_ids import UniformOffsets
 
 TARGETS: Final = (0.1, 0.2, 0.3, 0.4)
 _SETTINGS: Final = (
@@ -77,9 +76,14 @@ def run(options: argparse.Namespace, report: Report) -> None:
         TargetReduction(target)
     for tail in options.raw_tails:
         check_raw_tail(tail, "prompt")
+    tables = named(options.damage_table)
+    check_tables(tables, named(options.checkpoints))
     models = _opened(named(options.checkpoints), options.dtype)
     first = next(iter(models.values()))
-    texts = _read(options, first, [m for m in models.values() if m.rules.prices is None])
+    lengths = {"test": options.window, "cut": options.length}
+    if any(umim.rules.prices is None and name not in tables for name, umim in models.items()):
+        lengths["damage"] = options.length
+    texts = read_texts(options, first.backbone.require_tokenizer(), lengths)
     report |= {
         "name": options.out.stem if options.out else "second_half",
         "texts": {use: texts[use].facts() for use in ("test", "cut")},
@@ -127,26 +131,6 @@ def _opened(places: Mapping[str, str], dtype: str) -> dict[str, UMIM]:
     return models
 
 
-def _read(options: argparse.Namespace, umim: UMIM, unpriced: list[UMIM]) -> dict[str, RowText]:
-    """Read the rows of every text that is used."""
-    counts = {"test": options.test_rows, "cut": options.cut_rows}
-    if len(unpriced) > len(options.damage_table):
-        counts["damage"] = options.damage_rows
-    texts: dict[str, RowText] = {}
-    for use, rows in counts.items():
-        texts[use] = read_rows(
-            use,
-            getattr(options, use),
-            umim.backbone.require_tokenizer(),
-            rows=rows,
-            length=options.window if use == "test" else options.length,
-            tokens=options.tokens,
-            cache=options.cache,
-            others=list(texts.values()),
-        )
-    return texts
-
-
 def _rules(
     name: str, umim: UMIM, texts: Mapping[str, RowText], options: argparse.Namespace
 ) -> tuple[ChooseRules, Report]:
@@ -158,9 +142,8 @@ def _rules(
         rows = texts["damage"].rows if given is None else []
         folder = options.cache / "token_reduction"
         table = damage_table(umim, rows, given, folder, options.batch_size, lambda tokens: None)
+        check_held_out(name, table, texts["test"].rows)
         price = prices(table).astype(np.float32)
-    cut = texts["cut"].rows
-    text = np.concatenate(cut), UniformOffsets(options.length, len(cut))[:]
     facts = {
         "module_digest": umim.module.digest(),
         "rules_digest": umim.rules.digest,
@@ -169,7 +152,7 @@ def _rules(
         "residual": umim.checkpoint.config.residual,
         "unit_positions": umim.compressed.unit_positions,
     }
-    return lru_cache(partial(cut_to_budget, umim.rules, price, text)), facts
+    return lru_cache(partial(cut_to_budget, umim.rules, price, texts["cut"].segments())), facts
 
 
 def _against_umim(found: Report, points: list[Report], first: str) -> Report:
@@ -181,7 +164,6 @@ def _against_umim(found: Report, points: list[Report], first: str) -> Report:
     return {"umim_ratio": ratio_to(known, found)}
 
 
-_FILES: Final = {"nargs": "+", "default": [], "metavar": "[NAME=]FILE"}
 main = Benchmark(
     name="second_half",
     doc=__doc__,
@@ -190,19 +172,9 @@ main = Benchmark(
         "methods": {"nargs": "+", "default": [], "metavar": "NAME"},
         "target_tr": list(TARGETS),
         "raw_tails": [0],
-        "test": _FILES,
-        "cut": _FILES,
-        "damage": _FILES,
-        "damage_table": {"nargs": "+", "default": [], "metavar": "NAME=DIR"},
-        "test_rows": 24,
-        "cut_rows": 256,
-        "damage_rows": 400,
         "window": 1024,
-        "length": 512,
-        "tokens": 50_000_000,
         "dtype": {"default": "float32", "choices": ("float32", "bfloat16")},
-        "batch_size": 4,
-        "cache": CACHE,
+        **OPTIONS,
     },
     measure=run,
 ).main

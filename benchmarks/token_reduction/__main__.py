@@ -26,47 +26,31 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from benchmarks.common import Benchmark, Report, go_on, named, save
-from benchmarks.corpus import CACHE, EMBEDDED
+from benchmarks.corpus import EMBEDDED
 from benchmarks.token_reduction.curve_points import Subject, by_place, in_words, new_points
-from benchmarks.token_reduction.row_texts import RowText, read_rows
+from benchmarks.token_reduction.row_texts import OPTIONS, RowText, read_texts
 from benchmarks.token_reduction.rule_policies import (
     DAMAGE,
     POLICIES,
+    check_held_out,
+    check_tables,
     choose_rules,
     damage_table,
     table_digest,
 )
 from umim_core import UMIM
 from umim_core.config.form import check_raw_tail
-from umim_core.errors import RuleSetError, did_you_mean
+from umim_core.errors import RuleSetError
 from umim_core.rules.pruning import Cut, check_target
-from umim_core.text.token_ids import UniformOffsets
 
 REDUCTIONS: Final = (0.05, 0.10, 0.15, 0.20, 0.30)
 _SETTINGS: Final = ("name", "texts", "length", "protect", "batch_size")
-
-
-def check_tables(tables: Iterable[str], checkpoints: Iterable[str]) -> None:
-    """Refuse a damage table of no checkpoint: it would not be used.
-
-    Raises:
-        SystemExit: If a name is none of the checkpoints'.
-    """
-    known = list(checkpoints)
-    for name in tables:
-        if name not in known:
-            raise SystemExit(
-                f"--damage-table must name a checkpoint ({', '.join(known)}), got {name}. "
-                + (did_you_mean(name, known) or "Leave it out.")
-            )
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
@@ -83,7 +67,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
         umim = UMIM.from_pretrained(where, local_files_only=True)
         if tokenizer is None:
             tokenizer = umim.backbone.tokenizer_fingerprint
-            texts = read_texts(options, umim, tables)
+            texts = read_texts(options, umim.backbone.require_tokenizer(), _lengths(options))
             report |= settings(options, texts) | {"subjects": {}}
             go_on(report, options.out, _SETTINGS, ["subjects"])
         elif not umim.backbone.has_tokenizer(tokenizer):
@@ -92,26 +76,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
         measure_subject(name, umim, texts, given, options, report)
 
 
-def read_texts(
-    options: argparse.Namespace, umim: UMIM, tables: Mapping[str, str]
-) -> dict[str, RowText]:
-    """Read the rows of every text that is used."""
-    counts = {"test": options.test_rows, "cut": options.cut_rows}
-    if DAMAGE in options.policies and set(named(options.checkpoints)) - set(tables):
-        counts["damage"] = options.damage_rows
-    texts: dict[str, RowText] = {}
-    for use, rows in counts.items():
-        texts[use] = read_rows(
-            use,
-            getattr(options, use),
-            umim.backbone.require_tokenizer(),
-            rows=rows,
-            length=options.length,
-            tokens=options.tokens,
-            cache=options.cache,
-            others=list(texts.values()),
-        )
-    return texts
+def _lengths(options: argparse.Namespace) -> dict[str, int]:
+    """Return the tokens of a row by the uses of text that there are."""
+    measured = set(named(options.checkpoints)) - set(named(options.damage_table))
+    damage = ("damage",) if DAMAGE in options.policies and measured else ()
+    return dict.fromkeys(("test", "cut", *damage), options.length)
 
 
 def settings(options: argparse.Namespace, texts: Mapping[str, RowText]) -> Report:
@@ -157,8 +126,7 @@ def measure_subject(
         lines = _Lines(f"{name}: damage", sum(map(len, measured)))
         folder = options.cache / "token_reduction"
         table = damage_table(umim, measured, given, folder, options.batch_size, lines.see)
-        if table.origin.text_digest == report["texts"]["test"]["digest"]:
-            raise SystemExit(f"the damage table of {name} was measured on the rows of --test")
+        check_held_out(name, table, texts["test"].rows)
         mine["damage"] = {
             "tokens": table.origin.tokens,
             "rows": table.origin.rows,
@@ -179,8 +147,7 @@ def measure_subject(
     if not wanted:
         return
     subject = Subject(umim, texts["test"].rows, options.batch_size)
-    cut = texts["cut"].rows
-    text = np.concatenate(cut), UniformOffsets(options.length, len(cut))[:]
+    text = texts["cut"].segments()
 
     @lru_cache(maxsize=1)
     def chosen(policy: str, target: float | None) -> Cut:
@@ -218,7 +185,6 @@ class _Lines:
             print(f"{self._label}: {tokens:,} tokens", file=sys.stderr, flush=True)
 
 
-_FILES: Final = {"nargs": "+", "default": [], "metavar": "[NAME=]FILE"}
 main = Benchmark(
     name="token_reduction",
     doc=__doc__,
@@ -228,18 +194,8 @@ main = Benchmark(
         "reductions": list(REDUCTIONS),
         "raw_tails": {"nargs": "+", "type": int, "default": [], "metavar": "TOKENS"},
         "ages": {"nargs": "+", "type": int, "default": [], "metavar": "TOKENS"},
-        "test": _FILES,
-        "cut": _FILES,
-        "damage": _FILES,
-        "damage_table": {"nargs": "+", "default": [], "metavar": "NAME=DIR"},
-        "test_rows": 24,
-        "cut_rows": 256,
-        "damage_rows": 400,
-        "length": 512,
-        "tokens": 50_000_000,
         "protect": {"nargs": "+", "default": [], "metavar": "PATTERN"},
-        "batch_size": 4,
-        "cache": CACHE,
+        **OPTIONS,
     },
     measure=run,
 ).main

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core import UMIM
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, did_you_mean
 from umim_core.evaluation.rule_damage import WINDOW, measure_damage, text_digest
 from umim_core.rules.damage_table import DamageTable
 from umim_core.rules.grams import ORDERS
@@ -73,6 +73,31 @@ def choose_rules(
         return cut_to_budget(rules, BY_COUNTS[policy](rules), text, target, free)
     assert table is not None
     return cut_to_budget(rules, prices(table), text, target, free)
+
+
+def check_tables(tables: Iterable[str], checkpoints: Iterable[str]) -> None:
+    """Refuse a damage table of no checkpoint: it would not be used.
+
+    Raises:
+        SystemExit: If a name is none of the checkpoints'.
+    """
+    known = list(checkpoints)
+    for name in tables:
+        if name not in known:
+            raise SystemExit(
+                f"--damage-table must name a checkpoint ({', '.join(known)}), got {name}. "
+                + (did_you_mean(name, known) or "Leave it out.")
+            )
+
+
+def check_held_out(name: str, table: DamageTable, test: Sequence[NDArray[np.int32]]) -> None:
+    """Refuse a damage table that was measured on the rows that quality is measured on.
+
+    Raises:
+        SystemExit: If it was.
+    """
+    if table.origin.text_digest == text_digest(test):
+        raise SystemExit(f"the damage table of {name} was measured on the rows of --test")
 
 
 def damage_table(

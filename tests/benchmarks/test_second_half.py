@@ -117,6 +117,11 @@ def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
         main(["--methods", "truncatoin", "--checkpoints", "no-such-checkpoint"])
 
 
+def test_a_damage_table_of_no_checkpoint_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(SystemExit, match="--damage-table must name a checkpoint"):
+        main(["--checkpoints", "tiny=no-such-checkpoint", "--damage-table", "tyni=folder"])
+
+
 def test_ways_of_shortening_are_compared_in_one_call(tiny_umim: UMIM) -> None:
     rows = [np.array([1, 2, 10, 3, 4, 5, 11, 12, 1, 2, 13, 10]), np.arange(1, 13)]
     own = tiny_umim.compressed

@@ -255,6 +255,11 @@ def evicted_sizes(tokens: int, new: int, columns: int, over: int) -> Sizes:
 AnyScorer = Scorer | ReducedScorer | EvictedScorer
 
 
+def held_of_contexts(scorer: AnyScorer) -> Tally:
+    """Return tokens of contexts, and how many columns of the KV cache stayed of them."""
+    return scorer.columns if isinstance(scorer, EvictedScorer) else scorer.contexts
+
+
 def method_scorer(
     method: Method, compressed: Compressed, max_units: int, target: TargetReduction | None = None
 ) -> AnyScorer:
