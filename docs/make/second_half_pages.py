@@ -47,20 +47,21 @@ def _absent(report: Report) -> str:
 
 
 def _losses(report: Report) -> str:
-    """Say which methods are clearly better than UMIM, by target."""
+    """Say which methods are clearly better than UMIM, by target; each with the TR of its cache."""
     parts = []
     for target, points in groupby(_measured(report), key=lambda point: float(point["target"])):
+        compared = [point for point in points if point.get("umim_ratio") is not None]
         better = [
-            f"{point['label']} ({point['umim_ratio']['mean']:.3f})"
-            for point in points
-            if (ratio := point.get("umim_ratio")) is not None
-            and ratio["std"] is not None
+            f"{point['label']} ({ratio['mean']:.3f}, TR {point['cache_reduction']:.1%})"
+            for point in compared
+            if (ratio := point["umim_ratio"])["std"] is not None
             and ratio["mean"] + _CLEAR * ratio["std"] < 1.0
         ]
-        parts.append(f"at {target:.0%}: {', '.join(better) or 'none'}")
+        none = "none" if compared else "not compared, UMIM has no figure"
+        parts.append(f"at {target:.0%}: {', '.join(better) or none}")
     return (
         f"Better than UMIM by more than {_CLEAR:g} standard errors of the paired difference (ratio "
-        "to UMIM): " + "; ".join(parts) + "."
+        "to UMIM, TR of its cache): " + "; ".join(parts) + "."
     )
 
 
@@ -103,7 +104,9 @@ to UMIM      | {umim_ratio?-:.3f}
 Of one first half, the base model's: {base.prefill_flops!G:.1f} GFLOPs of prefill (estimated),
 {base.kv_bytes!i:.2f} MiB of KV cache, {base.prefill_seconds!m:.0f} ms of prefill (median, one at a
 time). Compressing: estimated operations and measured time of choosing tokens, or of matching and
-merging; a policy of the cache chooses inside the prefill.
+merging; a policy of the cache chooses inside the prefill. Times are taken one method after the
+other and not next to a prefill, so they hold where the machine did nothing else;
+`benchmarks.reducers` times both in turn.
 
 @ shown
 TR asked        | {target:.0%}

@@ -76,6 +76,7 @@ def test_a_tiny_run_is_matched_goes_on_and_writes_page_and_figure(
     ]
     assert ["span-eviction-0", "KV"] in rows and ["truncation", "prefill and KV"] in rows
     assert "mean-embedding (the rules reach 0.3583 with all 3 that may stay) at 70%" in page
+    assert "at 70%: not compared, UMIM has no figure." in " ".join(page.split())
     labels = [text.get_text() for text in second_half_figure(report).legends[0].get_texts()]
     assert labels[:3] == ["UMIM", "UMIM, 3 raw", "full-cache"]
     assert out.with_suffix(".svg").is_file()
