@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from umim_core.config.recipe import BackboneDtype, Device
 from umim_core.config.table_recipe import TableSetting, TableText
-from umim_core.errors import CheckpointError
+from umim_core.errors import BackboneError, CheckpointError
 from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource, ShardScores
 from umim_core.store.artifacts import directory_digest
 from umim_core.task_sets.task_files import refuse_data_variable
@@ -45,7 +45,11 @@ class ModelPlace:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Questions ``first`` to ``last`` - 1 of a task under a setting."""
+    """Questions ``first`` to ``last`` - 1 of a task under a setting.
+
+    Attributes:
+        own_model: The model of its own that the setting's baseline chooses by, as name@commit.
+    """
 
     place: ModelPlace
     setting: TableSetting
@@ -53,6 +57,7 @@ class ShardJob:
     questions: QuestionSet
     first: int
     last: int
+    own_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,13 @@ def find_questions(source: QuestionSource) -> QuestionSet:
 
 
 def score_shard(job: ShardJob) -> ShardScores:
-    """Score one shard; see ``score_questions``."""
+    """Score one shard; see ``score_questions``.
+
+    Raises:
+        BackboneError: If this machine has a baseline's own model at another commit.
+    """
     _only_given_data(job.source)
+    from umim_core.evaluation.answer_identity import named_method
     from umim_core.evaluation.harness import UmimLM
     from umim_core.evaluation.tasks.question_shards import score_questions
 
@@ -88,6 +98,12 @@ def score_shard(job: ShardJob) -> ShardScores:
         raw_tail=job.setting.raw_tail,
         protect=job.setting.protect,
     )
+    if model.method != (wanted := named_method(job.setting.method, job.own_model)):
+        raise BackboneError(
+            f"every machine must have the same model of the baseline {wanted}",
+            model.method,
+            "Load that commit there, or clear the hub's cache and let it load again.",
+        )
     return score_questions(model, job.source, job.questions, job.first, job.last)
 
 

@@ -38,7 +38,9 @@ def read_shards(directory: Path) -> ShardScores:
         metric: [value for shard in shards for value in shard["values"][metric]]
         for metric in (shards[0]["values"] if shards else ())
     }
-    return ShardScores(values, inputs, contexts, columns=columns, **joined)
+    over = [shard.get("shortfall") for shard in shards]
+    shortfall = None if None in over else sum(over)
+    return ShardScores(values, inputs, contexts, columns=columns, shortfall=shortfall, **joined)
 
 
 def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> Report:
@@ -52,7 +54,8 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
 
     Returns:
         Mean and standard error (``std``) of every metric, and of its difference where the first
-        setting has it: token reductions of generated answers are of merging alone.
+        setting has it: token reductions of generated answers are of merging alone. ``shortfall`` is
+        the part of contexts that a baseline should have dropped and could not.
 
     Raises:
         EvaluationError: If the prompts of the two differ.
@@ -70,6 +73,7 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
         "token_reduction": reduction(own.inputs),
         "context_token_reduction": reduction(own.contexts),
         "cache_reduction": reduction(own.columns),
+        "shortfall": missing(own),
         **{name: mean_of(values) for name, values in own.values.items()},
         **{
             f"{name}_difference": mean_of(np.subtract(values, base.values[name]).tolist())
@@ -102,6 +106,12 @@ def reduction(tally: Sequence[int]) -> float | None:
     """Return (raw tokens - units) / raw tokens of such a pair; None where nothing was matched."""
     raw, units = tally
     return (raw - units) / raw if raw else None
+
+
+def missing(scores: ShardScores) -> float | None:
+    """Return units over the budget / raw tokens of contexts; None without a baseline or context."""
+    raw, _ = scores.contexts
+    return None if scores.shortfall is None or not raw else scores.shortfall / raw
 
 
 def read_report(path: Path) -> Report:

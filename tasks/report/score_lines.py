@@ -10,6 +10,7 @@ from tasks.report.tables import DASH, Column, make_table, table_text
 from umim_core.evaluation.generated_text import REDUCTIONS
 
 _DIFFERENCE: Final = "_difference"
+_SHARES: Final = {"TR": "token_reduction", "cache TR": "cache_reduction", "shortfall": "shortfall"}
 
 
 def score_lines(table: Mapping[str, Any]) -> list[str]:
@@ -18,8 +19,9 @@ def score_lines(table: Mapping[str, Any]) -> list[str]:
     A figure is a mean over questions with its standard error, ``diff`` behind a metric is its
     paired difference to the first setting; ``4 x 256`` are four answers per question of at most 256
     tokens. TR is that of all tokens that were read or generated, a prompt's as often as it was
-    answered. Tasks with other metrics stand in a table of their own; tasks that were not run and
-    the figures of texts have lines of their own.
+    answered; cache TR is what a policy dropped of the contexts' KV cache, and shortfall the part of
+    contexts that a baseline should have dropped and could not. Tasks with other metrics stand in a
+    table of their own; tasks that were not run and the figures of texts have lines of their own.
     """
     scores: Sequence[Mapping[str, Any]] = table["scores"]
     first = next(iter(table.get("settings") or ()), None)
@@ -60,8 +62,13 @@ def _columns(metrics: Sequence[str], first: str | None) -> list[Column]:
     for name in metrics:
         columns.append(Column(name, partial(_figure, name)))
         columns.append(Column("diff", partial(_difference, name, first)))
-    columns.append(Column("TR", lambda row: _share(row.get("token_reduction"))))
+    for heading, name in _SHARES.items():
+        columns.append(Column(heading, partial(_row_share, name)))
     return columns + [Column(name, partial(_mean_share, name)) for name in REDUCTIONS]
+
+
+def _row_share(name: str, row: Mapping[str, Any]) -> str:
+    return _share(row.get(name))
 
 
 def _mean_share(name: str, row: Mapping[str, Any]) -> str:

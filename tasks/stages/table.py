@@ -41,6 +41,7 @@ from tasks.data.table_sources import (
     source_facts,
 )
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from umim_core.baselines.methods import own_model
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe, TableSetting, TableText
 from umim_core.errors import MissingExtraError
@@ -85,6 +86,9 @@ def shards_stage(
     """Score a task under a setting: ``shards/<first>-<last>.json`` with a value per question.
 
     A task that is not run has no shard.
+
+    Raises:
+        BackboneError: If a baseline's own model is not known here.
     """
     place = _place(recipe)
     base = setting.merge == "none"
@@ -93,9 +97,10 @@ def shards_stage(
     task = of["config"]["task"]
     # How questions were made is in their digest; how they are answered is not.
     answering = {name: of["config"][name] for name in ("generation",) if name in of["config"]}
+    own = None if setting.method is None else own_model(setting.method)
     spec = StageSpec(
         "shards",
-        2,
+        2 if setting.method is None else 3,  # shards of baselines hold columns and a shortfall
         {
             **setting.model_dump(exclude={"name"}),
             "task": task,  # several tasks ask the same questions
@@ -107,6 +112,7 @@ def shards_stage(
             "device": place.device,
             "dtype": recipe.dtype,
             **answering,
+            **({} if own is None else {"method_model": own}),
         },
         {"questions": questions.digest, "model": source},
         resumable=True,
@@ -121,7 +127,7 @@ def shards_stage(
             last = min(first + recipe.shard, count)
             path = out / SHARDS / f"{first:07d}-{last:07d}.json"
             if not path.is_file():
-                jobs[path] = ShardJob(place, setting, data, found, first, last)
+                jobs[path] = ShardJob(place, setting, data, found, first, last, own)
         run_on_workers(lease, score_shard, jobs, _keep_shard, recipe.cores)
         return totals(read_shards(out))
 

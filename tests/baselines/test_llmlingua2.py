@@ -21,7 +21,6 @@ from umim_core.baselines.llmlingua2 import (
     hub_commit,
     load_token_classifier,
 )
-from umim_core.baselines.methods import ReducedTokens
 from umim_core.baselines.reduction import reduce_tokens
 from umim_core.errors import BackboneError
 from umim_core.evaluation.answer_identity import named_method
@@ -87,10 +86,8 @@ def test_results_name_the_commit_of_the_classifier(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert hub_commit("o/c", None, local_files_only=True) == commit
     assert hub_commit(str(tmp_path), None) is None
-    reducer = LLMLingua2(word_classifier(), word_backbone("llama").require_tokenizer())
-    assert named_method("llmlingua2", ReducedTokens(reducer)) == "llmlingua2"
-    known = ReducedTokens(reducer, f"o/c@{commit}")
-    assert named_method("llmlingua2", known) == f"llmlingua2 (o/c@{commit})"
+    assert named_method("llmlingua2", None) == "llmlingua2"
+    assert named_method("llmlingua2", f"o/c@{commit}") == f"llmlingua2 (o/c@{commit})"
 
 
 def test_a_classifier_without_a_trained_head_is_refused(tmp_path: Path) -> None:

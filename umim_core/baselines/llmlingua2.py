@@ -33,8 +33,9 @@ from umim_core.backbone.model_files import check_complete, freeze, loading
 from umim_core.backbone.tokenizer_files import check_place, load_error, load_tokenizer, refuse_code
 from umim_core.baselines.forward_cost import forward_flops
 from umim_core.baselines.lexical_units import token_texts, words
-from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
+from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
 from umim_core.baselines.reduction import highest
+from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
 
 PUBLISHED: Final = "microsoft/llmlingua-2-bert-base-multilingual-cased-meetingbank"
@@ -176,6 +177,23 @@ class LLMLingua2:
         """Estimate the classifier's forwards, as if its tokens were as many as the text's."""
         tokens, chunk = len(text.ids), self.classifier.chunk
         return forward_flops(self.classifier.model, tokens, tokens * min(tokens, chunk))
+
+
+@OWN_MODELS.add("llmlingua2")
+def published_classifier() -> str:
+    """Return the published token classifier as name@commit.
+
+    Raises:
+        BackboneError: If neither the hub nor its cache on this machine knows the commit.
+    """
+    commit = hub_commit(PUBLISHED, None)
+    if commit is None:
+        raise BackboneError(
+            "the classifier of llmlingua2 must be reachable on the hub, or in its cache here",
+            PUBLISHED,
+            "Load it once where there is a network.",
+        )
+    return f"{PUBLISHED}@{commit}"
 
 
 @BASELINES.add("llmlingua2")

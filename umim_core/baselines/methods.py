@@ -147,6 +147,7 @@ class MergedSpans:
     """A method that replaces spans by one embedding each, as UMIM does."""
 
     side: ClassVar[Side] = "prompt"
+    model: ClassVar[None] = None
     segmenter: Segmenter
     merger: SpanMerger
 
@@ -162,6 +163,7 @@ class EvictedColumns:
     """
 
     side: ClassVar[Side] = "cache"
+    model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     states: ReadingStates | None = None
 
@@ -169,3 +171,16 @@ class EvictedColumns:
 Method = ReducedTokens | MergedSpans | EvictedColumns
 MakeMethod = Callable[[Backbone, Matcher], Method]
 BASELINES: Final = Registry[MakeMethod](__package__, "baseline")
+OWN_MODELS: Final = Registry[Callable[[], str]](__package__, "baseline with a model of its own")
+"""By name of a baseline: returns the model of its own, as name@commit, and loads nothing."""
+
+
+def own_model(name: str) -> str | None:
+    """Return the model of its own that a baseline would choose by now, as name@commit.
+
+    None for a baseline that chooses by the backbone. Nothing is loaded; the hub is asked.
+
+    Raises:
+        BackboneError: If the commit is not known here.
+    """
+    return OWN_MODELS.find(name)() if name in OWN_MODELS.names() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from umim_core.baselines.methods import Method, ReducedTokens
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.config.form import Merge
 from umim_core.merging.compressed import Compressed
@@ -20,7 +19,7 @@ def answer_identity(
         compressed: Backbone, module and rules.
         merge: What is merged; with ``none``, module and rules are None.
         method: The baseline in the merge module's place; None for the module.
-        target: The baseline's token reduction; None for that of the rules.
+        target: The baseline's token reduction; None for that of the rules, which is not named.
     """
     backbone = compressed.backbone
     rules = None if merge == "none" else compressed.require_matcher().rules
@@ -37,11 +36,10 @@ def answer_identity(
         "unit_positions": None if rules is None else compressed.unit_positions,
         "raw_tail": compressed.raw_tail,
         "method": method or "umim",
-        "target_tr": None if target is None else target.target,
+        **({} if target is None else {"target_tr": target.target}),
     }
 
 
-def named_method(name: str | None, method: Method) -> str | None:
-    """Return a baseline's name, with the model of its own that it chooses tokens by, if any."""
-    own = method.model if isinstance(method, ReducedTokens) else None
+def named_method(name: str | None, own: str | None) -> str | None:
+    """Return a baseline's name, with the model of its own (name@commit) that it chooses by."""
     return name if own is None else f"{name} ({own})"

@@ -146,7 +146,7 @@ class UmimLM(SizedModel):
         extend_evaluate()
         if make is not None:
             made = make(self.backbone, compressed.require_matcher())
-            self.method = named_method(method, made)
+            self.method = named_method(method, made.model)
             self.scorer = method_scorer(made, compressed, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)

@@ -24,6 +24,14 @@ def test_a_task_under_a_setting_is_one_line_with_its_limits_errors_and_differenc
     assert head.split()[-2:] == ["TR", "prompt_tr"] and rest == []
 
 
+def test_what_a_baseline_dropped_of_the_cache_and_could_not_drop_has_columns() -> None:
+    own = {name: value for name, value in ROW.items() if name not in ("answers", "new_tokens")}
+    evicted = own | {"setting": "evicted", "cache_reduction": 0.125, "shortfall": 0.0625}
+    head, first, line = score_lines({"scores": [own, evicted], "texts": []})
+    assert head.split()[-5:] == ["TR", "cache", "TR", "shortfall", "prompt_tr"]
+    assert line.split()[-3:] == ["12.5%", "6.2%", "30.0%"] and first.split()[-3:-1] == ["–", "–"]
+
+
 def test_the_first_setting_has_no_difference_to_itself() -> None:
     base = {"setting": "base", "recall_difference": {"mean": 0.0, "std": 0.0}}
     table = {"settings": ["base", "own"], "scores": [ROW | base, ROW], "texts": []}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.stage_keys.variations import Artifacts, StageCall, key_of
 from support.tiny_table import (
     generated_table,
     run_table,
@@ -14,9 +15,15 @@ from support.tiny_table import (
     write_problems,
     write_questions,
 )
+from tasks.cluster.lease import ClusterLease
+from tasks.data.table_jobs import ModelPlace, ShardJob, score_shard
 from tasks.data.table_scores import read_report
-from tasks.stages.table import TABLE
+from tasks.stages.table import TABLE, shards_stage
+from umim_core.baselines.llmlingua2 import PUBLISHED
 from umim_core.config.table_recipe import TableRecipe, TableSetting
+from umim_core.errors import BackboneError
+from umim_core.evaluation.tasks.shard_values import QuestionSet, QuestionSource
+from umim_core.store.artifacts import directory_digest
 
 SETTINGS: list[dict[str, Any]] = [
     {"name": "base", "merge": "none"},
@@ -47,6 +54,66 @@ def test_baselines_drop_what_the_rules_save_or_what_they_are_asked_for(
     caches = {name: row["cache_reduction"] for name, row in found.items()}
     assert 0.0 < caches.pop("evicted") < prompts["own"]  # the first token's column always stays
     assert set(caches.values()) == {None}
+    over = {name: row["shortfall"] for name, row in found.items()}
+    assert over["base"] is over["own"] is None
+    assert over["matched"] == over["target"] == 0.0 < over["evicted"]
+    # Of a span that begins a prompt the first column stays: what eviction lacks to the rules.
+    assert over["evicted"] == pytest.approx(prompts["own"] - found["evicted"]["cache_reduction"])
+
+
+def test_tokens_that_a_reducer_must_keep_are_its_shortfall(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    raw = {"name": "raw", "merge": "prompt", "method": "truncation", "raw_tail": 99}
+    settings = [{"name": "base", "merge": "none"}, raw | {"target_tr": 0.5}]
+    data = write_questions(tmp_path / "data")
+    found = rows(tmp_path, tiny_table(tiny_checkpoint, data, questions=3, settings=settings))
+    assert found["raw"]["context_token_reduction"] == 0.0
+    assert found["raw"]["shortfall"] == pytest.approx(0.5, abs=0.05)  # half a token of each prompt
+
+
+def test_shards_of_baselines_alone_are_of_the_version_with_a_shortfall(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    recipe = tiny_table(
+        tiny_checkpoint, write_questions(tmp_path / "data"), questions=1, settings=SETTINGS[:3]
+    )
+    made = [one for one in run_table(tmp_path, recipe).artifacts if one.stage == "shards"]
+    assert [one.manifest()["version"] for one in made] == [2, 2, 3]
+
+
+def test_shards_are_those_of_one_commit_of_a_baselines_own_model(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    setting = TableSetting(name="a", merge="prompt", method="llmlingua2")
+    recipe = tiny_table(tiny_checkpoint, tmp_path, settings=[setting.model_dump()])
+    questions = Artifacts(tmp_path / "root").make("questions", "x", task="t", lm_eval="0")
+    with ClusterLease(recipe.cluster) as lease:
+        given = {"lease": lease, "questions": questions, "recipe": recipe, "setting": setting}
+        call, keys = StageCall(shards_stage, given, {}), []
+        with pytest.raises(BackboneError, match="on the hub, or in its cache"):
+            key_of(call, given, tmp_path)
+        place = tmp_path / f"models--{PUBLISHED.replace('/', '--')}"
+        for commit in ("c" * 40, "d" * 40, "c" * 40):
+            for folder in ("refs", f"snapshots/{commit}"):
+                (place / folder).mkdir(parents=True, exist_ok=True)
+            (place / "refs" / "main").write_text(commit, "utf-8")  # as the hub's client leaves it
+            keys.append(key_of(call, given, tmp_path))
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_a_worker_with_another_commit_of_a_baselines_own_model_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    digest = directory_digest(tiny_checkpoint)
+    place = ModelPlace(str(tiny_checkpoint), digest, "cpu", "float32", 4)
+    source = QuestionSource("umim_docstrings", folder=str(write_questions(tmp_path)))
+    setting = TableSetting(name="a", merge="prompt", method="truncation")
+    job = ShardJob(place, setting, source, QuestionSet(1, "", ("acc",)), 0, 1, "o/c@commit")
+    with pytest.raises(BackboneError, match=r"truncation \(o/c@commit\); got truncation"):
+        score_shard(job)
 
 
 def test_a_setting_without_a_target_has_the_key_of_before() -> None:

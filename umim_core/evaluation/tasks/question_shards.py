@@ -172,6 +172,7 @@ def score_range(
         [_answers(row) for row in rows] if generated else [],
         [_counts(size) for size in sizes] if generated else [],
         (0, 0) if total.columns is None else (total.context_tokens, total.columns),
+        None if model.method is None else total.shortfall,
     )
 
 

@@ -79,6 +79,8 @@ class ShardScores:
             prompts alone, [Q][4]; zeros and empty as above.
         columns: Raw tokens of contexts, and columns of the KV cache that stayed of them; zeros
             where none is dropped.
+        shortfall: Tokens or columns that stayed of contexts beyond the budget of a baseline; None
+            without a baseline.
     """
 
     values: dict[str, list[float]]
@@ -88,3 +90,4 @@ class ShardScores:
     answers: list[list[str]] = field(default_factory=list)
     sizes: list[list[int]] = field(default_factory=list)
     columns: tuple[int, int] = (0, 0)
+    shortfall: int | None = None

@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 
 from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError
-from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer
+from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, ReducedScorer
 from umim_core.evaluation.scored_requests import (
     Finished,
     Likelihood,
@@ -64,8 +64,10 @@ class SizedModel(BatchedModel):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Fields of ``Sizes`` that responses of this model have and those of others lack."""
-        return () if self._columns is None else ("columns",)
+        """Fields of ``Sizes`` that this model's responses have and a former version's lack."""
+        if isinstance(self.scorer, EvictedScorer):
+            return ("columns", "shortfall")
+        return ("shortfall",) if isinstance(self.scorer, ReducedScorer) else ()
 
     @property
     def token_reduction(self) -> float:
