@@ -39,8 +39,8 @@ Six tasks of lm-eval (ARC, PIQA, OpenBookQA, HellaSwag, COPA): mean accuracy is
 {merged.acc_difference!p:.1f} points. Prefill of 1,024 tokens in float32 on two cores:
 {prefill.speedup:.2f} times faster at a TR of {prefill.token_reduction:.1%}.
 
-Numbers in long prompts: of four hidden among 1K to 8K tokens (RULER,
-{needles} questions), the base model finds {original.recall:.0%}, with all rules
+Numbers in long prompts: of four hidden among {shortest:,} to {longest:,} tokens
+(RULER, {needles} questions), the base model finds {original.recall:.0%}, with all rules
 {merge_prompt.recall:.0%} (prompt TR {merge_prompt.reduction:.0%}), with
 `protect="digits", raw_tail=16` {protected.recall:.0%} (prompt TR {protected.reduction:.0%}).
 """,
@@ -59,7 +59,8 @@ def first_screen(folder: Path = RESULTS) -> str:
         folder: That of the result files.
 
     Raises:
-        ConfigError: If the tasks were not measured with the default checkpoint on merged contexts.
+        ConfigError: If the tasks were not measured with the default checkpoint on merged contexts,
+            or the long prompts not under one of the settings that are shown.
     """
     tasks, speed = _read(folder, _TASKS), _read(folder, _SPEED)
     return _TABLE(
@@ -88,17 +89,28 @@ def _merged(tasks: Report) -> Report:
 
 
 def _needles(table: Report) -> Report:
-    """Return recall and prompt TR of settings, as means over RULER's lengths, and the questions."""
+    """Return recall and prompt TR of settings, as means over RULER's lengths, and the questions.
+
+    ``shortest`` and ``longest`` are the tokens of prompts.
+    """
     rows = [row for row in table["scores"] if "recall" in row]
     found: Report = {}
     for field, setting in _NEEDLE_SETTINGS.items():
         own = [row for row in rows if row["setting"] == setting]
+        if not own:
+            raise ConfigError(
+                f"{_NEEDLES}.json must have a recall under the setting {setting!r}",
+                list(dict.fromkeys(row["setting"] for row in rows)),
+                "Measure the table anew: python -m flows run tables/long-context-smollm2.",
+            )
         reductions = [row["context_token_reduction"] or 0.0 for row in own]
         found[field] = {
             "recall": fmean(row["recall"]["mean"] for row in own),
             "reduction": fmean(reductions),
         }
         found["needles"] = sum(row["questions"] for row in own)
+    tokens = [count for row in rows for count in row["prompt_tokens"]]
+    found |= {"shortest": min(tokens), "longest": max(tokens)}
     return found
 
 

@@ -38,6 +38,30 @@ def test_a_checkpoint_that_was_measured_first_is_not_shown(tasks: Report, tmp_pa
     assert "25.0 %" not in shown
 
 
+def test_lengths_of_long_prompts_are_those_of_the_result_file(
+    tasks: Report, tmp_path: Path
+) -> None:
+    (tmp_path / "stock_tasks.json").write_text(json.dumps(tasks), "utf-8")
+    place = tmp_path / "table-long-context-smollm2.json"
+    table = json.loads(place.read_text("utf-8"))
+    table["scores"] = [row for row in table["scores"] if row["task"] == "umim_ruler_2k"]
+    place.write_text(json.dumps(table), "utf-8")
+    assert "among 1,910 to 1,915 tokens (RULER, 8 questions)" in first_screen(tmp_path)
+
+
+@pytest.mark.parametrize("setting", ["original", "merge=prompt, digits and 16 raw"])
+def test_long_prompts_without_a_shown_setting_are_refused(
+    tasks: Report, tmp_path: Path, setting: str
+) -> None:
+    (tmp_path / "stock_tasks.json").write_text(json.dumps(tasks), "utf-8")
+    place = tmp_path / "table-long-context-smollm2.json"
+    table = json.loads(place.read_text("utf-8"))
+    table["scores"] = [row for row in table["scores"] if row["setting"] != setting]
+    place.write_text(json.dumps(table), "utf-8")
+    with pytest.raises(ConfigError, match=f"long-context-smollm2.json must have .*'{setting}'"):
+        first_screen(tmp_path)
+
+
 def test_results_without_the_default_checkpoint_are_refused(tasks: Report, tmp_path: Path) -> None:
     for setting in tasks["settings"].values():
         setting["checkpoint"] = "new"
