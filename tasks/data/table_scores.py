@@ -53,7 +53,7 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
         base: Scores of the first setting on the same questions.
 
     Returns:
-        Mean and standard error (``std``) of every metric, and of its difference where the first
+        Mean and standard error (``stderr``) of every metric, and of its difference where the first
         setting has it: token reductions of generated answers are of merging alone. ``shortfall`` is
         the part of contexts that a baseline should have dropped and could not.
 
@@ -86,7 +86,7 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
 def totals(scores: ShardScores) -> dict[str, float]:
     """Return means, standard errors and token reduction as flat figures."""
     found = {name: mean_of(values) for name, values in scores.values.items()}
-    errors = {f"{name}_stderr": mean["std"] for name, mean in found.items()}
+    errors = {f"{name}_stderr": mean["stderr"] for name, mean in found.items()}
     return {
         **{name: float(mean["mean"] or 0.0) for name, mean in found.items()},
         **{name: error for name, error in errors.items() if error is not None},
@@ -96,10 +96,10 @@ def totals(scores: ShardScores) -> dict[str, float]:
 
 
 def mean_of(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean and its standard error (``std``; None for a single value)."""
+    """Return the mean and its standard error (``stderr``; None for a single value)."""
     many = len(values) > 1
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if many else None
-    return {"mean": float(np.mean(values)), "std": error}
+    return {"mean": float(np.mean(values)), "stderr": error}
 
 
 def reduction(tally: Sequence[int]) -> float | None:

@@ -32,6 +32,7 @@ _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "n": int,
     "-": lambda value: value.replace("_", "-"),
 }
+_SPREADS: Final = ("error", "stderr", "std")  # names of what stands behind a mean
 
 
 class _AbsentError(LookupError):
@@ -90,7 +91,7 @@ def formatted(value: Any, spec: str) -> str:
         median, low, high = (format(value[name], spec) for name in ("median", "low", "high"))
         return f"{median}{space}{unit} ({low}-{high})"
     if "mean" in value:
-        spread = "error" if "error" in value else "std"
+        spread = next(name for name in _SPREADS if name in value)
         specs = {"mean": spec, spread: spec.lstrip("+")}
         known = [format(value[name], of) for name, of in specs.items() if value[name] is not None]
         return " ± ".join(known) + space + unit if known else "-"

@@ -99,5 +99,5 @@ def _share(value: float | None) -> str:
 def _mean(value: Mapping[str, float | None] | None) -> str:
     if value is None:
         return DASH
-    known = [f"{number:.3f}" for number in (value["mean"], value["std"]) if number is not None]
+    known = [f"{number:.3f}" for number in (value["mean"], value["stderr"]) if number is not None]
     return " ± ".join(known)

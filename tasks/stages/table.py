@@ -211,7 +211,7 @@ def table_stage(
     commits = {task: of[HUB_COMMIT] for task, of in asked_of.items() if HUB_COMMIT in of}
     spec = StageSpec(
         "table",
-        2,
+        3,
         {
             "name": recipe.name,
             "table": recipe.table,

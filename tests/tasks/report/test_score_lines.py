@@ -11,9 +11,9 @@ ROW = {
     "new_tokens": 64,
     "answers": 1,
     "token_reduction": 0.25,
-    "recall": {"mean": 0.5, "std": 0.125},
-    "recall_difference": {"mean": -0.25, "std": None},
-    "prompt_tr": {"mean": 0.3, "std": 0.01},
+    "recall": {"mean": 0.5, "stderr": 0.125},
+    "recall_difference": {"mean": -0.25, "stderr": None},
+    "prompt_tr": {"mean": 0.3, "stderr": 0.01},
 }
 
 
@@ -33,7 +33,7 @@ def test_what_a_baseline_dropped_of_the_cache_and_could_not_drop_has_columns() -
 
 
 def test_the_first_setting_has_no_difference_to_itself() -> None:
-    base = {"setting": "base", "recall_difference": {"mean": 0.0, "std": 0.0}}
+    base = {"setting": "base", "recall_difference": {"mean": 0.0, "stderr": 0.0}}
     table = {"settings": ["base", "own"], "scores": [ROW | base, ROW], "texts": []}
     _, first, other = score_lines(table)
     assert "0.000" not in first and "-0.250" in other

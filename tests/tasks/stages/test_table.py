@@ -84,7 +84,7 @@ def test_means_are_those_of_the_task_scored_at_once(
     once = evaluate_task(tiny_checkpoint, merge=merge, data=questions, batch_size=4)
     assert row["questions"] == once.questions == QUESTIONS
     assert row["acc"]["mean"] == once.acc and row["acc_norm"]["mean"] == once.acc_norm
-    assert row["acc"]["std"] == pytest.approx(once.acc_stderr, nan_ok=True)
+    assert row["acc"]["stderr"] == pytest.approx(once.acc_stderr, nan_ok=True)
     assert (row["token_reduction"] or 0.0) == once.token_reduction
 
 
@@ -101,7 +101,7 @@ def test_token_reduction_leaves_out_prompts_that_are_scored_raw(
 
 def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
     base, own = table(whole)["scores"]
-    assert base["acc_difference"] == {"mean": 0.0, "std": 0.0}
+    assert base["acc_difference"] == {"mean": 0.0, "stderr": 0.0}
     apart = own["acc"]["mean"] - base["acc"]["mean"]
     assert own["acc_difference"]["mean"] == pytest.approx(apart)
     assert own["token_reduction"] > 0.2
