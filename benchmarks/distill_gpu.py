@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ from benchmarks.distill_sides import (
     LIGER,
     Result,
     Shape,
-    Side,
     compare,
     liger_version,
     loss_sides,
 )
-from benchmarks.timing import alternate, spread
+from benchmarks.timing import alternate, device_name, finished, spread
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
@@ -58,17 +57,6 @@ LLAMA_1B: Final = BackboneShape(
     tied=True,
     gated_mlp=True,
 )
-
-
-def finished(side: Side, device: torch.device) -> Side:
-    """Return a side that waits for its device."""
-
-    def run() -> Any:
-        result = side()
-        synchronize(device)
-        return result
-
-    return run
 
 
 def extra_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -208,9 +196,7 @@ def run(head: Shape, shape: BackboneShape, options: argparse.Namespace, report: 
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU, and torch sees none here")
-    report["facts"]["device"] = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    )
+    report["facts"]["device"] = device_name(device)
     report["liger"] = liger_version()
     report["peak_flops"] = peak = measure_peak(device, torch.bfloat16).peak_flops
     report["loss"] = measure_loss(head, device, peak, options.rounds)

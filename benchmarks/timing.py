@@ -6,9 +6,14 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 
 SLOW_SECONDS: Final = 10.0
 SLOW_ROUNDS: Final = 3
@@ -35,6 +40,26 @@ def timed(run: Callable[[], object]) -> tuple[float, object]:
         return time.perf_counter() - began, result
     finally:
         gc.enable()
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called: a GPU's own name, or CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def finished(run: Callable[[], T], device: torch.device) -> Callable[[], T]:
+    """Return a run that waits until its device has done all of it."""
+    # Not where mining is measured: it imports torch.
+    from umim_core.benchmarking.roofline import synchronize
+
+    def whole() -> T:
+        result = run()
+        synchronize(device)
+        return result
+
+    return whole
 
 
 def alternate(

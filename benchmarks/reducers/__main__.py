@@ -23,18 +23,24 @@ import torch
 from benchmarks.common import Benchmark, Report, go_on, save
 from benchmarks.engine_smollm2 import CHECKPOINT, general_text, text_digest
 from benchmarks.reducers.reducer_costs import make_reducers, measure
-from benchmarks.timing import timed
+from benchmarks.timing import device_name
+from umim_core.baselines.reduction import TargetReduction
 from umim_core.model.umim import UMIM
 
 METHODS: Final = ["truncation", "selective-context", "llmlingua", "llmlingua2", "cpc", "ehpc"]
 
 
 def run(options: argparse.Namespace, report: Report) -> None:
-    """Measure every length and token reduction, all methods in turn."""
+    """Measure every length and token reduction, all methods in turn.
+
+    Raises:
+        ConfigError: If a token reduction or a method is none.
+    """
+    for target in options.target_tr:
+        TargetReduction(target)
     umim = UMIM.from_pretrained(options.checkpoint, dtype=options.dtype, device=options.device)
     text, ids = general_text(umim, max(options.lengths))
-    seconds, made = timed(lambda: make_reducers(options.methods, umim.compressed))
-    reducers, missing = made
+    reducers, missing = make_reducers(options.methods, umim.compressed)
     report |= {
         "subject": {
             "backbone": Path(umim.backbone.name).name,
@@ -43,17 +49,18 @@ def run(options: argparse.Namespace, report: Report) -> None:
             "text": text,
             "text_digest": text_digest(),
         },
-        "device": options.device,
+        "device": device_name(umim.backbone.device),
         "dtype": options.dtype,
+        "rounds": options.rounds,
         "methods": list(reducers),
         "not_run": missing,
         "cases": {},
     }
-    go_on(report, options.out, ("subject", "device", "dtype", "methods"), ("cases",))
-    report["making_seconds"] = seconds
+    settings = ("subject", "device", "dtype", "rounds", "methods")
+    go_on(report, options.out, settings, ("cases",))
     for length in options.lengths:
         for target in options.target_tr:
-            name = f"{length} tokens, {target:.0%}"
+            name = f"{length} tokens, TR {target}"
             if name not in report["cases"]:
                 found = measure(umim.compressed, reducers, ids[:length], target, options.rounds)
                 report["cases"][name] = found | {"target": target}

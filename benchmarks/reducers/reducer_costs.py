@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.common import Report
 from benchmarks.engine_sides import Ids
-from benchmarks.timing import alternate, spread
+from benchmarks.timing import alternate, finished, spread
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.methods import BASELINES, ReducedTokens, Text, TokenReducer
@@ -119,7 +119,8 @@ def measure(
         UMIM: merge,
         _UMIM_LEFT: lambda: prefill(backbone, units, positions),
     } | {name: partial(choose, name) for name in reducers}
-    seconds = alternate(sides, rounds)
+    done = {name: finished(side, backbone.device) for name, side in sides.items()}
+    seconds = alternate(done, rounds)
     found = {
         name: times_of(seconds, name, LEFT)
         | {

@@ -48,9 +48,8 @@ from benchmarks.token_reduction.row_texts import OPTIONS, RowText, read_texts
 from benchmarks.token_reduction.rule_policies import check_held_out, check_tables, damage_table
 from umim_core import UMIM
 from umim_core.baselines.methods import BASELINES
-from umim_core.baselines.reduction import TargetReduction
 from umim_core.config.form import check_raw_tail
-from umim_core.rules.pruning import cut_to_budget, prices
+from umim_core.rules.pruning import check_target, cut_to_budget, prices
 from umim_core.store.artifacts import sha256_bytes
 
 TARGETS: Final = (0.1, 0.2, 0.3, 0.4)
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     for name in methods:
         BASELINES.find(name)
     for target in options.target_tr:
-        TargetReduction(target)
+        check_target(target)
     for tail in options.raw_tails:
         check_raw_tail(tail, "prompt")
     tables = named(options.damage_table)

@@ -32,8 +32,7 @@ at the token reduction that these give. *share*, *left* and *total* are times th
 prefill of all tokens, medians over rounds with quartiles: compressing, the prefill of what stays,
 and both. A method *pays* where the total is below 1. *FLOPs*: estimated, of compressing and in
 total, times those of the whole prefill. Reducers that score with a model take the measured backbone
-itself for it; a smaller one costs less. Making the methods, the probe of `ehpc` included, took
-{making_seconds:.1f} s, once.
+itself for it; a smaller one costs less. The probe of `ehpc`, once per model, is not counted.
 
 Text: {subject.text}.
 

@@ -25,8 +25,8 @@ def held(weights: list[list[list[float]]], heads: int = 1) -> HeldColumns:
     attention = torch.tensor(weights)
     columns = attention.shape[-1]
     states = torch.zeros(heads, columns, 2)
-    positions = torch.arange(columns).expand(heads, -1)
-    return HeldColumns(0, states, states, positions, attention)
+    tokens = torch.arange(columns).expand(heads, -1)
+    return HeldColumns(0, states, states, tokens, attention)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_forward_without_weights_is_refused() -> None:
 
 
 class Recorded(HeavyHitters):
-    """H2O that writes down the positions that stay, layer by layer."""
+    """H2O that writes down the tokens whose columns stay, layer by layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Recorded(HeavyHitters):
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         kept = super().survivors(held, budget)
-        self.stayed[held.layer] = held.positions.gather(1, kept).tolist()
+        self.stayed[held.layer] = held.tokens.gather(1, kept).tolist()
         return kept
 
 

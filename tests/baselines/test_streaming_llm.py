@@ -51,7 +51,7 @@ class Watched(SinksAndNewest):
 
     def survivors(self, held: HeldColumns, budget: int) -> Tensor:
         if held.layer == 0:
-            self.keys, self.tokens = held.keys[:, :-1], held.positions[0, :-1].tolist()
+            self.keys, self.tokens = held.keys[:, :-1], held.tokens[0, :-1].tolist()
         return super().survivors(held, budget)
 
 

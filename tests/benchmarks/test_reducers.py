@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.common import Report, facts
-from benchmarks.reducers.__main__ import equal
+from benchmarks.reducers.__main__ import equal, main
 from benchmarks.reducers.reducer_costs import make_reducers, measure, times_of
 from docs.make.results import benchmark_page
 from support.tiny_models import random_backbone
@@ -58,7 +60,6 @@ def report() -> Report:
         "device": "cpu",
         "dtype": "float32",
         "not_run": missing | {"llmlingua2": "no classifier"},
-        "making_seconds": 0.1,
         "cases": {"40 tokens, 25%": case},
         "wrong": {"cases": {"40 tokens, 25%": wrong}},
         "equal": True,
@@ -91,6 +92,26 @@ def test_the_page_says_what_pays_and_what_was_not_run(report: Report) -> None:
     assert "| selective-context |" in " ".join(text.split()), text
     assert "25.0" in text and "in all repetitions: yes." in text
     assert "`llmlingua2`, not run: no classifier" in text
+
+
+@pytest.mark.full
+def test_cases_are_kept_by_their_whole_target_and_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "reducers.json"
+    words = ["--checkpoint", "umim-docs-llama", "--lengths", "48", "--methods", "truncation"]
+    words += ["--commit", "abc", "--device", "cpu", "--out", str(out)]
+    assert main([*words, "--rounds", "1", "--target-tr", "0.14", "0.145"]) == 0
+    found = json.loads(out.read_text("utf-8"))
+    assert [case["target"] for case in found["cases"].values()] == [0.14, 0.145]
+    first = found["cases"]["48 tokens, TR 0.14"]
+    for rounds, same in (("1", True), ("2", False)):
+        assert main([*words, "--rounds", rounds, "--target-tr", "0.14"]) == 0
+        again = json.loads(out.read_text("utf-8"))["cases"]
+        assert (again["48 tokens, TR 0.14"] == first) == same
+
+
+def test_a_token_reduction_of_all_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="above 0 and below 1"):
+        main(["--target-tr", "1.0", "--checkpoint", "no-such-checkpoint"])
 
 
 def test_other_methods_than_token_reducers_are_refused(report: Report) -> None:

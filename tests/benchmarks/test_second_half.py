@@ -118,6 +118,11 @@ def test_an_unknown_method_is_refused_before_anything_is_loaded() -> None:
         main(["--methods", "truncatoin", "--checkpoints", "no-such-checkpoint"])
 
 
+def test_a_target_that_no_rules_can_meet_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match=r"above 0 and below 0\.75"):
+        main(["--target-tr", "0.1", "0.8", "--checkpoints", "no-such-checkpoint"])
+
+
 def test_a_damage_table_of_no_checkpoint_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(SystemExit, match="--damage-table must name a checkpoint"):
         main(["--checkpoints", "tiny=no-such-checkpoint", "--damage-table", "tyni=folder"])

@@ -44,10 +44,11 @@ def test_a_cache_policy_decodes_with_the_budget_of_all_that_was_read(
         return
     for fed, held in enumerate(lengths):
         read = len(context) + fed
-        allowed = len(model.compressed.segment(context)[0])
-        if fed:
-            allowed += len(model.compressed.segment(ids[:fed])[0])
+        allowed = len(model.compressed.segment(context)[0]) + fed
         allowed = allowed if target is None else read - round(target * read)
         before = lengths[fed - 1] + 1 if fed else read
         assert held == min(allowed, before)
+    if target is None:
+        own = RowWriter.of(UmimLM(checkpoint_path, dtype="float32").scorer, "prompt")
+        assert own.write([context], wanted, Request())[0].output.cache_lengths == lengths
     assert row.sizes.shortfall == 0

@@ -13,9 +13,10 @@ a method is          it decides                 what it saves
 A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
 a backbone and a matcher, and that is all: recipes and lm-eval find it by the name, and
 ``umim baselines`` shows the first line of the function's docstring. How many tokens
-or columns stay is not the method's choice: it is given the number of units that the merge rules
-leave of the same text, so all methods of a table have the same token reduction, text by text. The
-full cache alone ignores the budget: it is what the others are compared with.
+or columns stay is not the method's choice. Its budget is the number of units that the merge rules
+leave of the same text, so all methods of a table have the same token reduction, text by text; or
+what a target leaves of its tokens (``reduction.TargetReduction``). Policies that ignore the budget
+are the full cache, which the others are compared with, and span eviction, which follows the rules.
 
 Shapes: T raw tokens, K kept, H key/value heads, A attention heads, L columns, W columns of a
 forward, D head size.
@@ -86,14 +87,15 @@ class HeldColumns:
         layer: Index of the layer.
         keys: Keys [H, L, D]; the forward wrote the last W columns.
         values: Values [H, L, D].
-        positions: Number in the text of the token that each column holds [H, L] (int64), rising.
+        tokens: Number in the text of the token that each column holds [H, L] (int64), rising. Where
+            the policy has a rotation, the column's position in the cache is another.
         attention: Weights of the forward's queries [A, W, L]; None unless the policy reads them.
     """
 
     layer: int
     keys: Tensor
     values: Tensor
-    positions: Tensor
+    tokens: Tensor
     attention: Tensor | None
 
 

@@ -194,13 +194,12 @@ class EvictedScorer:
     def budget(self, context: Ints, generated: Ints = _NONE) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.
 
-        A target is one of all these tokens together. The rules leave the units of the context and
-        those of the generated tokens, which no span crosses into.
+        A target is one of all these tokens together. The rules leave the units of the context, and
+        generated tokens stay raw: UMIM's cache with ``merge=prompt``.
         """
         if self.target is not None:
             return self.target.stays(len(context) + len(generated))
-        units = len(self.compressed.segment_prompt(context)[0])
-        return units + (len(self.compressed.segment(generated)[0]) if len(generated) else 0)
+        return len(self.compressed.segment_prompt(context)[0]) + len(generated)
 
     def score(
         self,
