@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common import Report
 from benchmarks.engine_sides import Ids
@@ -24,7 +25,6 @@ from umim_core.baselines.methods import BASELINES, ReducedTokens, Text, TokenRed
 from umim_core.baselines.reduction import TargetReduction, reduce_tokens
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.packing import pack_rows
 
 BASE: Final = "base"
 LEFT: Final = "left"
@@ -70,9 +70,19 @@ def prefill(backbone: Backbone, embeddings: Tensor, positions: Tensor | None = N
 
 @torch.no_grad()
 def merged(given: Compressed, ids: Ids) -> tuple[Tensor, Tensor]:
-    """Match and merge ids [T]: embeddings of their units [1, S, d], and positions [1, S]."""
-    packed = pack_rows([ids], [given.require_matcher().segment(ids)], given.backbone.device)
+    """Match and merge a prompt [T]: embeddings of its units [1, S, d], and positions [1, S]."""
+    packed = given.pack_prompts([ids])
     return given.embed(packed), packed.position_ids(given.unit_positions)
+
+
+def merge_flops(given: Compressed, ids: Ids) -> int:
+    """Count the floating-point operations of the matrix products that merge a prompt [T].
+
+    Every different span is merged once, padded to the longest.
+    """
+    with FlopCounterMode(display=False) as counter:
+        merged(given, ids)
+    return int(counter.get_total_flops())
 
 
 def measure(
@@ -135,14 +145,14 @@ def measure(
         "kept": units.shape[1],
         "token_reduction": 1 - units.shape[1] / len(ids),
         "equal": all(torch.equal(one, units) for one in kept[UMIM]),
-        "flops": None,  # of the module; its seconds say what it costs
+        "flops": merge_flops(given, ids),
     }
     whole = read_flops(backbone, len(ids))
     for row in found.values():
         left = read_flops(backbone, row["kept"])
         row["flops_left"] = left / whole
-        row["flops_share"] = None if row["flops"] is None else row["flops"] / whole
-        row["flops_total"] = None if row["flops"] is None else (row["flops"] + left) / whole
+        row["flops_share"] = row["flops"] / whole
+        row["flops_total"] = (row["flops"] + left) / whole
     return {"tokens": len(ids), BASE: {"seconds": spread(seconds[BASE])}, "methods": found}
 
 

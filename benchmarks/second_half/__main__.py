@@ -112,8 +112,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
             continue
         name = cell["checkpoint"]
         found = cell | subjects[name].measure(cell, chosen[name], report["base"])
-        found |= _against_umim(found, report["points"], report["compared_with"])
         report["points"].append(found)
+        for point in report["points"]:  # that of UMIM may come after those compared with it
+            point.update(_against_umim(point, report["points"], report["compared_with"]))
         save(report, options.out)
         print(in_words(found), file=sys.stderr, flush=True)
 
@@ -158,7 +159,7 @@ def _against_umim(found: Report, points: list[Report], first: str) -> Report:
     """Return the ratio to the perplexity of the first checkpoint at the same target, paired."""
     umim = {"method": UMIM_ITSELF, "checkpoint": first, "target": found["target"], "tail": 0}
     known = next((point for point in points if point | umim == point), None)
-    if known is None or "row_sums" not in known or "row_sums" not in found:
+    if known is None or known is found or "row_sums" not in known or "row_sums" not in found:
         return {}
     return {"umim_ratio": ratio_to(known, found)}
 

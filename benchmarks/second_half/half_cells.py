@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.common import Report
+from benchmarks.engine_sides import Ids
+from benchmarks.reducers.reducer_costs import merge_flops, merged, prefill
+from benchmarks.timing import finished, timed
 from umim_core import UMIM
 from umim_core.backbone.shape import BackboneShape
 from umim_core.baselines.forward_cost import causal_pairs, forward_flops
@@ -28,10 +31,9 @@ from umim_core.evaluation.method_scoring import (
     method_scorer,
 )
 from umim_core.evaluation.perplexity import PerplexityResult, second_half_perplexity
-from umim_core.evaluation.row_spread import ratio_error
+from umim_core.evaluation.row_spread import increase_with_error
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.module import MergeModule
 from umim_core.merging.span_eviction import EvictedStates
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.pruning import Cut
@@ -78,7 +80,7 @@ class Subject:
     batch_size: int
 
     @property
-    def _halves(self) -> list[NDArray[np.int64]]:
+    def _halves(self) -> list[Ids]:
         return [row[: len(row) // 2].astype(np.int64) for row in self.rows]
 
     @cached_property
@@ -92,17 +94,14 @@ class Subject:
         """Measure the backbone alone: perplexity by window, cost and time of its prefill."""
         compressed = self.umim.compressed.base()
         read = second_half_perplexity(self.rows, self._scorer(compressed), self.batch_size)
-        seconds = []
-        with torch.no_grad():
-            for half in self._halves:
-                began = time.perf_counter()
-                ids = torch.from_numpy(half).to(self.umim.backbone.device)[None]
-                self.umim.backbone.hidden(self.umim.backbone.embed(ids))
-                seconds.append(time.perf_counter() - began)
-        tokens = len(self._halves[0])
+        backbone, tokens = self.umim.backbone, len(self._halves[0])
+
+        def read_half(half: Ids) -> None:
+            prefill(backbone, backbone.embed(torch.from_numpy(half).to(backbone.device)[None]))
+
+        seconds = self._median_seconds(read_half)
         found = self._costs(tokens, tokens)
-        found |= {"ppl": read.ppl, "prefill_seconds": float(np.median(seconds))}
-        return found | _sums(read)
+        return found | {"ppl": read.ppl, "prefill_seconds": seconds} | _sums(read)
 
     def measure(self, cell: Report, rules: ChooseRules, base: Report) -> Report:
         """Return what a cell shows.
@@ -147,8 +146,8 @@ class Subject:
         """Return what shortens and scores."""
         own, target = self.umim.compressed, cell["target"]
         if cell["method"] == UMIM_ITSELF:
-            merged = own.merging_by(Matcher(rules(target).rules))
-            return self._scorer(merged.reading("prompt", cell["tail"]))
+            cut = own.merging_by(Matcher(rules(target).rules))
+            return self._scorer(cut.reading("prompt", cell["tail"]))
         make, longest = BASELINES.find(cell["method"]), max(map(len, self.rows))
         try:
             own = own.merging_by(Matcher(rules(target).rules))
@@ -178,28 +177,20 @@ class Subject:
             return {"compress_seconds": None, "compress_flops": None}
         return self._merging(scorer.compressed)
 
-    @torch.no_grad()
     def _merging(self, compressed: Compressed) -> Report:
         """Measure matching and merging of one first half after the other, embeddings included."""
-        spans, seconds = 0, []
-        for half in self._halves:
-            began = time.perf_counter()
-            packed = compressed.pack_prompts([half])
-            compressed.embed(packed)
-            seconds.append(time.perf_counter() - began)
-            spans += int(packed.span_lengths.sum())
-        module = compressed.module
-        weights = 0
-        if isinstance(module, MergeModule):
-            weights = sum(
-                weight.numel()
-                for name, weight in module.named_parameters()
-                if weight.ndim > 1 and not name.startswith("rows")
-            )
+        flops = [merge_flops(compressed, half) for half in self._halves]
         return {
-            "compress_seconds": float(np.median(seconds)),
-            "compress_flops": 2 * weights * spans // len(self.rows),
+            "compress_seconds": self._median_seconds(partial(merged, compressed)),
+            "compress_flops": sum(flops) // len(flops),
         }
+
+    def _median_seconds(self, run: Callable[[Ids], object]) -> float:
+        """Return the median time of a run over the first halves, one after the other."""
+        device = self.umim.backbone.device
+        return float(
+            np.median([timed(finished(partial(run, half), device))[0] for half in self._halves])
+        )
 
 
 def follows_rules(method: Method) -> bool:
@@ -215,9 +206,8 @@ def ratio_to(base: Report, own: Report) -> dict[str, float | None]:
         base: Sums and targets by window of what it is taken to.
         own: The same of the method.
     """
-    targets = own["row_targets"]
-    steps = [mine - theirs for mine, theirs in zip(own["row_sums"], base["row_sums"], strict=True)]
-    ratio, error = math.exp(sum(steps) / sum(targets)), ratio_error(steps, targets)
+    nats, error = increase_with_error(own["row_sums"], base["row_sums"], own["row_targets"])
+    ratio = math.exp(nats)
     return {"mean": ratio, "std": None if error is None else ratio * error}
 
 

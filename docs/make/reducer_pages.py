@@ -47,8 +47,8 @@ share             | {share:.2f}
 left              | {left:.2f}
 total             | {total:.2f}
 < pays            | {pays}
-FLOPs             | {flops_share?-:.2f}
-FLOPs in total    | {flops_total?-:.2f}
+FLOPs             | {flops_share:.2f}
+FLOPs in total    | {flops_total:.2f}
 
 @ prefills
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.common import Report, facts
 from benchmarks.reducers.__main__ import equal, main
-from benchmarks.reducers.reducer_costs import make_reducers, measure, times_of
+from benchmarks.reducers.reducer_costs import make_reducers, measure, merge_flops, times_of
 from docs.make.results import benchmark_page
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
@@ -80,6 +80,15 @@ def test_every_method_meets_the_target_and_has_its_cost(report: Report) -> None:
     assert rows["umim"]["kept"] == 30 and rows["umim"]["token_reduction"] == TARGET
     assert rows["truncation"]["flops_total"] == rows["truncation"]["flops_left"] < 1
     assert rows["selective-context"]["flops_total"] > 1  # it reads the whole text itself
+
+
+def test_the_operations_of_merging_are_those_of_its_different_spans() -> None:
+    """Linear_kv and query per token, Linear_o per span; 1 2 comes twice and is merged once."""
+    given, size, width = tiny_umim_of(random_backbone()), random_backbone().hidden_size, 2
+    ids = np.array([1, 2, 5, 1, 2, 6], dtype=np.int64)
+    pooling = 2 * 2 * width * size  # scores, and the weighted sum
+    assert merge_flops(given, ids) == 2 * width * size**2 + pooling + 2 * size**2
+    assert merge_flops(given, ids[2:3]) == 0
 
 
 def test_a_reducer_that_keeps_other_tokens_is_noticed(report: Report) -> None:

@@ -88,6 +88,20 @@ def test_a_tiny_run_is_matched_goes_on_and_writes_page_and_figure(
     assert {point["target"] for point in again[len(points) :]} == {0.1}
 
 
+def test_points_that_were_measured_before_umim_are_compared_with_it(
+    words: list[str], tmp_path: Path
+) -> None:
+    words = [*words[: words.index("--raw-tails")], "--methods", "truncation"]
+    words += ["--commit", "abc"] * ("--commit" not in words) + ["--target-tr", "0.25"]
+    for tails, compared in ((["3"], [False, False]), (["0", "3"], [True, True, False])):
+        assert main([*words, "--raw-tails", *tails]) == 0
+        points = json.loads((tmp_path / "half.json").read_text("utf-8"))["points"]
+        assert ["umim_ratio" in point for point in points] == compared
+    ratios = [point["ppl_ratio"]["mean"] for point in points]
+    for point, ratio in zip(points[:2], ratios[:2], strict=True):
+        assert point["umim_ratio"]["mean"] == pytest.approx(ratio / ratios[2])
+
+
 def check_points(points: dict[tuple[str, float, int], Report]) -> None:
     """What each kind of method shows at a target that rules reach and at one beyond."""
     umim, tailed = points["umim", 0.25, 0], points["umim", 0.25, 3]

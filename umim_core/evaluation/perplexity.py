@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer, held_of_contexts
-from umim_core.evaluation.row_spread import ratio_error
+from umim_core.evaluation.row_spread import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum, score_rows
@@ -60,8 +60,7 @@ class PerplexityResult:
         Args:
             other: What the difference is taken to; of the same windows.
         """
-        steps = [own - theirs for own, theirs in zip(self.row_sums, other.row_sums, strict=True)]
-        return sum(steps) / self.targets, ratio_error(steps, self.row_targets)
+        return increase_with_error(self.row_sums, other.row_sums, self.row_targets)
 
 
 def perplexity(

@@ -11,6 +11,23 @@ from numpy.typing import NDArray
 Numbers = Sequence[float] | NDArray[np.floating]
 
 
+def increase_with_error(
+    own: Sequence[float], other: Sequence[float], counts: Sequence[int]
+) -> tuple[float, float | None]:
+    """Return how much larger one mean over tokens is than another of the same rows.
+
+    Args:
+        own: Sum of each row [B].
+        other: The same of what the difference is taken to [B].
+        counts: Tokens of each row [B].
+
+    Returns:
+        The difference, and its standard error, paired by row (``ratio_error``).
+    """
+    steps = [mine - theirs for mine, theirs in zip(own, other, strict=True)]
+    return sum(steps) / sum(counts), ratio_error(steps, counts)
+
+
 def ratio_error(sums: Numbers, counts: Numbers) -> float | None:
     """Return the standard error of a mean over tokens whose rows were drawn, not its tokens.
 
