@@ -14,19 +14,22 @@ from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.baselines import evaluator_heads
 from umim_core.baselines.ehpc import EHPC, pool
 from umim_core.baselines.evaluator_heads import (
     DEPTHS,
     EvaluatorHeads,
     LastQueries,
+    Probe,
     best_heads,
     find_evaluator_heads,
     known_evaluator_heads,
+    needle_mass,
     probes,
 )
 from umim_core.baselines.methods import Ints
 from umim_core.baselines.reduction import reduce_tokens
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
 
 HEADS = EvaluatorHeads(0, (1, 3))
 
@@ -104,6 +107,31 @@ def test_probes_hold_their_needle_at_rising_depths_and_fit() -> None:
     assert all(early < late for early, late in pairwise(shares))
 
 
+def test_the_mass_on_a_needle_is_that_of_the_whole_model(backbone: Backbone) -> None:
+    """Two probes of other lengths; queries of the first are fewer than the 16 that are asked."""
+    rng = np.random.default_rng(3)
+    places = {9: slice(2, 5), 40: slice(7, 8)}
+    texts = [Probe(rng.integers(1, 32, size), place) for size, place in places.items()]
+    expected = np.zeros((2, 4))
+    for text, queries in zip(texts, (9, 16), strict=True):
+        for layer, weights in enumerate(attention(text.ids, backbone)):
+            for query in range(len(text.ids) - queries, len(text.ids)):
+                on_needle = weights[:, query, text.needle].sum(dim=-1).numpy()
+                expected[layer] += on_needle / queries / len(texts)
+    found = needle_mass(LastQueries(backbone, 2), iter(texts))
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> None:
+    tokenizer = word_backbone("llama").require_tokenizer()
+    least = 35  # words: 10 of the needle, 25 of the question
+    tight = random_backbone(tokenizer=tokenizer, max_position_embeddings=least)
+    assert all(len(text.ids) == least and text.needle.start == 0 for text in probes(tight))
+    small = random_backbone(tokenizer=tokenizer, max_position_embeddings=least - 1)
+    with pytest.raises(BackboneError, match=f"{least} tokens"):
+        list(probes(small))
+
+
 def test_the_same_weights_give_the_same_heads(backbone: Backbone) -> None:
     found = find_evaluator_heads(backbone)
     assert found == find_evaluator_heads(backbone)
@@ -123,6 +151,19 @@ def test_heads_are_kept_between_calls_and_damaged_records_are_not_read(
     for damaged in ('{"layer": 2, "heads": [0]}', '{"layer": 0, "heads": [4]}', "[", "[]"):
         record.write_text(damaged)
         assert known_evaluator_heads(backbone) == found
+
+
+def test_heads_of_other_probes_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    backbone = word_backbone("llama")
+    found = known_evaluator_heads(backbone)
+    [record] = tmp_path.rglob("*.json")
+    record.write_text('{"layer": 1, "heads": [0, 2]}')
+    monkeypatch.setattr(evaluator_heads, "DEPTHS", (0.5,))
+    assert known_evaluator_heads(backbone).layer == found.layer == 0
+    assert len(list(tmp_path.rglob("*.json"))) == 2
 
 
 @pytest.mark.parametrize(("queries", "kernel"), [(0, 32), (16, 0)])

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.key_rotation import key_rotation
 from umim_core.baselines.methods import BASELINES, EvictedColumns, Ints
 from umim_core.baselines.policy_generation import generate_evicted
 from umim_core.baselines.streaming_llm import SinksAndNewest
@@ -45,8 +47,8 @@ class Case:
     def rows(self, share: float, request: Request = PLAIN, **settings: object) -> list[RowOutput]:
         """Rows under a budget of a share of all tokens, rounded up."""
 
-        def budget(prompt: Ints, generated: Ints) -> int:
-            return int(np.ceil(share * (len(prompt) + len(generated))))
+        def budget(prompt: Ints, generated: int) -> int:
+            return int(np.ceil(share * (len(prompt) + generated)))
 
         config = GenerationConfig(max_new_tokens=NEW, **settings)
         new_policy = self.method.new_policy
@@ -114,6 +116,35 @@ def test_columns_that_went_are_those_that_a_mask_hides_step_by_step(family: str)
         ids = [*row.prompt_ids, *row.ids]
         expected = masked_log_probs(backbone, ids, row.prompt_length, 6)
         assert row.logprobs == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("kept_positions", [False, True])
+def test_text_goes_on_beyond_the_positions_where_they_restart(kept_positions: bool) -> None:
+    """12 columns of a backbone of 64 positions: 100 tokens are read, and none of them further."""
+    backbone, config = random_backbone("llama"), GenerationConfig(max_new_tokens=100)
+    rotation = None if kept_positions else key_rotation(backbone)
+    places: list[int] = []
+
+    def write(budget: int) -> list[RowOutput]:
+        given = PROMPTS, config, PLAIN, backbone, lambda ids: SinksAndNewest(rotation)
+        return generate_evicted(*given, lambda *_: budget)
+
+    def note(module: nn.Module, args: tuple[object, ...], given: dict[str, Tensor]) -> None:
+        places.append(int(given["position_ids"].max()))
+
+    if kept_positions:
+        with pytest.raises(GenerationError, match="must fit the backbone's 64 positions"):
+            write(12)
+        return
+    with pytest.raises(GenerationError, match="must fit the backbone's 64 positions"):
+        write(64)  # and one that is read behind them
+    hook = backbone.trunk.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        rows = write(12)
+    finally:
+        hook.remove()
+    assert [len(row.ids) for row in rows] == [100, 100]
+    assert {row.cache_lengths[-1] for row in rows} == {max(places)} == {12}
 
 
 @pytest.mark.parametrize(

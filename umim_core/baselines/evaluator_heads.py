@@ -10,7 +10,8 @@ The layer whose heads look at it the most, all together, is taken, and the best 
 heads. Only the first layers of a backbone are run.
 
 What was found is kept under ``$XDG_CACHE_HOME/umim/evaluator-heads`` (``~/.cache``), by the digests
-of backbone and tokenizer. A record that is damaged, or does not fit the model, is as good as none.
+of backbone, tokenizer and probes. A record that is damaged, or does not fit the model, is as good
+as none.
 
 Source: Fei et al., "Efficient Prompt Compression with Evaluator Heads for Long-Context Transformer
 Inference" (NeurIPS 2025). Differences: docs/baselines.md.
@@ -49,7 +50,7 @@ QUERIES: Final = 16
 DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
 PROBE_TOKENS: Final = 512
 EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
-_VERSION: Final = 1  # of the probe; raised whenever its texts or the choice change
+_VERSION: Final = 1  # of the choice; raised whenever it changes
 HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
 _QUESTION: Final = (
     "\nWhat is the special magic number for {key} mentioned in the provided text? "
@@ -154,7 +155,8 @@ def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
         backbone: The frozen model, with its tokenizer. The same weights give the same heads.
 
     Raises:
-        BackboneError: If it has no tokenizer, or its layers cannot be told apart.
+        BackboneError: If it has no tokenizer, no room for a probe, or its layers cannot be told
+            apart.
         GenerationError: If a probe exceeds the window of a sliding-window backbone.
     """
     layers = max(1, round(EARLY * int(backbone.model.config.num_hidden_layers)))
@@ -163,8 +165,10 @@ def find_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
 
 def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     """Return what :func:`find_evaluator_heads` finds, from the user's cache where it is known."""
+    texts = canonical_json([text.identity for text in probes(backbone)])
     key = {
-        "probe": _VERSION,
+        "choice": _VERSION,
+        "probes": sha256_bytes(texts.encode()),
         "backbone": backbone.fingerprint,
         "tokenizer": backbone.tokenizer_fingerprint,
         "dtype": str(backbone.dtype),
@@ -218,6 +222,11 @@ class Probe:
     ids: Ints
     needle: slice
 
+    @property
+    def identity(self) -> list[object]:
+        """The probe as JSON has it."""
+        return [self.ids.tolist(), self.needle.start, self.needle.stop]
+
 
 def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float64]:
     """Return the attention of the last queries on needles, per layer and head [L, A].
@@ -235,7 +244,9 @@ def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float
 def probes(backbone: Backbone) -> Iterator[Probe]:
     """Yield one text per depth, of as many tokens as the backbone has positions, 512 at most.
 
-    Of a text that does not fit the beginning is cut off, up to its needle.
+    Raises:
+        BackboneError: If a needle and its question alone take more tokens, or there is no
+            tokenizer.
     """
     room = min(PROBE_TOKENS, backbone.max_positions or PROBE_TOKENS)
     for number, depth in enumerate(DEPTHS):
@@ -243,16 +254,20 @@ def probes(backbone: Backbone) -> Iterator[Probe]:
         key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
         needle = f" {NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
         question = backbone.encode(_QUESTION.format(key=key))
-        left = room - len(question) - len(backbone.encode(needle))
-        filler = list(_fitting(rng, left, backbone))
+        least = len(question) + len(backbone.encode(needle))
+        if least > room:
+            raise BackboneError(
+                "a probe of evaluator heads must have room for a needle and its question",
+                f"{least} tokens, {backbone.name} has {room} positions",
+                "Use a backbone with more positions, or another baseline.",
+            )
+        filler = list(_fitting(rng, room - least, backbone))
         texts = inserted(filler, [needle], [depth])
         parts = [backbone.encode(text) for text in texts] + [question]
         place = texts.index(needle)
         start = sum(map(len, parts[:place]))
         ids = np.array([token for part in parts for token in part], dtype=np.int64)
-        cut = max(0, len(ids) - room)
-        end = start + len(parts[place]) - cut
-        yield Probe(ids[cut:], slice(max(0, start - cut), end))
+        yield Probe(ids, slice(start, start + len(parts[place])))
 
 
 def _fitting(rng: Random, room: int, backbone: Backbone) -> Iterator[str]:

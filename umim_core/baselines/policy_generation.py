@@ -32,8 +32,8 @@ from umim_core.inference.rows import GeneratedUnits, Row, choose_tokens, record_
 from umim_core.inference.sampling import TokenChooser, fresh_seed
 from umim_core.inference.stopping import Stopper
 
-Budget = Callable[[Ints, Ints], int]
-"""Columns that may stay, at least 1, of a prompt [T] and generated tokens behind it [G]."""
+Budget = Callable[[Ints, int], int]
+"""Columns that may stay, at least 1, of a prompt [T] and so many generated tokens G behind it."""
 
 
 @torch.no_grad()
@@ -61,23 +61,34 @@ def generate_evicted(
 
     Raises:
         EvaluationError: If the policy breaks its protocol.
-        GenerationError: If an option is not supported, or prompt and new tokens exceed the
-            backbone's positions or attention window.
+        GenerationError: If an option is not supported, or a row takes more positions than the
+            backbone or its attention window has: those of prompt and new tokens, or, where a policy
+            turns what stays to positions inside the cache, of the prompt and of the columns.
     """
     check_generation_config(config)
     samples, new = samples_per_prompt(config), config.max_new_tokens or 0
     request.check(backbone.vocab_size, len(prompts) * samples)
     _check_plain(request)
-    longest = max(map(len, prompts), default=0) + new - 1  # the last token is never read
+    policies = [(ids, new_policy(ids)) for ids in prompts for _ in range(samples)]
+    longest = max((_positions(ids, new, one, budget) for ids, one in policies), default=0)
     check_room(backbone, longest, new, request.overlong)
     check_attention_window(backbone.model.config, longest)
     if config.do_sample and request.seed is None:
         request = replace(request, seed=fresh_seed())  # one for all rows, as in a batch
     streams = range(len(prompts) * samples) if request.streams is None else request.streams
     return [
-        _row(ids, stream, config, request, PolicyCache(backbone, new_policy(ids)), budget)
-        for ids, stream in zip((i for i in prompts for _ in range(samples)), streams, strict=True)
+        _row(ids, stream, config, request, PolicyCache(backbone, policy), budget)
+        for (ids, policy), stream in zip(policies, streams, strict=True)
     ]
+
+
+def _positions(ids: Ints, new: int, policy: CachePolicy, budget: Budget) -> int:
+    """Return the positions that a row takes at most; the last token chosen is never read."""
+    tokens = len(ids) + new - 1
+    if policy.rotation is None or new < 2:
+        return tokens
+    held = budget(ids, new - 2)  # before the last token that is read
+    return min(tokens, max(len(ids), held + 1))
 
 
 def _row(
@@ -102,7 +113,7 @@ def _row(
     stopper = Stopper(config, backbone.tokenizer, request.stopping_criteria)
     tokens = ids
     while True:
-        allowed = budget(ids, np.array(row.ids, dtype=np.int64))
+        allowed = budget(ids, len(row.ids))
         hidden = cache.read(torch.from_numpy(tokens).to(backbone.device), allowed)
         logits = backbone.head(hidden[-1:])
         record_forward([row], logits, torch.tensor([cache.columns]), request.observer)

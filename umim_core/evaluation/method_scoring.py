@@ -191,15 +191,15 @@ class EvictedScorer:
         """Longest sequence that the model takes."""
         return self.umim.max_units
 
-    def budget(self, context: Ints, generated: Ints = _NONE) -> int:
+    def budget(self, context: Ints, generated: int = 0) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.
 
         A target is one of all these tokens together. The rules leave the units of the context, and
         generated tokens stay raw: UMIM's cache with ``merge=prompt``.
         """
         if self.target is not None:
-            return self.target.stays(len(context) + len(generated))
-        return len(self.compressed.segment_prompt(context)[0]) + len(generated)
+            return self.target.stays(len(context) + generated)
+        return len(self.compressed.segment_prompt(context)[0]) + generated
 
     def score(
         self,
