@@ -64,12 +64,14 @@ def test_the_cache_has_the_budget_after_every_forward(case: Case) -> None:
 
 
 def test_a_budget_of_the_whole_context_is_the_base_model(case: Case) -> None:
+    """Bit for bit where no attention weights are read: those come from eager attention."""
+    most = 1e-6 if case.new_policy(CONTEXT).reads_attention else 0.0
     base, _ = score_evicted(CONTEXT, ENDINGS, case.backbone, lambda ids: FullCache(), 1)
     for budget in (len(CONTEXT), 99):
         found, columns = case.scores(budget)
         assert columns == len(CONTEXT)
         for score, expected in zip(found, base, strict=True):
-            torch.testing.assert_close(score.log_probs, expected.log_probs, atol=1e-6, rtol=0)
+            torch.testing.assert_close(score.log_probs, expected.log_probs, atol=most, rtol=0)
 
 
 def test_a_smaller_budget_changes_what_follows_the_first_token(case: Case) -> None:

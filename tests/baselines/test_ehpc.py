@@ -52,15 +52,16 @@ def test_the_worked_example_is_pooled() -> None:
     assert pool(np.array([0.4, 0.1, 0.0, 0.2]), 2) == pytest.approx([0.2, 0.25, 0.05, 0.1])
 
 
+@pytest.mark.parametrize("heads", [HEADS, EvaluatorHeads(1, (0, 2))])
 def test_tokens_that_the_heads_look_at_the_least_go(
-    backbone: Backbone, rng: np.random.Generator
+    heads: EvaluatorHeads, backbone: Backbone, rng: np.random.Generator
 ) -> None:
     ids, question = rng.integers(1, 32, 40), "what? the dog"
-    seen = attention(np.concatenate([ids, ids_of(question)]), backbone)[HEADS.layer]
-    mass = sum(seen[head, -5:, :38].mean(dim=0) for head in HEADS.heads).numpy()
+    seen = attention(np.concatenate([ids, ids_of(question)]), backbone)[heads.layer]
+    mass = sum(seen[head, -5:, :38].mean(dim=0) for head in heads.heads).numpy()
     scores = [sum(mass[max(0, t - 2) : t + 2]) / 4 for t in range(38)]  # kernel 4
     order = [39, 38, *sorted(range(38), key=lambda t: -scores[t])]  # 5 queries: 2 are the text's
-    reducer = EHPC(backbone, HEADS, queries=5, kernel=4)
+    reducer = EHPC(backbone, heads, queries=5, kernel=4)
     for budget in (1, 2, 15, 30):
         found = reduce_tokens(reducer, given(ids, question=question), budget)
         assert found.kept.tolist() == sorted(order[:budget])
@@ -132,10 +133,19 @@ def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> N
         list(probes(small))
 
 
-def test_the_same_weights_give_the_same_heads(backbone: Backbone) -> None:
-    found = find_evaluator_heads(backbone)
-    assert found == find_evaluator_heads(backbone)
-    assert found.layer == 0 and len(found.heads) == 1  # 0.6 of two layers, a quarter of four heads
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_early_layer_with_the_most_mass_is_found(family: str) -> None:
+    """Of five layers the first three may be taken, and the fourth has more mass than they."""
+    tokenizer = word_backbone(family).require_tokenizer()
+    deep = random_backbone(family, seed=2, num_hidden_layers=5, tokenizer=tokenizer)
+    mass = np.zeros((5, 4))
+    for text in probes(deep):
+        for layer, weights in enumerate(attention(text.ids, deep)):
+            mass[layer] += weights[:, -16:, text.needle].sum(dim=-1).mean(dim=-1).numpy()
+    assert int(mass.sum(axis=1).argmax()) == 3
+    layer = int(mass[:3].sum(axis=1).argmax())
+    assert layer == 2
+    assert find_evaluator_heads(deep) == EvaluatorHeads(layer, (int(mass[layer].argmax()),))
 
 
 def test_heads_are_kept_between_calls_and_damaged_records_are_not_read(
