@@ -49,10 +49,17 @@ class Registry(Generic[T]):
         """Return all names in alphabetical order."""
         path = tuple(import_module(self._package).__path__)
         if path != self._walked:
-            for module in iter_modules(path):
-                self._load(f"{self._package}.{module.name}")
+            self._walk(self._package)
             self._walked = path
         return tuple(sorted(self._found))
+
+    def _walk(self, package: str) -> None:
+        """Import the files of a package and of the packages in it."""
+        for module in iter_modules(import_module(package).__path__):
+            name = f"{package}.{module.name}"
+            self._load(name)
+            if module.ispkg:
+                self._walk(name)
 
     def _load(self, module: str) -> None:
         """Import a file; one that fails adds nothing, so that the next look fails alike."""

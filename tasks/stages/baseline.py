@@ -37,8 +37,9 @@ def baseline_stage(
     A baseline that merges spans has what stage ``evaluate`` measures, in the same states; so has
     one that drops columns while a text is read, as ``cache_reduction``, its prompts raw. All have
     the perplexity of raw second halves after shortened first halves, with UMIM's own and the base
-    model's. What is not defined for a method is left out: a text without some of its tokens has no
-    two-stage perplexity and no aligned rows. Accuracy is measured by stage ``task-score``.
+    model's. What is not defined for a method is left out: a text without some of its tokens, or cut
+    by what stands behind a unit, has no two-stage perplexity and no aligned rows. Accuracy is
+    measured by stage ``task-score``.
 
     Args:
         root: Artifact root; workers share it.
@@ -87,7 +88,7 @@ def measure_baseline(job: BaselineJob) -> Metrics:
     umim = UMIM.from_pretrained(at.checkpoint, dtype=at.dtype, device=at.device).compressed
     method = BASELINES.find(job.name)(umim.backbone, umim.require_matcher())
     metrics: Metrics = {}
-    if isinstance(method, MergedSpans):
+    if isinstance(method, MergedSpans) and not method.whole_texts:
         metrics = text_metrics(at.tokenized, merged_by(method, umim), config, length)
     elif isinstance(method, EvictedColumns) and method.states is not None:
         found = text_metrics(at.tokenized, umim, config, length, method.states)

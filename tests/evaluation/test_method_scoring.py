@@ -14,9 +14,9 @@ from lm_eval.api.model import CachingLM
 from transformers import GenerationConfig
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
 from umim_core.baselines.full_cache import FullCache
 from umim_core.baselines.methods import MergedSpans
-from umim_core.baselines.pooled_embeddings import mean_embedding
 from umim_core.baselines.truncation import Truncation
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError

@@ -292,6 +292,5 @@ def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:
 
     A checkpoint's bound on damage is one on its own rules and module: the baseline has none.
     """
-    return replace(
-        compressed, module=method.merger, matcher=method.segmenter, decode_max_damage=None
-    )
+    module = compressed.module if method.merger is None else method.merger
+    return replace(compressed, module=module, matcher=method.segmenter, decode_max_damage=None)

@@ -144,7 +144,8 @@ class Scorer:
                 f"{room - 1} units left for the context",
                 "Shorten the continuation, or use a backbone with more positions.",
             )
-        return ids[starts[dropped] :] if dropped else ids, len(starts) - dropped
+        # Not every baseline cuts what is left as it cut the whole.
+        return self.fit(ids[starts[dropped] :], room) if dropped else (ids, len(starts))
 
     def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
         """Return how many positions are in use [S] when a sequence begins at each of its units.

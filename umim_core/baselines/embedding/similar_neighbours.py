@@ -1,0 +1,67 @@
+"""Early Attempt One of UMIM's paper: neighbours whose embeddings are alike become their mean.
+
+Pairs of neighbouring tokens above a threshold of cosine similarity are joined. The threshold is
+that of the text: the most similar pairs are joined until as many units are left as the rules leave.
+Pairs of four tokens, and a budget of 2::
+
+    tokens     a     b     c     d
+    cosines      .9    .1    .4
+    joined     [a b]       [c d]        .9 and .4; each unit has the mean of its embeddings
+
+A pair that would make a unit of more than four tokens is passed over, and the next one is taken.
+Source: the paper's account of earlier attempts, which merges by similarity and trains nothing.
+
+Shapes: T tokens, d embedding size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import cosine_similarity
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
+from umim_core.baselines.embedding.whole_texts import WholeTextSegmenter
+from umim_core.baselines.methods import BASELINES, Ints, MergedSpans
+from umim_core.merging.module import MAX_SPAN
+from umim_core.rules.matcher import Matcher
+
+_DIGITS: Final = 9  # of a cosine: the same pair has the same one at every place
+
+
+class SimilarNeighbours(WholeTextSegmenter):
+    """Join the neighbours of the highest cosine similarity, of equal ones the first."""
+
+    def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
+        """Return the lengths of units of ids [T], as many as those [S] of the rules.
+
+        More units are left only where no two neighbours fit into one any more.
+        """
+        first, last = np.arange(len(ids)), np.arange(len(ids))  # of the unit, at its two ends
+        joined = np.zeros(len(ids), dtype=bool)  # to the token before
+        left = len(ids) - len(of_rules)
+        for pair in np.argsort(-self._cosines(ids), kind="stable").tolist():
+            start, end = first[pair], last[pair + 1]
+            if not left:
+                break
+            if end - start < MAX_SPAN:
+                joined[pair + 1], last[start], first[end] = True, end, start
+                left -= 1
+        return np.diff(np.flatnonzero(np.append(~joined, True)))
+
+    @torch.no_grad()
+    def _cosines(self, ids: Ints) -> NDArray[np.float64]:
+        """Return the cosine similarity of each token and the next one [T - 1] (float64)."""
+        tokens = self.backbone.embed(torch.from_numpy(ids).to(self.backbone.device)).cpu().double()
+        found = cosine_similarity(tokens[:-1], tokens[1:], dim=-1).numpy()
+        return found.round(_DIGITS)
+
+
+@BASELINES.add("similar-neighbours")
+def similar_neighbours(backbone: Backbone, matcher: Matcher) -> MergedSpans:
+    """Replace neighbouring tokens of the most similar embeddings by their mean."""
+    return MergedSpans(SimilarNeighbours(backbone, matcher), mean_embedding, whole_texts=True)

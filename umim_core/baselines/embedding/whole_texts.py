@@ -1,0 +1,56 @@
+"""Segmenters that cut a whole text into as many units as the merge rules leave of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import Ints
+from umim_core.merging.packing import Segmentation
+from umim_core.rules.matcher import Matcher
+
+
+class WholeTextSegmenter(ABC):
+    """Cut texts by something else than rules, at the token reduction of the rules.
+
+    Where a unit ends may depend on the whole text, so a beginning need not have the units that it
+    has in the text. A special token in front, such as a BOS, is a unit of its own.
+
+    Args:
+        backbone: Names the special tokens.
+        matcher: The rules; of each text as many units are left as they leave.
+    """
+
+    def __init__(self, backbone: Backbone, matcher: Matcher) -> None:
+        self.backbone, self.matcher = backbone, matcher
+
+    def segment(self, ids: NDArray[np.integer]) -> Segmentation:
+        """Cut ids [T] into units of 1 to 4 tokens; see ``Segmenter``."""
+        of_rules = self.matcher.segment(ids)[1]
+        alone = int(len(ids) > 0 and int(ids[0]) in self.backbone.special_ids)
+        if alone and of_rules[0] > 1:  # the rules merge it, so there is nothing to keep alone
+            alone = 0
+        rest = np.asarray(ids[alone:], dtype=np.int64)
+        lengths = np.concatenate([of_rules[:alone], self.lengths(rest, of_rules[alone:])])
+        return np.cumsum(lengths) - lengths, lengths
+
+    @abstractmethod
+    def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
+        """Return the lengths [S'] of the units of ids [T], given those [S] that rules leave."""
+
+    def segment_many(
+        self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Cut sequences that lie side by side, each on its own; see ``Segmenter``."""
+        none = np.zeros(0, dtype=np.int64)
+        starts, lengths, borders = [none], [none], [0]
+        for first, last in pairwise(offsets.tolist()):
+            inside, sizes = self.segment(ids[first:last])
+            starts.append(inside + first)
+            lengths.append(sizes)
+            borders.append(borders[-1] + len(sizes))
+        return np.concatenate(starts), np.concatenate(lengths), np.array(borders, dtype=np.int64)
