@@ -38,7 +38,7 @@ def objective(tiny_llama: Backbone) -> PreferenceObjective:
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     splits = (questions(2, seed=1), questions(3, seed=2))
     model = Compressed(tiny_llama, module, matcher, "compact")
-    return PreferenceObjective(model, *splits, beta=1.0, batch_size=2)
+    return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2)
 
 
 def test_each_split_is_compared_with_its_own_reference(objective: PreferenceObjective) -> None:
@@ -48,6 +48,7 @@ def test_each_split_is_compared_with_its_own_reference(objective: PreferenceObje
 
 
 def test_a_copy_keeps_the_reference_of_its_splits(objective: PreferenceObjective) -> None:
+    assert isinstance(objective.module, MergeModule)
     with torch.no_grad():
         objective.module.query.add_(1.0)  # or every reference would give the same loss
     copied = copy.deepcopy(objective)  # its questions are new objects at other addresses

@@ -169,6 +169,7 @@ def trained(
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     objective = (
         PreferenceObjective(
+            module,
             Compressed(backbone, module, matcher, "compact"),
             questions(5),
             questions(3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.errors import CheckpointError, ConfigError
@@ -21,7 +23,7 @@ _SPANS: Final = "rows.spans"  # tensors of rule rows
 _TABLE: Final = "rows.table"
 
 
-def write_module(module: MergeModule, path: Path) -> None:
+def write_module(module: nn.Module, path: Path) -> None:
     """Write a module's weights in single precision."""
     weights = {
         name: _single(name, value.detach()).cpu().contiguous()
@@ -44,7 +46,11 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
     """
     with torch.device("meta"):  # a declared size allocates nothing and draws no weights
         module = MergeModule.of(config, config.hidden_size, config.num_heads)
-    weights = _read_weights(path, module, config.rule_rows)
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    if config.rule_rows:
+        wanted |= {_SPANS: (config.rule_rows, MAX_SPAN)}
+        wanted |= {_TABLE: (config.rule_rows, config.hidden_size)}
+    weights = read_weights(path, wanted)
     if config.rule_rows:
         module.rows = _rows(path.parent, weights, rules)
     module.load_state_dict(weights, assign=True)
@@ -73,17 +79,22 @@ def _rows(directory: Path, weights: dict[str, torch.Tensor], rules: RuleSet) -> 
     return rows
 
 
-def _read_weights(path: Path, module: MergeModule, rule_rows: int) -> dict[str, torch.Tensor]:
-    """Read exactly the tensors that module and rule rows have, checked before any is allocated."""
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    if rule_rows:
-        wanted |= {_SPANS: (rule_rows, MAX_SPAN), _TABLE: (rule_rows, module.hidden_size)}
+def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """Read exactly the wanted tensors, checked before any is allocated.
+
+    Args:
+        path: A file of safetensors.
+        wanted: Their shapes by name.
+
+    Raises:
+        CheckpointError: If the file holds other tensors, or numbers that are not finite.
+    """
     limit = 2 * sum(4 * int(np.prod(shape)) for shape in wanted.values()) + (1 << 20)
     if path.stat().st_size > limit:
         raise CheckpointError(
-            f"{path} must hold a module of size {module.hidden_size}",
-            f"{path.stat().st_size} bytes, more than {limit}",
-            "This is not a merge module; name another checkpoint.",
+            f"{path} must have at most {limit} bytes",
+            f"{path.stat().st_size} bytes",
+            "These are other weights; name another directory.",
         )
     try:
         with safe_open(path, framework="pt") as stream:

@@ -1,7 +1,7 @@
 """Training objectives: distillation of token rows, or preference over questions.
 
-An objective is an ``nn.Module`` whose only parameters are the merge module's; its forward takes the
-indices of a batch's items and returns sums, so that ranks with unequal rows normalise globally.
+An objective is an ``nn.Module`` whose only parameters are those that it trains; its forward takes
+the indices of a batch's items and returns sums, so that ranks with unequal rows normalise globally.
 """
 
 from __future__ import annotations
@@ -154,7 +154,16 @@ class DistillObjective(nn.Module):
 
 
 class PreferenceObjective(nn.Module):
-    """Preference (DPO) over multiple-choice questions; the reference is the starting module."""
+    """Preference (DPO) over multiple-choice questions; the reference is the model at the start.
+
+    Args:
+        module: What is trained: the merge module, or the weights of a control.
+        compressed: The model that is scored; it reads through ``module``.
+        train: Training questions.
+        valid: Validation questions.
+        beta: Strength of the pull towards the reference.
+        batch_size: Questions scored at once outside of training steps.
+    """
 
     metric_names = ("loss", "accuracy")
     term_names = ()
@@ -162,6 +171,7 @@ class PreferenceObjective(nn.Module):
 
     def __init__(
         self,
+        module: nn.Module,
         compressed: Compressed,
         train: list[EncodedQuestion],
         valid: list[EncodedQuestion],
@@ -170,7 +180,7 @@ class PreferenceObjective(nn.Module):
         batch_size: int,
     ) -> None:
         super().__init__()
-        self.module = compressed.require_module()
+        self.module = module
         self._compressed = compressed
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
         self._beta, self._batch_size = beta, batch_size
@@ -191,7 +201,9 @@ class PreferenceObjective(nn.Module):
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
         loss, _ = self._loss("train", indices)
-        total = loss * len(indices) + anchor(self.module)
+        total = loss * len(indices)
+        if isinstance(self.module, MergeModule):  # contexts without merges do not reach it
+            total = total + anchor(self.module)
         return BatchLoss(total, float(len(indices)), total.detach())
 
     def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:

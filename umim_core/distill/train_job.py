@@ -13,6 +13,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from umim_core.adaptation.choices import encode_questions
+from umim_core.adaptation.control import Control, fresh_control
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
@@ -24,6 +25,8 @@ from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import with_rows_of
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.protect import check_vocabulary
+from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
 
@@ -35,10 +38,10 @@ class TrainJob:
     Attributes:
         objective: ``distill`` over token rows or ``preference`` over questions.
         backbone: Backbone name; revision: hub revision or None.
-        rules: Directory of the rule set.
+        rules: Directory of the rule set; None for a control.
         train: Directory of training rows, or the question file.
         valid: Directory of validation rows, or the question file.
-        start: Checkpoint directory to start from, or None for fresh weights.
+        start: Checkpoint directory to start from, or None for fresh weights and for a control.
         form: Policies of a fresh module and of its use by name, the paper's where none is named.
         max_tokens: Most tokens of a question with an answer (preference only).
         seed: Seed of weights and data order.
@@ -48,12 +51,13 @@ class TrainJob:
         out: Directory that receives checkpoint, curve and (while running) state.
         prompt: Of the task; the objective ``preference`` needs it.
         delimiter: Text between the prompt and an answer (preference only).
+        control: Name of the control that is trained in place of a merge module (preference only).
     """
 
     objective: Literal["distill", "preference"]
     backbone: str
     revision: str | None
-    rules: str
+    rules: str | None
     train: str
     valid: str
     start: str | None
@@ -66,6 +70,7 @@ class TrainJob:
     out: str
     prompt: str | None = None
     delimiter: str = " "
+    control: str | None = None
 
 
 def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:
@@ -92,12 +97,41 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
     return Compressed(backbone, module, matcher, start.config.unit_positions)
 
 
-def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | PreferenceObjective:
+def start_of(job: TrainJob, backbone: Backbone) -> Compressed | Control:
+    """Return what a job trains, as it is before the first step.
+
+    Raises:
+        CheckpointError: If the checkpoint to start from cannot be loaded.
+        BackboneMismatchError: If it belongs to another backbone.
+        ConfigError: If a control is unknown or does not train by preference, or a merge module has
+            no rules.
+        MissingExtraError: If a library that a control needs is not installed.
+        RuleSetError: If the rules do not fit the backbone's vocabulary.
+    """
+    if job.control is not None:
+        if job.objective != "preference":
+            raise ConfigError(
+                "a control must be trained by preference",
+                f"{job.control} by {job.objective}",
+                "Without merges the distillation loss is at its least from the start.",
+            )
+        return fresh_control(job.control, backbone, job.seed)
+    if job.rules is None:
+        raise ConfigError("a merge module must have rules", None, "Mine some, or name a control.")
+    rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
+    return start_model(job, backbone, Matcher(rules))
+
+
+def make_objective(
+    job: TrainJob, start: Compressed | Control
+) -> DistillObjective | PreferenceObjective:
     """Return what a job minimises, with its data; a batch is shared by the ranks of the group.
 
     Raises:
         ConfigError: If a job over questions has no prompt.
     """
+    compressed = start.compressed if isinstance(start, Control) else start
     config = job_config(job)
     world = dist.get_world_size() if dist.is_initialized() else 1
     per_rank = config.batch_size // world
@@ -115,6 +149,7 @@ def make_objective(job: TrainJob, compressed: Compressed) -> DistillObjective | 
             for path in (job.train, job.valid)
         )
         return PreferenceObjective(
+            start.module if isinstance(start, Control) else start.require_module(),
             compressed,
             train_split,
             valid_split,

@@ -8,27 +8,27 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from torch import distributed as dist
 from torch import nn
 
+from umim_core.adaptation.control import Control
+from umim_core.adaptation.control_files import write_control
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
-from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_model
+from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_of
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world
 from umim_core.distill.train_state import Progress, load_parameters
 from umim_core.errors import ConfigError
 from umim_core.mining.counting import thread_count
 from umim_core.progress import leave_note
-from umim_core.rules.matcher import Matcher
-from umim_core.rules.protect import check_vocabulary
-from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import write_json
 from umim_core.store.publication import STATE, publish_directory
 
@@ -38,7 +38,9 @@ MakeStrategy = Callable[[nn.Module, TrainConfig], Strategy]
 
 
 def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
-    """Train on one rank; rank 0 writes checkpoint, curve and summary into the job's directory.
+    """Train on one rank; rank 0 writes the result, curve and summary into the job's directory.
+
+    The result is ``checkpoint/``, or ``control/`` where the job trains a control.
 
     Args:
         job: What to train; a state under ``out/state`` is resumed.
@@ -58,10 +60,8 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
             job.max_tokens,
             "Lower the segment length, or max_tokens of an adaptation.",
         )
-    rules = RuleSet.load(job.rules, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
-    check_vocabulary(rules, backbone.vocab_size, backbone.special_ids)
-    compressed = start_model(job, backbone, Matcher(rules))
-    objective = make_objective(job, compressed)
+    start = start_of(job, backbone)
+    objective = make_objective(job, start)
     if not job.use_gpu:
         warn_of_idle_cores()
     _say(state, "measuring before the first step")
@@ -75,10 +75,12 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     )
     if rank_and_world()[0] != 0:
         return
-    load_parameters(compressed.require_module(), result.weights)
+    load_parameters(objective.module, result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
-    checkpoint = Checkpoint.of(compressed, origin)
-    write_results(out, "checkpoint", checkpoint.write, result.progress)
+    if isinstance(start, Control):
+        write_results(out, "control", partial(write_control, start, origin), result.progress)
+    else:
+        write_results(out, "checkpoint", Checkpoint.of(start, origin).write, result.progress)
 
 
 def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:

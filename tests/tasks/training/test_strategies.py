@@ -178,7 +178,7 @@ def curve(out: Path) -> list[dict[str, float]]:
 def expected_first_moment(job: TrainJob, *, joint: bool) -> Tensor:
     """0.1 x clipped gradient by autograd: of the joint mean, or of the mean of two ranks' means."""
     backbone = load_backbone(job.backbone)
-    assert job.start is not None
+    assert job.start is not None and job.rules is not None
     module = Checkpoint.load(job.start).module.requires_grad_(True)
     rows = TokenRows.load(Path(job.train))
     model = Compressed(backbone, module, Matcher(RuleSet.load(job.rules)), "compact")

@@ -89,6 +89,7 @@ class Bench:
         if isinstance(self.config, PreferenceConfig):
             train_split, valid_split = questions(5), questions(3)
             return PreferenceObjective(
+                module,
                 Compressed(self.backbone, module, matcher, "compact"),
                 train_split,
                 valid_split,

@@ -1,0 +1,186 @@
+"""Training jobs of controls: from a question file to a directory, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from support.trained_controls import KINDS, scores
+from support.training_processes import run_ranks
+from tasks.training.strategies import make_strategy
+from tasks.training.train_worker import run_worker
+from umim_core.adaptation.control import CONTROLS
+from umim_core.adaptation.control_files import load_control, read_record
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.config.recipe import PreferenceConfig
+from umim_core.distill import train_run
+from umim_core.distill.train_job import TrainJob, start_of
+from umim_core.distill.train_run import read_curve, run_job
+from umim_core.distill.train_state import Progress
+from umim_core.errors import ConfigError
+from umim_core.merging.compressed import Compressed
+
+STEPS = 6
+FILES = ("config.json", "manifest.json", "model.safetensors")
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.fixture(scope="module")
+def job(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Backbone,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> TrainJob:
+    folder = tmp_path_factory.mktemp("job")
+    tiny_llama.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    questions = [
+        {"context": f"w{n} w{n + 1} w{n + 2}", "choices": [f"w{n + 3}", f"w{n} w{n}"], "gold": 0}
+        for n in range(1, 9)
+    ]
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    (folder / "questions.jsonl").write_text(lines, encoding="utf-8")
+    config = PreferenceConfig(
+        max_steps=STEPS,
+        batch_size=4,
+        learning_rate=1e-2,
+        validate_every=2,
+        checkpoint_every=1,
+        patience=100,
+        beta=1.0,
+    )
+    return TrainJob(
+        objective="preference",
+        backbone=str(folder / "backbone"),
+        revision=None,
+        rules=None,
+        train=str(folder / "questions.jsonl"),
+        valid=str(folder / "questions.jsonl"),
+        start=None,
+        form={},
+        max_tokens=32,
+        seed=3,
+        config=config.model_dump(),
+        strategy="ddp",
+        use_gpu=False,
+        out="",
+        prompt="{context}",
+    )
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {name: (out / "control" / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_trains_a_control_and_writes_it(job: TrainJob, kind: str, tmp_path: Path) -> None:
+    run_worker(asdict(replace(job, control=kind, out=str(tmp_path))))
+    backbone = load_backbone(job.backbone)
+    trained = load_control(tmp_path / "control", backbone)
+    base = Compressed.without_merging(backbone)
+    assert not torch.allclose(scores(trained), scores(base), atol=1e-3)
+    losses = [row["valid_loss"] for row in read_curve(tmp_path) if "valid_loss" in row]
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert losses[-1] < losses[0] - 0.02
+    summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert summary["steps"] == STEPS
+    assert read_record(tmp_path / "control").training == {**summary, "seed": job.seed}
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_killed_job_ends_with_the_same_bytes(
+    job: TrainJob,
+    kind: str,
+    step: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run_whole, run_killed = (
+        partial(run_job, replace(job, control=kind, out=str(tmp_path / name)))
+        for name in ("whole", "killed")
+    )
+    strategy = partial(make_strategy, "ddp")
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    run_whole(strategy)
+
+    def kill_at(progress: Progress, total: int) -> None:
+        if progress.step == step:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_run, "step_reporter", lambda state: kill_at)
+        with pytest.raises(Interrupted):
+            run_killed(strategy)
+    assert not (tmp_path / "killed" / "control").exists()
+    torch.manual_seed(step)  # a new process has another random state
+    with caplog.at_level("INFO", "umim.train"):
+        run_killed(strategy)
+    assert f"resuming at step {step}" in caplog.messages
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    assert read_curve(tmp_path / "killed") == read_curve(tmp_path / "whole")
+
+
+def train_on_rank(_: int, fields: dict[str, object]) -> None:
+    run_worker(fields)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: Path) -> None:
+    alone, pair = (replace(job, control=kind, out=str(tmp_path / x)) for x in ("alone", "pair"))
+    for made in (alone, pair):
+        Path(made.out).mkdir()
+    run_worker(asdict(alone))
+    run_ranks(tmp_path / "ranks", 2, train_on_rank, asdict(pair))
+    backbone = load_backbone(job.backbone)
+    found, expected = (
+        scores(load_control(Path(x.out) / "control", backbone)) for x in (pair, alone)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def shift(twin: Backbone) -> nn.ParameterDict:
+    """A control of this test: one vector that is added to every embedding."""
+    offset = nn.Parameter(torch.zeros(twin.hidden_size))
+    twin.embedding.register_forward_hook(lambda layer, ids, out: out + offset)
+    return nn.ParameterDict({"offset": offset})
+
+
+def test_a_new_control_is_one_function(
+    job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: CONTROLS.find(name) for name in CONTROLS.names()}
+    monkeypatch.setattr(CONTROLS, "_found", known)
+    CONTROLS.add("shift")(shift)
+    run_worker(asdict(replace(job, control="shift", out=str(tmp_path))))
+    backbone = load_backbone(job.backbone)
+    trained, base = (
+        load_control(tmp_path / "control", backbone),
+        Compressed.without_merging(backbone),
+    )
+    assert read_record(tmp_path / "control").size == backbone.hidden_size
+    assert not torch.allclose(scores(trained), scores(base), atol=1e-3)
+    fresh = scores(Compressed.without_merging(load_backbone(job.backbone)))
+    assert torch.equal(scores(base), fresh)
+
+
+def test_a_control_is_trained_by_preference_alone(job: TrainJob, tiny_llama: Backbone) -> None:
+    with pytest.raises(ConfigError, match="must be trained by preference"):
+        start_of(replace(job, control="lora", objective="distill"), tiny_llama)
+    with pytest.raises(ConfigError, match="a merge module must have rules"):
+        start_of(job, tiny_llama)
+    with pytest.raises(ConfigError, match="Did you mean 'input-adapter'"):
+        start_of(replace(job, control="inputadapter"), tiny_llama)

@@ -1,0 +1,1 @@
+"""Trained controls of task adaptation, one file each."""
