@@ -81,8 +81,10 @@ def test_only_the_control_is_trained(control: Control) -> None:
     wanting = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     assert wanting == trained
     disturb(control.module)
-    torch.stack(ending_scores(some_questions(), control.compressed)).sum().backward()
-    assert all(bool(parameter.grad.any()) for parameter in control.module.parameters())
+    total = torch.stack(ending_scores(some_questions(), control.compressed)).sum()
+    torch.autograd.backward(total)
+    gradients = [parameter.grad for parameter in control.module.parameters()]
+    assert all(gradient is not None and bool(gradient.any()) for gradient in gradients)
     assert all(x.grad is None for x in model.parameters() if id(x) not in trained)
 
 

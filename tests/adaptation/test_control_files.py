@@ -104,7 +104,8 @@ def test_a_damaged_directory_is_refused(tiny_llama: Backbone, tmp_path: Path) ->
 def test_a_record_must_name_a_control(tiny_llama: Backbone, tmp_path: Path) -> None:
     save("input-adapter", tiny_llama, tmp_path / "control")
     path = tmp_path / "control" / "config.json"
-    record = dict(read_json(path))
+    record = read_json(path)
+    assert isinstance(record, dict)
     write_json(path, record | {"kind": "prefix-tuning"})
     sign(path.parent)
     with pytest.raises(ConfigError, match="must be one of input-adapter, lora"):

@@ -134,22 +134,25 @@ def test_a_killed_job_ends_with_the_same_bytes(
     assert read_curve(tmp_path / "killed") == read_curve(tmp_path / "whole")
 
 
-def train_on_rank(_: int, fields: dict[str, object]) -> None:
-    run_worker(fields)
+def train_on_rank(_: int, *jobs: dict[str, object]) -> None:
+    for fields in jobs:
+        run_worker(fields)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_the_control_of_one(job: TrainJob, kind: str, tmp_path: Path) -> None:
-    alone, pair = (replace(job, control=kind, out=str(tmp_path / x)) for x in ("alone", "pair"))
-    for made in (alone, pair):
+    backbone = load_backbone(job.backbone)
+    alone = replace(job, control=kind, out=str(tmp_path / "alone"))
+    ddp = replace(alone, out=str(tmp_path / "ddp"))
+    pairs = (ddp, replace(alone, strategy="deepspeed", out=str(tmp_path / "zero")))
+    for made in (alone, *pairs):
         Path(made.out).mkdir()
     run_worker(asdict(alone))
-    run_ranks(tmp_path / "ranks", 2, train_on_rank, asdict(pair))
-    backbone = load_backbone(job.backbone)
-    found, expected = (
-        scores(load_control(Path(x.out) / "control", backbone)) for x in (pair, alone)
-    )
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    run_ranks(tmp_path / "ranks", 2, train_on_rank, *map(asdict, pairs))
+    expected = scores(load_control(Path(alone.out) / "control", backbone))
+    for pair in pairs:
+        found = scores(load_control(Path(pair.out) / "control", backbone))
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 
 def shift(twin: Backbone) -> nn.ParameterDict:
