@@ -84,9 +84,10 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Run a whole recipe; finished stages are found, not run again."""
-    from tasks.run.recipes import confirmed, find_recipe
+    from tasks.run.recipes import confirmed, find_recipe, refuse_part
 
     loaded = find_recipe(recipe)
+    refuse_part(loaded, flow)
     if confirm_run_unsafe_code:
         loaded = confirmed(loaded)
     if dry_run:

@@ -186,7 +186,12 @@ def _confident_spans(run: PipelineRun, cell: Cell, tokenized: Artifact) -> Artif
         label=f"{cell.backbone} p > {cell.min_probability:g}",
     )
     return run.stage(
-        confidence_rules_stage, counted, cell, recipe.segment_length, label=cell_label(cell)
+        confidence_rules_stage,
+        counted,
+        cell,
+        recipe.segment_length,
+        recipe.mining,
+        label=cell_label(cell),
     )
 
 

@@ -81,6 +81,20 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
     return recipe
 
 
+def refuse_part(recipe: AnyRecipe, flow: str) -> None:
+    """Refuse a part of the pipeline that is asked of a recipe without parts.
+
+    Raises:
+        ConfigError: If it is; all of the recipe would be run.
+    """
+    if flow != "full" and not isinstance(recipe, Recipe):
+        raise ConfigError(
+            "--flow names a part of the pipeline, and other recipes have none",
+            f"--flow {flow} with {recipe.name}, a recipe of kind {recipe.kind}",
+            "Leave it out; the whole recipe is run.",
+        )
+
+
 def confirmed(recipe: AnyRecipe) -> TableRecipe:
     """Return a table's recipe that may run programs of a model.
 

@@ -160,7 +160,7 @@ def count_spans(job: SpansJob) -> Metrics:
 
 
 def confidence_rules_stage(
-    root: Path, counted: Artifact, cell: Cell, segment_length: int
+    root: Path, counted: Artifact, cell: Cell, segment_length: int, config: MiningConfig
 ) -> Artifact:
     """Make the runs that occur at least tau times the rules of one cell.
 
@@ -169,6 +169,7 @@ def confidence_rules_stage(
         counted: The ``confidence`` stage's artifact.
         cell: The least count tau, and whose tokenizer it is.
         segment_length: Tokens per segment, recorded.
+        config: Which tokens take part in no rule, recorded; the runs, and so the key, are without.
     """
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     spec = StageSpec(
@@ -186,6 +187,7 @@ def confidence_rules_stage(
             segment_length=segment_length,
             tokenizer_fingerprint=fingerprint,
             corpus_digest=corpus_digest(counted.path),
+            protect=config.protect,
             source="confidence",
         )
         rules = RuleSet.filtered(*_read_counts(counted.path), origin)

@@ -75,6 +75,13 @@ def test_unknown_recipe_says_what_there_is(arguments: tuple[str, ...], message: 
     assert message in str(flows(*arguments).exception)
 
 
+@pytest.mark.parametrize("recipe", ["tables/multiple-choice-smollm2", "backbone-llama"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_recipe_without_parts_refuses_a_part(recipe: str, more: tuple[str, ...]) -> None:
+    error = flows("run", recipe, "--flow", "mine", *more).exception
+    assert isinstance(error, ConfigError) and f"--flow mine with {Path(recipe).name}" in str(error)
+
+
 def test_recipe_with_an_unknown_field_names_it(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     text = (ROOT / "infra/recipes/embedded.yaml").read_text(encoding="utf-8")

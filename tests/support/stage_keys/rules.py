@@ -99,9 +99,13 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "confidence-rules": StageCall(
             confidence_rules_stage,
-            {"counted": counted, "cell": sure, "segment_length": 32},
+            {"counted": counted, "cell": sure, "segment_length": 32, "config": mining},
             {
-                **one_tokenizer, **not_of_rules,
+                **one_tokenizer, **not_of_rules, **limits,
+                "config.protect": "reaches the stage through the runs",
+                "config.min_documents": "refused for rules by confidence",
+                "config.sample_tokens": "of counting; see cell.confidence_tokens",
+                "config.max_candidates": "of counting",
                 "cell.source": "decides which stage is run",
                 "cell.overlap": "refused for rules by confidence, but as it is",
                 "cell.containment": "refused for rules by confidence, but as it is",
