@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from docs.make.adaptation_summary import adaptation_summary
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.files import rooms
 from docs.make.first_screen import first_screen
@@ -51,6 +52,7 @@ def _readme() -> str:
     blocks = {
         "results:smollm2": f"{first_screen()}\n",
         "results:token_reduction": reduction_summary(),
+        "results:adaptation": adaptation_summary(),
         "results:embedded": _results(),
         "tree": rooms(),
     }

@@ -1,7 +1,7 @@
 """Pages and figures of result files, each made of its file alone.
 
-A result file says what it is: ``"benchmark": NAME`` or, as ``umim-ablate`` writes it,
-``"kind": "ablation"``. A figure ends with the digest of the results that it was drawn from.
+A result file says what it is: ``"benchmark": NAME`` or, as flows write it, ``"kind": "ablation"``
+or ``"kind": "adaptation"``. A figure ends with the digest of the results that it was drawn from.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
 from docs.make.training_pages import DDP, LADDER, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
 from docs.make.wikitext import WIKITEXT, wikitext_figure
+from tasks.paper.adaptation_figure import adaptation_svg
+from tasks.paper.adaptation_page import adaptation_page
 from tasks.report.ablation_data import AblationData
 from tasks.report.ablation_figures import figure_svg
 from tasks.report.ablation_page import FIGURES, ablation_page
@@ -130,6 +132,9 @@ def documents_of(results: Path) -> list[Document]:
         data = AblationData.model_validate(found)
         page = partial(ablation_page, data)
         figures = {f"{results.stem}-{name}": partial(figure_svg, data, name) for name in FIGURES}
+    elif found.get("kind") == "adaptation":
+        page = partial(adaptation_page, found, f"{results.stem}.svg")
+        figures = {results.stem: partial(adaptation_svg, found)}
     elif (name := found.get("benchmark")) in PAGES:
         page = partial(benchmark_page, found)
         figures = {

@@ -1,1 +1,1 @@
-"""Tables of the paper: their printed figures as data, ours next to them, one page of both."""
+"""Tables and curves of the paper: printed figures as data, ours next to them, pages of both."""

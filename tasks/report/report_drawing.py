@@ -143,7 +143,7 @@ class Marks:
         texts: Labels of the points; empty for none.
         joined: Whether a line runs through them.
         hollow: Whether only the markers' edges are drawn.
-        error: Half the length of the error bars, in data units.
+        errors: Half the length of each point's error bar, in data units; empty for none.
     """
 
     index: int
@@ -151,7 +151,7 @@ class Marks:
     texts: Sequence[str] = ()
     joined: bool = False
     hollow: bool = False
-    error: float = 0.0
+    errors: Sequence[float] = ()
 
 
 def draw_marks(axes: Axes, things: Sequence[Marks]) -> None:
@@ -160,7 +160,7 @@ def draw_marks(axes: Axes, things: Sequence[Marks]) -> None:
         colour, marker = mark(thing.index)
         axes.errorbar(
             *zip(*thing.points, strict=True),
-            yerr=thing.error or None,
+            yerr=thing.errors or None,
             fmt=f"{marker}-" if thing.joined else marker,
             color=colour,
             markerfacecolor="none" if thing.hollow else colour,
@@ -181,8 +181,9 @@ def label_marks(axes: Axes, things: Sequence[Marks], heights: Sequence[float] = 
     """
     lines = [[(x, height) for x in axes.get_xlim()] for height in heights]
     for thing in things:
-        bars = [[(x, y - thing.error), (x, y + thing.error)] for x, y in thing.points]
-        lines += [thing.points] if thing.joined else bars if thing.error else []
+        bars = zip(thing.points, thing.errors, strict=False)  # no point has one, or every point
+        lines += [[(x, y - error), (x, y + error)] for (x, y), error in bars]
+        lines += [thing.points] if thing.joined else []
     labels = [
         (x, y, text, mark(thing.index)[0])
         for thing in things

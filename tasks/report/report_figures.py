@@ -72,8 +72,8 @@ def _accuracy(data: ReportData) -> ReportFigure | None:
                 based.add(place)
                 name = f"{shown_name(row.cell.backbone)}, {BASE}"
             x = 100 * (row.score(setting, task, TASK_TR) or 0.0)
-            error = 100 * (result.stderr or 0.0)
-            things.append(Marks(index, [(x, 100 * result.value)], [name], error=error))
+            errors = [100 * result.stderr] if result.stderr else []
+            things.append(Marks(index, [(x, 100 * result.value)], [name], errors=errors))
     draw_marks(axes, things)
     axes.set(xlabel="Token reduction on the task (%)", ylabel="Accuracy (%)")
     axes.margins(x=0.12, y=0.12)

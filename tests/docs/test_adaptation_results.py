@@ -1,0 +1,41 @@
+"""Committed results of adaptations: their page, their figure, README's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from docs.make.adaptation_summary import adaptation_summary
+from docs.make.results import documents_of
+from support.tiny_adaptation import adaptation
+
+
+def test_a_result_file_has_its_page_and_the_figure_that_the_page_shows(tmp_path: Path) -> None:
+    file = tmp_path / "adaptation-tiny.json"
+    file.write_text(json.dumps(adaptation()), "utf-8")
+    page, figure = documents_of(file)
+    assert (page.path.name, figure.path.name) == ("adaptation-tiny.md", "adaptation-tiny.svg")
+    assert f"({figure.path.name})" in page.make()
+    for document in (page, figure):
+        assert not document.current()
+        document.write()
+        assert document.current()
+
+
+def test_the_table_of_the_readme_shows_the_lowest_threshold(tmp_path: Path) -> None:
+    assert adaptation_summary(tmp_path) == ""
+    (tmp_path / "adaptation-tiny.json").write_text(json.dumps(adaptation()), "utf-8")
+    table = adaptation_summary(tmp_path)
+    row = next(line for line in table.splitlines() if line.startswith("| umim_tiny"))
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        *("umim_tiny", "umim-small", "500", "45.0", "-5.0 ± 1.0, TR 14.0%"),
+        *("-4.0 ± 1.0, TR 20.0%", "-1.0 ± 1.0, TR 20.0%"),
+    ]
+    assert "[tiny](docs/results/adaptation-tiny.md)" in table
+
+
+def test_a_setting_that_was_not_run_is_a_dash(tmp_path: Path) -> None:
+    own = adaptation()
+    own["backbones"][0]["points"] = own["backbones"][0]["points"][:1]
+    (tmp_path / "adaptation-tiny.json").write_text(json.dumps(own), "utf-8")
+    assert adaptation_summary(tmp_path).splitlines()[2].count("–") == 2
