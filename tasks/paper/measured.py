@@ -2,7 +2,8 @@
 
 Rows are a path into the results and columns are texts with fields, both as
 ``tasks/report/page_template.py`` reads them, so a new result is an entry of data and no code. A row
-of a table recipe's ``table.json`` is a task under a setting; its limits are stated once.
+of a table recipe's ``table.json`` is a task under a setting, one of ``adaptation.json`` a point of
+its curves; limits are stated once.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from tasks.report.page_template import filled_table, walk
+from tasks.report.page_template import filled_in, filled_table, walk
 from tasks.report.tables import Table
 from umim_core.config.model_base import Model
 from umim_core.errors import ConfigError
+
+_ADAPTATION: Final = (
+    "Limits: {questions.test:,} test questions; rules and training from {questions.train:,} "
+    "others, selection on {questions.valid:,}; backbone in {dtype}."
+)
 
 
 class Measured(Model):
@@ -35,8 +41,8 @@ class Measured(Model):
         words: Field of a row -> words for its values, in the field's name followed by ``_word``;
             those of ``task`` stand for the tasks in the limits, too.
         columns: A line per column: heading and text of a cell.
-        recipe: Table recipe whose ``table.json`` the file is a copy of. Until it is there, the page
-            names the command that measures it.
+        recipe: Recipe of a table or an adaptation whose ``table.json`` or ``adaptation.json`` the
+            file is a copy of. Until it is there, the page names the command that measures it.
         command: That command where no recipe measures it, or the recipe's run needs more words.
     """
 
@@ -48,7 +54,7 @@ class Measured(Model):
     without: dict[str, tuple[str | int | float | bool | None, ...]] = Field(default_factory=dict)
     words: dict[str, dict[str, str]] = Field(default_factory=dict)
     columns: str
-    recipe: Annotated[str, Field(pattern=r"^tables/[a-z0-9._-]+$")] | None = None
+    recipe: Annotated[str, Field(pattern=r"^(tables|adaptation)/[a-z0-9._-]+$")] | None = None
     command: str | None = None
 
     @property
@@ -81,7 +87,7 @@ class Measured(Model):
         return filled_table(self.columns.splitlines(), run or rows)
 
     def limits(self, folder: Path) -> list[str]:
-        """Return paragraphs on what a table recipe's figures are of, and on tasks not run.
+        """Return paragraphs on what a recipe's figures are of, and on tasks not run.
 
         Args:
             folder: That of the result files.
@@ -90,6 +96,8 @@ class Measured(Model):
             ConfigError: As :meth:`table`.
         """
         results, rows = self._read(folder)
+        if results.get("kind") == "adaptation":
+            return [filled_in(_ADAPTATION, results)]
         if results.get("kind") != "paper_table":
             return []
         amounts: dict[str, list[str]] = {}
