@@ -8,7 +8,7 @@ from functools import partial
 
 from flows.scoring import score
 from tasks.plan.planner import Planner
-from tasks.report.compare import Scores, ShippedResult
+from tasks.report.compare import Scores, ShippedResult, setting_of
 from tasks.run.checks import check_headline_positions, why_absent
 from tasks.run.pipeline import PipelineRun
 from tasks.run.side_by_side import Part
@@ -16,7 +16,7 @@ from tasks.run.stage import Artifact
 from tasks.stages.benchmark import benchmark_stage
 from tasks.stages.corpus import tokenize_stage
 from tasks.stages.evaluate import evaluate_stage
-from umim_core.adaptation.settings import BASE, WT
+from umim_core.adaptation.settings import BASE, measures
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.evaluate import EvaluateConfig
@@ -31,6 +31,7 @@ class Shipped:
 
     Attributes:
         name: Embedded name, directory or hub repository.
+        setting: That it notes: WT, or what it was adapted by.
         tokenized: The corpus in the ids of its tokenizer.
         evaluate: Amounts of held-out data.
         benchmark: What is timed; None for nothing.
@@ -40,6 +41,7 @@ class Shipped:
     """
 
     name: str
+    setting: str
     tokenized: Artifact
     evaluate: EvaluateConfig
     benchmark: BenchmarkConfig | None
@@ -63,12 +65,20 @@ def find_shipped(run: PipelineRun, corpus: Artifact) -> list[Shipped]:
             wanted.insert(0, first)
         else:
             logger.warning("the row of %s is left out: %s", headline.checkpoint, reason)
-    return [Shipped(name, _tokenized(run, corpus, name), *rest) for name, *rest in wanted]
+    return [_found(run, corpus, *of) for of in wanted]
 
 
-def _tokenized(run: PipelineRun, corpus: Artifact, name: str) -> Artifact:
+def _found(
+    run: PipelineRun,
+    corpus: Artifact,
+    name: str,
+    evaluate: EvaluateConfig,
+    benchmark: BenchmarkConfig | None,
+    leads: bool,
+) -> Shipped:
     checkpoint = read_config(resolve_checkpoint(name))
-    return run.stage(
+    setting = setting_of(checkpoint)
+    tokenized = run.stage(
         tokenize_stage,
         run.lease,
         corpus,
@@ -77,6 +87,8 @@ def _tokenized(run: PipelineRun, corpus: Artifact, name: str) -> Artifact:
         checkpoint.backbone_revision,
         label=checkpoint.backbone,
     )
+    timed = benchmark if measures(setting, "speed") else None
+    return Shipped(name, setting, tokenized, evaluate, timed, leads)
 
 
 def measurements(run: PipelineRun, tasks: Tasks, shipped: list[Shipped]) -> list[Part]:
@@ -84,7 +96,7 @@ def measurements(run: PipelineRun, tasks: Tasks, shipped: list[Shipped]) -> list
     parts: list[Part] = []
     for of in shipped:
         parts.append(partial(_measured, run, of))
-        parts += [partial(_scored, run, tasks, of, setting) for setting in (WT, BASE)]
+        parts += [partial(_scored, run, tasks, of, setting) for setting in (of.setting, BASE)]
     return parts
 
 

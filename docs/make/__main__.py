@@ -13,14 +13,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import cards, files, paper_tables, readme, recipe_fields, results, shipped_model
+from docs.make import (
+    cards,
+    files,
+    paper_tables,
+    readme,
+    recipe_fields,
+    results,
+    shipped_adapted,
+    shipped_model,
+)
 from docs.make.document import RESULTS, ROOT, Document
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
     "files": files.documents,
-    "cards": lambda: [*cards.documents(), *shipped_model.cards()],
+    "cards": lambda: [*cards.documents(), *shipped_model.cards(), *shipped_adapted.cards()],
     "recipe-fields": recipe_fields.documents,
     "paper-tables": paper_tables.documents,
 }

@@ -40,7 +40,8 @@ def store(
         out: Where it goes.
         weights: Data type of the stored module; in memory it is float32.
         priced: The same with measured rules: its prices and its bound of decoding ship.
-        defaults: What it recommends to its users: ``merge``, ``raw_tail``.
+        defaults: Fields of its configuration in place of its own: what it recommends to its users
+            (``merge``, ``raw_tail``), notes on its training.
 
     Raises:
         ConfigError: If the priced checkpoint has other rules, another module or other settings, or

@@ -8,6 +8,11 @@ module in bfloat16 (``--weights float32`` keeps it), the rules without the match
 which are built in memory. What the rounding changes is measured and stands in the results.
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
 ``--merge`` and ``--raw-tail`` are what it recommends to its users.
+
+python -m docs.make.shipping CHECKPOINT --adapted adaptation-NAME --name umim-docs-llama-adapted
+
+An adapted one has its figures in ``docs/results/adaptation-NAME.json`` already. It ships in
+float32, as it was measured, and its backbone is found by name.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -23,11 +28,11 @@ from typing import Any, Final
 
 from safetensors.torch import load_file
 
-from docs.make import shipped_model
-from docs.make.document import RESULTS, ROOT
+from docs.make import shipped_adapted, shipped_model
+from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import documents_of
 from docs.make.shipped_form import DTYPES, TABLE, store
-from docs.make.shipping_trail import trail
+from docs.make.shipping_trail import adapted_point, trail
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import parts
@@ -187,17 +192,46 @@ def ship(
     with TemporaryDirectory() as folder:
         made = Path(folder) / shipped.parent.name / shipped.name
         store(checkpoint, made, weights, priced, defaults)
-        size = (made / "rules" / TABLE).stat().st_size
-        if size > MAX_RULES_BYTES:
-            raise ConfigError(
-                f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
-                size,
-                "Raise tau, or set rule_budget.",
-            )
+        _check_rules(made)
         results = results_of(checkpoint, made, recipe, commit)
-        shutil.rmtree(shipped, ignore_errors=True)
-        publish_directory(shipped, partial(shutil.copytree, made, dirs_exist_ok=True))
+        _replace(shipped, made)
     return results
+
+
+def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
+    """Store an adapted checkpoint with a note of its setting and of its results.
+
+    Args:
+        checkpoint: The run's checkpoint.
+        shipped: Where it goes; what is there is replaced.
+        results: Content of the run's ``adaptation.json``, among the committed results.
+
+    Raises:
+        ConfigError: If its rules are too large, or the results are not of it.
+    """
+    place, point = adapted_point(checkpoint, json.loads(results.read_text(encoding="utf-8")))
+    noted = {"setting": point["setting"], "start": place["checkpoint"], "results": results.stem}
+    training = read_config(checkpoint).training | noted
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / shipped.name
+        store(checkpoint, made, "float32", defaults={"training": training})
+        _check_rules(made)
+        _replace(shipped, made)
+
+
+def _check_rules(made: Path) -> None:
+    size = (made / "rules" / TABLE).stat().st_size
+    if size > MAX_RULES_BYTES:
+        raise ConfigError(
+            f"shipped rules must take at most {MAX_RULES_BYTES} bytes",
+            size,
+            "Raise tau, or set rule_budget.",
+        )
+
+
+def _replace(shipped: Path, made: Path) -> None:
+    shutil.rmtree(shipped, ignore_errors=True)
+    publish_directory(shipped, partial(shutil.copytree, made, dirs_exist_ok=True))
 
 
 def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
@@ -220,23 +254,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--merge", choices=MERGES, help="what a generation merges by default")
     parser.add_argument("--raw-tail", type=int, help="last tokens of a prompt that stay raw then")
     parser.add_argument("--priced", help="the same, as umim prune --keep-all wrote it")
+    parser.add_argument("--adapted", metavar="NAME", help="of its results, adaptation-...")
     options = parser.parse_args(arguments)
+    checkpoint = resolve_checkpoint(options.checkpoint).resolve()
+    shipped = ASSETS / options.name / "checkpoint"
+    if options.adapted:
+        ship_adapted(checkpoint, shipped, RESULTS / f"{options.adapted}.json")
+        _finish(shipped, shipped_adapted.cards())
+        return
     recipe = find_recipe(options.recipe)
     if not isinstance(recipe, Recipe):
         parser.error(f"{options.recipe} trains no checkpoint")
-    checkpoint = resolve_checkpoint(options.checkpoint).resolve()
-    shipped = ASSETS / options.name / "checkpoint"
     priced = None if options.priced is None else resolve_checkpoint(options.priced).resolve()
     given = {"merge": options.merge, "raw_tail": options.raw_tail}
     defaults = {name: value for name, value in given.items() if value is not None}
     results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced, defaults)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    for document in (*shipped_model.cards(), *documents_of(file)):
+    _finish(shipped, [*shipped_model.cards(), *documents_of(file)])
+
+
+def _finish(shipped: Path, documents: Iterable[Document]) -> None:
+    """Write what is made of a shipped checkpoint's results, and the list of digests."""
+    for document in documents:
         document.write()
+        print(document.path.relative_to(ROOT))
     write_sums()
     size = sum(path.stat().st_size for path in shipped.rglob("*") if path.is_file())
-    print(f"{shipped.relative_to(ROOT)}: {size:,} bytes; {file.relative_to(ROOT)} and its page")
+    print(f"{shipped.relative_to(ROOT)}: {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tasks.report.page_template import Report
 from tasks.run.stage import STAGE_SCHEMA, Artifact
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config
@@ -71,6 +72,33 @@ def trail(checkpoint: Path, recipe: Recipe) -> Trail:
     base = read_config(checkpoint).backbone_fingerprint
     scores = scores_of(root, recipe, {"umim": digest, "base": base}, placed)
     return Trail(distilled, evaluated, tokenized, corpus, scores)
+
+
+def adapted_point(checkpoint: Path, report: Report) -> tuple[Report, Report]:
+    """Return the backbone and the point of an adaptation's results that are of a checkpoint.
+
+    Args:
+        checkpoint: Directory of a trained setting, below the artifact root that it was scored in.
+        report: Content of ``adaptation.json``.
+
+    Raises:
+        ConfigError: If none of its points was measured on this checkpoint.
+    """
+    trained = _artifact(checkpoint.parent, checkpoint.parent.parent.name)
+    for scores in _finished(checkpoint.parents[2], "choice-scores"):
+        found = scores.manifest()
+        if found["inputs"]["model"] != trained.digest:
+            continue
+        own = {name: found["config"][name] for name in ("setting", "tau", "seed")} | scores.metrics
+        for place in report["backbones"]:
+            for point in place["points"]:
+                if own.items() <= point.items():
+                    return place, point
+    raise ConfigError(
+        f"the results must hold a point that was measured on {checkpoint}",
+        f"adaptation {report['name']}",
+        "Name the results of the run that trained it, and a checkpoint that it scored.",
+    )
 
 
 def check_training(distilled: Artifact, recipe: Recipe) -> None:

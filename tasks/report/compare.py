@@ -17,8 +17,12 @@ from tasks.report.comparison import (
 from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
-from umim_core.adaptation.settings import BASE, WT, measures
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.adaptation.settings import BASE, WT, find_setting, measures
+from umim_core.checkpoint.checkpoint_files import (
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
 from umim_core.config.recipe import Cell
 from umim_core.rules.ruleset import RULES_SCHEMA
 from umim_core.store.artifacts import canonical_json, read_manifest, sha256_bytes
@@ -130,18 +134,28 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
     return ComparisonRow(**{"cell": cell, "rules": RowRules.of(cell)} | measured)
 
 
+def setting_of(config: CheckpointConfig) -> str:
+    """Return the setting that a shipped checkpoint notes; WT where it notes none.
+
+    Raises:
+        ConfigError: If it notes one that is not known.
+    """
+    return find_setting(str(config.training.get("setting", WT))).name
+
+
 def _shipped_row(result: ShippedResult) -> ComparisonRow:
     directory = resolve_checkpoint(result.name)
     config, rules = read_config(directory), directory / "rules"
-    seed = config.training.get("seed")
+    seed, setting = config.training.get("seed"), setting_of(config)
     return ComparisonRow(
         cell=Cell(backbone=config.backbone, rules=str(rules), **config.form()),
         rules=RowRules.held(rules),
+        setting=setting,
         seed=seed if isinstance(seed, int) else None,
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark)
         | {"rules": float(sum(rule_counts(rules).values()))},
-        scores=_scores(result.scores, WT),
+        scores=_scores(result.scores, setting),
     )
 
 

@@ -22,6 +22,7 @@ from umim_core.store.artifacts import sha256_file
 RECIPES = Path(__file__).resolve().parents[2] / "infra" / "recipes"
 NAMES = ("umim-docs-gpt2", "umim-docs-llama")
 MAX_BYTES = 16 * 1024 * 1024
+MAX_ASSETS = 64 * 1024 * 1024  # all of them, in a wheel; PyPI takes files of 100 MB
 
 
 def backbone_directory(name: str) -> Path:
@@ -58,6 +59,11 @@ def test_a_backbone_is_small_and_in_bfloat16(name: str) -> None:
     assert not [path for path in directory.iterdir() if path.suffix in (".bin", ".pt", ".py")]
     with safe_open(directory / "model.safetensors", framework="pt") as stored:
         assert {stored.get_slice(key).get_dtype() for key in stored.keys()} == {"BF16"}  # noqa: SIM118
+
+
+def test_all_assets_together_leave_room_in_a_wheel() -> None:
+    assets = backbone_directory(NAMES[0]).parents[1]
+    assert sum(path.stat().st_size for path in assets.rglob("*") if path.is_file()) <= MAX_ASSETS
 
 
 def test_backbones_load_without_a_network() -> None:

@@ -1,9 +1,10 @@
-"""The headline of a recipe: measured on amounts of its own, shown first, left out where absent."""
+"""Shipped checkpoints in a recipe: the headline with amounts of its own, adapted ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from flows import parts
 from support.flow_plans import Recorder
-from tasks.report.compare import ShippedResult, comparison_rows
+from tasks.report.compare import ShippedResult, comparison_rows, setting_of
+from tasks.report.comparison_table import comparison
 from tasks.run import checks
 from tasks.run.stage import Artifact, StageSpec, run_stage
+from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ArtifactError, ConfigError
@@ -113,6 +116,49 @@ def test_a_cache_that_cannot_be_written_leaves_the_row_out(
 
     monkeypatch.setattr(model_cache, "fetch_model", refuse)
     assert checks.why_absent(needs_a_package) == "read-only. Name another folder."
+
+
+def test_an_adapted_checkpoint_is_scored_under_its_setting_and_not_timed(tmp_path: Path) -> None:
+    name = adapted(tmp_path, "Task-Adapted")
+    asked = recipe("umim-docs-llama").model_copy(update={"shipped": (name, "umim-docs-gpt2")})
+    run: Any = Recorder(asked)
+    _, shipped = parts.run_everything(run)
+    found = {result.name: result for result in shipped}
+    task = asked.tasks[0]
+    assert list(found[name].scores) == [(task, "Task-Adapted"), (task, "base")]
+    assert list(found["umim-docs-gpt2"].scores) == [(task, "WT"), (task, "base")]
+    assert found[name].benchmark is None and found["umim-docs-gpt2"].benchmark is not None
+
+
+def test_the_row_of_an_adapted_checkpoint_is_of_its_setting(tmp_path: Path) -> None:
+    def scored(number: float) -> Artifact:
+        spec = StageSpec("task-score", 1, {"number": number}, {})
+        return run_stage(tmp_path, spec, lambda _: {"acc_tok": number, "token_reduction": 0.1})
+
+    task, name = "umim_docstrings", adapted(tmp_path, "Task-Adapted")
+    scores = {(task, "Task-Adapted"): scored(0.5), (task, "base"): scored(0.4)}
+    measured = run_stage(tmp_path, StageSpec("evaluate", 1, {}, {}), lambda _: {"top1": 0.5})
+    rows = comparison_rows([], [ShippedResult(name, measured, measured, scores)], seed=0)
+    table = comparison(rows)
+    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (shown["setting"], shown["acc. base"], shown["acc. adapted"]) == (
+        *("Task-Adapted", "40.0", "50.0"),
+    )
+    assert "acc. WT" not in shown
+
+
+def test_a_setting_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must be one of .*Task-Adapted"):
+        setting_of(read_config(Path(adapted(tmp_path, "Task-adapted"))))
+
+
+def adapted(folder: Path, setting: str) -> str:
+    """A shipped checkpoint that notes that it was adapted; its directory."""
+    made = Checkpoint.load("umim-docs-llama")
+    training = {**made.config.training, "setting": setting}
+    config = made.config.model_copy(update={"training": training})
+    replace(made, config=config).save(folder / "adapted")
+    return str(folder / "adapted")
 
 
 def test_its_row_is_the_first_of_the_comparison(tmp_path: Path) -> None:
