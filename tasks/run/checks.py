@@ -16,7 +16,9 @@ from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import HeadlineConfig
 from umim_core.config.recipe import Device, Recipe, RunRecipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
+from umim_core.evaluation.model_args import target_of
 
 # Flows by where they use models: in this process even if a cluster measures, or not at all.
 _TIMING: Final = ("umim", "umim-benchmark")
@@ -72,6 +74,18 @@ def check_baselines(recipe: Recipe) -> None:
     """
     for name in recipe.baselines:
         BASELINES.find(name)
+
+
+def check_settings(recipe: TableRecipe) -> None:
+    """Refuse baselines of a table that do not exist, or budgets that are none of theirs.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    for setting in recipe.settings:
+        if setting.method is not None:
+            BASELINES.find(setting.method)
+            target_of(setting.method, None, setting.target_tr, setting.raw_tail)
 
 
 def check_positions(recipe: Recipe) -> None:

@@ -78,6 +78,10 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
             from tasks.run.checks import check_baselines  # it imports torch
 
             check_baselines(recipe)
+    if isinstance(recipe, TableRecipe) and any(setting.method for setting in recipe.settings):
+        from tasks.run.checks import check_settings
+
+        check_settings(recipe)
     return recipe
 
 

@@ -123,11 +123,13 @@ def test_a_method_scores_through_lm_eval(checkpoint_path: Path, budget: dict[str
     assert info["context_token_reduction"] == pytest.approx(1 - stay / len(context))
 
 
-@pytest.mark.parametrize(("method", "field"), [("truncation", "units"), ("full-cache", "columns")])
+@pytest.mark.parametrize(
+    ("method", "field", "tail"), [("truncation", "units", 6), ("full-cache", "columns", 0)]
+)
 def test_what_stays_beyond_a_target_is_reported(
-    checkpoint_path: Path, method: str, field: str
+    checkpoint_path: Path, method: str, field: str, tail: int
 ) -> None:
-    model = UmimLM(checkpoint_path, method=method, raw_tail=6, target_tr=0.5, dtype="float32")
+    model = UmimLM(checkpoint_path, method=method, raw_tail=tail, target_tr=0.5, dtype="float32")
     model.start_counting()
     request = Instance("loglikelihood", {}, (PROMPT, " a"), 0)
     model.loglikelihood([request])
@@ -148,6 +150,8 @@ def test_what_stays_beyond_a_target_is_reported(
         ({"match": "umim"}, "budgets of a baseline"),
         ({"target_tr": 0.1}, "budgets of a baseline"),
         ({"target_tr": 1.5, "method": "truncation"}, "above 0 and below 1"),
+        ({"target_tr": 0.1, "method": "h2o", "raw_tail": 2}, "raw_tail changes nothing"),
+        ({"target_tr": 0.1, "method": "h20", "raw_tail": 2}, "a baseline must be one of"),
     ],
 )
 def test_budgets_that_do_not_go_together_are_refused_before_anything_is_loaded(

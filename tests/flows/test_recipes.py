@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import FalconConfig
 from typer.testing import CliRunner, Result
 
 from flows.cli import app
 from flows.parts import plan
 from tasks.plan.recipe_cost import RecipeCost, predict_on_gpus, predict_recipe
-from tasks.run.recipes import find_recipe, recipe_names
+from tasks.run.recipes import RECIPES, find_recipe, recipe_names
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
@@ -210,3 +211,23 @@ def test_a_backbone_of_unknown_shape_is_refused() -> None:
     bare = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"shapes": {}})})
     with pytest.raises(ConfigError, match="must tell the shape of a backbone that is not on this"):
         predict_on_gpus(bare, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"method": "truncaton"}, "Did you mean 'truncation'"),
+        ({"method": "h2o", "target_tr": 0.1, "raw_tail": 2}, "raw_tail changes nothing"),
+    ],
+)
+def test_a_setting_of_a_table_that_no_worker_could_score_is_refused(
+    tmp_path: Path, setting: dict[str, object], message: str
+) -> None:
+    recipe = yaml.safe_load(
+        (RECIPES / "tables/baselines-reasoning-smollm2.yaml").read_text("utf-8")
+    )
+    recipe["settings"].append({"name": "another", "merge": "prompt", **setting})
+    path = tmp_path / "table.yaml"
+    path.write_text(yaml.safe_dump(recipe), "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        find_recipe(str(path))

@@ -24,11 +24,20 @@ class ListedBaseline:
     line: str
 
 
+def side_of(name: str) -> Side:
+    """Return the side of a baseline; loads no model.
+
+    Raises:
+        ConfigError: If there is none of that name.
+    """
+    side: Side = get_type_hints(BASELINES.find(name))["return"].side
+    return side
+
+
 def listed_baselines() -> list[ListedBaseline]:
     """Return all baselines, those of the prompt first, each side by name; loads no model."""
     found = []
     for name in BASELINES.names():
-        make = BASELINES.find(name)
-        line = (getdoc(make) or "").partition("\n")[0]
-        found.append(ListedBaseline(name, get_type_hints(make)["return"].side, line))
+        line = (getdoc(BASELINES.find(name)) or "").partition("\n")[0]
+        found.append(ListedBaseline(name, side_of(name), line))
     return sorted(found, key=lambda one: (one.side != "prompt", one.name))

@@ -116,7 +116,7 @@ class UmimLM(SizedModel):
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         self.merge = merge = cast(Merge, named.get(merge, merge))
         check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare, protect)
-        self.target = target_of(method, match, target_tr)
+        self.target = target_of(method, match, target_tr, raw_tail)
         make = None if method is None else BASELINES.find(method)
         compressed = open_model_args(
             checkpoint,

@@ -11,6 +11,7 @@ from typing import Final
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
 from umim_core.backbone.tokenizer_files import quantisation_note
+from umim_core.baselines.listing import side_of
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import (
@@ -79,13 +80,13 @@ def check_modes(
 
 
 def target_of(
-    method: str | None, match: str | None, target_tr: float | None
+    method: str | None, match: str | None, target_tr: float | None, raw_tail: int = 0
 ) -> TargetReduction | None:
     """Return the token reduction that a baseline is asked for; None for that of the rules.
 
     Raises:
         ConfigError: If ``match`` is another word than ``umim``, both are given, one comes without a
-            baseline, or the reduction is none.
+            baseline, the reduction is none, or ``raw_tail`` would change nothing.
     """
     if match not in (None, "umim"):
         raise ConfigError(
@@ -105,7 +106,15 @@ def target_of(
             f"match={match}, target_tr={target_tr} without method",
             "Name one, as method=truncation; `umim baselines` lists all.",
         )
-    return None if target_tr is None else TargetReduction(target_tr)
+    if target_tr is None:
+        return None
+    if method is not None and raw_tail and side_of(method) == "cache":
+        raise ConfigError(
+            "raw_tail changes nothing of a policy that reads contexts whole, at a target_tr",
+            f"raw_tail={raw_tail}, target_tr={target_tr} with method {method!r}",
+            "Leave one of them out.",
+        )
+    return TargetReduction(target_tr)
 
 
 def open_model_args(
