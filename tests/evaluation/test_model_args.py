@@ -13,8 +13,10 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 from lm_eval.api.instance import Instance
 
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge
 from umim_core.errors import ConfigError
 from umim_core.evaluation.harness import UmimLM
+from umim_core.rules.ruleset import RuleSet
 
 
 def test_another_backbone_is_taken_for_a_reason(
@@ -82,3 +84,37 @@ def test_tokens_may_be_protected_from_merging(checkpoint_path: Path) -> None:
         UmimLM(str(checkpoint_path), "none", protect="c")
     with pytest.raises(ConfigError, match="protect is of the checkpoint's own rules"):
         UmimLM(str(checkpoint_path), protect="c", method="truncation")
+
+
+@pytest.mark.parametrize("merge", ["prompt", "all"])
+def test_spans_with_a_protected_token_are_read_raw(checkpoint_path: Path, merge: Merge) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    free = UmimLM(made, merge, device="cpu", dtype="float32")
+    texts = {i: free.tok_decode([i]) for i in range(free.backbone.vocab_size)}
+    spans = [tuple(span) for ids in made.rules.ids_by_order.values() for span in ids.tolist()]
+    left = {span for span in spans if not any("c" in texts[token] for token in span)}
+    rules = RuleSet.from_spans(left, tokenizer_fingerprint=made.rules.origin.tokenizer_fingerprint)
+    by_hand = made.with_contents(made.module, rules)
+    models = {
+        "free": free,
+        "protected": UmimLM(made, merge, device="cpu", dtype="float32", protect="c"),
+        "by hand": UmimLM(by_hand, merge, device="cpu", dtype="float32"),
+    }
+    context = "the cat sat on the mat and the dog sat on the log near the old cat house"
+    asked = {
+        "loglikelihood": (context, " by"),
+        "generate_until": (context, {"until": ["zz"], "max_gen_toks": 4, "do_sample": False}),
+    }
+    found = {}
+    for name, model in models.items():
+        model.start_counting()
+        requests = [Instance(kind, {}, arguments, 0) for kind, arguments in asked.items()]
+        answers = [getattr(model, request.request_type)([request])[0] for request in requests]
+        found[name] = answers, [model.sizes_of(request) for request in requests]
+    assert 0 < len(left) < len(spans)
+    assert found["protected"] == found["by hand"]
+    (score, _), (matched, _) = (found[name][0][0] for name in ("free", "protected"))
+    assert score != pytest.approx(matched, abs=1e-4)
+    for every, some in zip(found["free"][1], found["protected"][1], strict=True):
+        assert every is not None and some is not None
+        assert every.units < some.units < some.tokens == every.tokens
