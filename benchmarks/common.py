@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 THREADS: Final = 2  # of every side that may use more than one
 _REPORT_OPTIONS: Final = {"out": Path, "commit": str}
 _HELP: Final = {
+    "answers": "of a question",
     "backbone": "name or directory of the frozen model",
     "base": "ids (.npy) of the corpus that is repeated",
     "base_tokens": "read only the first so many of them",
@@ -31,6 +32,7 @@ _HELP: Final = {
     "commit": "recorded",
     "checkpoints": "names or directories; all of one tokenizer where they read the same ids",
     "compared_tokens": "longest prompts, all rows together, that transformers reads, too",
+    "context": "tokens of a question's context, before merging",
     "counter_tokens": "that Counter reads",
     "cut": "text that a token reduction is met on, as ids (.npy) or as umim mine takes it",
     "cut_rows": "of it",
@@ -38,6 +40,7 @@ _HELP: Final = {
     "damage_rows": "of it",
     "damage_table": "of a checkpoint's rules, instead of a measurement",
     "decode_tr": "token reductions of held-out text that give further bounds on the price",
+    "ending": "tokens of an answer",
     "features": "model whose hidden states stand in for those of BERTScore and MAUVE; each "
     "checkpoint's backbone if absent",
     "held_out": "tokens at the end",
@@ -57,6 +60,7 @@ _HELP: Final = {
     "protect": "regular expressions of tokens that no rule may hold, or digits, capitals, newlines",
     "precision": "of the products of the frozen model while training",
     "raw_tails": "last tokens of a prompt or context that stay raw, each a setting of its own",
+    "questions": "of a batch",
     "rate": "learning rate after the warm-up",
     "ray": "ids (.npy) for the Ray path, at least 1e8",
     "ray_tokens": "read only the first so many of them",

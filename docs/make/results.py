@@ -26,7 +26,14 @@ from docs.make.reduction_pages import REDUCTION, TITLE, reduction_figure
 from docs.make.second_half_pages import SECOND_HALF, SECOND_HALF_TITLE, second_half_figure
 from docs.make.shipped_model import NAME, SHIPPED_MODEL
 from docs.make.task_pages import PERPLEXITY, STOCK_TASKS
-from docs.make.training_pages import DDP, LADDER, STEP, STEP_ON_GPU, STEP_ON_SMOLLM2
+from docs.make.training_pages import (
+    DDP,
+    LADDER,
+    PREFERENCE_STEP,
+    STEP,
+    STEP_ON_GPU,
+    STEP_ON_SMOLLM2,
+)
 from docs.make.wikitext import WIKITEXT, wikitext_figure
 from tasks.paper.adaptation_figure import adaptation_svg
 from tasks.paper.adaptation_page import adaptation_page
@@ -46,6 +53,7 @@ PAGES: Final[dict[str, Part]] = {
     "distill_step": STEP,
     "distill_smollm2": STEP_ON_SMOLLM2,
     "distill_gpu": STEP_ON_GPU,
+    "preference_step": PREFERENCE_STEP,
     "ladder": LADDER,
     "engine": ENGINE,
     "engine_smollm2": ENGINE_ON_SMOLLM2,

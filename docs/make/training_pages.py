@@ -187,6 +187,33 @@ time (quartiles)  | {seconds:.3f s}
 share of the peak | {mfu!p:.1f %}
 memory on top     | {bytes!G:.2f} GB
 """)
+PREFERENCE_STEP: Final = page(
+    """\
+# Preference step: packed against a row per answer
+
+{questions} questions of {answers} answers on {device}, float32: contexts of {context} tokens,
+merged by the checkpoint's rules, answers of {ending}. A step is the loss and its gradient by the
+module. Times are medians with quartiles, of alternating runs; *times* is their ratio in the same
+round. *Columns*: those of a row per answer over ours, the bound of what packing can give;
+*products*: operations of the blocks' and the head's products, likewise. The head's are the same on
+both sides. It needs less time per operation than small blocks, so *times* can lie between the two.
+
+@ checkpoints.*checkpoint
+checkpoint     | {checkpoint}
+TR             | {token_reduction:.1%}
+row per answer | {seconds.a row per answer:.2f s}
+packed         | {seconds.packed:.2f s}
+runs           | {seconds.packed.runs}
+times          | {times:.2f}
+columns        | {columns:.2f}
+products       | {products:.2f}
+loss           | {loss_error:.1e}
+gradient       | {gradient_error:.1e}
+
+*loss*, *gradient*: relative difference between the sides. Their gates are in units of the
+tolerance, 1e-5.
+"""
+)
 DDP: Final = page("""\
 # Training: DDP and ZeRO-2 against one process
 

@@ -1,0 +1,162 @@
+"""The packed preference step against one row per answer: a table, then one JSON line.
+
+    python -m benchmarks.preference_step --out docs/results/preference_step.json
+    python -m benchmarks.preference_step --checkpoints umim-docs-gpt2 --questions 2 --rounds 3
+
+A step is the loss of a batch of questions and its gradient by the merge module's weights, float32.
+Ours packs a question into one row, [context | y+ | y- ...]; the other side gives every answer a row
+with the context in front, plain causal attention and no mask. Contexts and answers are held-out
+text, cut to length; contexts are merged by the checkpoint's rules on both sides. Reference scores
+are those of the base model, computed before. Losses and gradients are compared in the run.
+Columns are the bound of what packing can give; operations are those of the blocks' and the head's
+products, of which packing saves none of the head's. Gates (P6): ours is 1.8 times as fast; loss and
+gradient are equal to 1e-5 of their size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
+from benchmarks.engine_sides import Ids, Subject, subject
+from benchmarks.engine_smollm2 import CHECKPOINT, general_text
+from benchmarks.timing import alternate, ratio, spread
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.preference import ending_scores, preference_loss
+from umim_core.benchmarking.roofline import ModelShape
+from umim_core.merging.compressed import Compressed
+from umim_core.model.umim import UMIM
+
+OURS, UNPACKED = "packed", "a row per answer"
+CHECKPOINTS: Final = ("umim-docs-llama", "umim-docs-gpt2", CHECKPOINT)
+TIMES, ERROR = 1.8, 1e-5
+Questions = list[EncodedQuestion]
+Result = tuple[float, Tensor]  # loss, gradient
+
+
+def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
+    """Cut text [T] into questions of one context and several answers each."""
+    size = shape.context + shape.answers * shape.ending
+    found = []
+    for gold, row in enumerate(ids[: shape.questions * size].reshape(shape.questions, size)):
+        endings = np.split(row[shape.context :], shape.answers)
+        found.append(EncodedQuestion(row[: shape.context], tuple(endings), gold % shape.answers))
+    return found
+
+
+def packed_scores(questions: Questions, compressed: Compressed) -> list[Tensor]:
+    """Score every answer, a row per question; per question [C]."""
+    return ending_scores(questions, compressed)
+
+
+def unpacked_scores(questions: Questions, compressed: Compressed) -> list[Tensor]:
+    """Score every answer, a row per answer; per question [C]."""
+    alone = [EncodedQuestion(q.context, (end,), 0) for q in questions for end in q.endings]
+    scores = torch.cat(ending_scores(alone, compressed))
+    return list(torch.split(scores, [len(q.endings) for q in questions]))
+
+
+SIDES: Final = {OURS: packed_scores, UNPACKED: unpacked_scores}
+
+
+def step(
+    side: str, questions: Questions, reference: Sequence[Tensor], compressed: Compressed
+) -> Result:
+    """Return the loss of a batch and its gradient by all weights of the module [N]."""
+    scores = SIDES[side](questions, compressed)
+    loss = preference_loss(scores, reference, [question.gold for question in questions])
+    weights = list(compressed.require_module().parameters())
+    gradients = torch.autograd.grad(loss, weights)
+    return loss.item(), torch.cat([part.to_dense().flatten() for part in gradients])
+
+
+def measure(given: Subject, shape: argparse.Namespace) -> Report:
+    """Time both sides on one model and compare what they give."""
+    compressed, questions = given.compressed, questions_of(given.ids, shape)
+    compressed.require_module().requires_grad_(True)
+    with torch.no_grad():
+        reference = packed_scores(questions, compressed.base())
+    results: dict[str, Result] = {}
+    sides = {name: partial(step, name, questions, reference, compressed) for name in SIDES}
+    seconds = alternate(sides, shape.rounds, warmed=results.__setitem__)
+    (loss, gradient), (plain_loss, plain) = results[OURS], results[UNPACKED]
+    units = int(compressed.pack_prompts([q.context for q in questions]).unit_counts.sum())
+    tails = shape.questions * shape.answers * (shape.ending - 1)
+    columns = {OURS: units + tails, UNPACKED: units * shape.answers + tails}
+    sizes = ModelShape.of(given.backbone.model)
+    head = sizes.head_weights * shape.questions * shape.answers * shape.ending
+    work = {name: sizes.matrix_weights * count + head for name, count in columns.items()}
+    return {
+        "token_reduction": 1 - units / (shape.questions * shape.context),
+        "columns": columns[UNPACKED] / columns[OURS],
+        "products": work[UNPACKED] / work[OURS],
+        "seconds": {name: spread(times) for name, times in seconds.items()},
+        "times": ratio(seconds, UNPACKED, OURS),
+        "loss": loss,
+        "loss_error": abs(loss - plain_loss) / abs(plain_loss),
+        "gradient_error": float((gradient - plain).norm() / plain.norm()),
+    }
+
+
+def subject_of(checkpoint: str, tokens: int, device: str) -> Subject:
+    """Return a checkpoint with text of its own kind; of another than ours, general English."""
+    if checkpoint != CHECKPOINT:
+        return subject(checkpoint, tokens, dtype="float32", device=device)
+    umim = UMIM.from_pretrained(checkpoint, dtype="float32", device=device)
+    return Subject(umim.compressed, general_text(umim, tokens)[1])
+
+
+def gates(report: Report) -> dict[str, Gate]:
+    """Return value, limit and verdict of every gate."""
+    found: dict[str, Gate] = {}
+    for name, measured in report["checkpoints"].items():
+        found[f"{name}_times"] = at_least(measured["times"]["median"], TIMES)
+        found[f"{name}_loss_error"] = at_most(measured["loss_error"] / ERROR, 1.0)
+        found[f"{name}_gradient_error"] = at_most(measured["gradient_error"] / ERROR, 1.0)
+    return found
+
+
+def equal(report: Report) -> bool:
+    """Return whether losses and gradients are those of a row per answer."""
+    return all(gate[2] for name, gate in report["gates"].items() if name.endswith("error"))
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every checkpoint on questions of one shape."""
+    shape = ("device", "questions", "answers", "context", "ending")
+    report |= {name: getattr(options, name) for name in shape}
+    tokens = options.questions * (options.context + options.answers * options.ending)
+    report["checkpoints"] = {
+        name: measure(subject_of(name, tokens, options.device), options)
+        for name in options.checkpoints
+    }
+
+
+main = Benchmark(
+    name="preference_step",
+    doc=__doc__,
+    options={
+        "checkpoints": CHECKPOINTS,
+        "questions": 4,
+        "answers": 4,
+        "context": 96,
+        "ending": 24,
+        "rounds": 10,
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    },
+    measure=run,
+    gates=gates,
+    equal=equal,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The benchmark of the preference step: both sides agree, and its gates can fail."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from benchmarks.common import Report, facts
+from benchmarks.engine_sides import Subject, random_subject
+from benchmarks.preference_step import (
+    OURS,
+    SIDES,
+    UNPACKED,
+    Questions,
+    equal,
+    gates,
+    main,
+    measure,
+    packed_scores,
+    questions_of,
+)
+from docs.make.results import benchmark_page
+from support.tiny_models import tiny_config
+from umim_core.merging.compressed import Compressed
+
+SHAPE = argparse.Namespace(device="cpu", questions=2, answers=3, context=24, ending=6, rounds=1)
+TEXT = SHAPE.questions * (SHAPE.context + SHAPE.answers * SHAPE.ending)
+
+
+@pytest.fixture(scope="module")
+def given() -> Subject:
+    config = tiny_config(vocab_size=500, initializer_range=0.02)
+    return random_subject(config, TEXT, dtype="float32", device="cpu", mined=20_000)
+
+
+@pytest.fixture(scope="module")
+def report(given: Subject) -> Report:
+    found: Report = {
+        "benchmark": "preference_step",
+        "facts": facts(("torch",), "abc"),
+        **vars(SHAPE),
+        "checkpoints": {"tiny": measure(given, SHAPE)},
+    }
+    found["gates"] = gates(found)
+    found["equal"] = equal(found)
+    return found
+
+
+def test_questions_are_cut_from_the_text_in_order(given: Subject) -> None:
+    questions = questions_of(given.ids, SHAPE)
+    parts = [part for q in questions for part in (q.context, *q.endings)]
+    assert np.array_equal(np.concatenate(parts), given.ids[:TEXT])
+    assert [len(part) for part in parts] == [24, 6, 6, 6] * 2
+    assert [question.gold for question in questions] == [0, 1]
+
+
+def test_both_sides_give_one_loss_and_one_gradient(report: Report) -> None:
+    measured = report["checkpoints"]["tiny"]
+    assert report["equal"]
+    assert measured["token_reduction"] > 0.05
+    assert measured["loss"] != pytest.approx(np.log(2), abs=1e-6)  # not at the reference
+
+
+def test_columns_are_counted_once_per_context_and_per_answer(report: Report) -> None:
+    measured = report["checkpoints"]["tiny"]
+    units = round((1 - measured["token_reduction"]) * 2 * 24)
+    tails = 2 * 3 * 5  # the last token of an answer is never an input
+    assert measured["columns"] == pytest.approx((3 * units + tails) / (units + tails))
+    assert 1 < measured["products"] < measured["columns"]
+
+
+def test_another_result_than_that_of_a_row_per_answer_is_seen(
+    given: Subject, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doubled(questions: Questions, compressed: Compressed) -> list[Tensor]:
+        return [2 * scores for scores in packed_scores(questions, compressed)]
+
+    monkeypatch.setitem(SIDES, OURS, doubled)
+    wrong = report | {"checkpoints": {"tiny": measure(given, SHAPE)}}
+    wrong["gates"] = gates(wrong)
+    assert not wrong["gates"]["tiny_loss_error"][2]
+    assert not wrong["gates"]["tiny_gradient_error"][2]
+    assert not equal(wrong)
+
+
+def test_a_step_that_is_too_slow_misses_its_gate(report: Report) -> None:
+    slow = copy.deepcopy(report)
+    slow["checkpoints"]["tiny"]["times"]["median"] = 1.79
+    assert not gates(slow)["tiny_times"][2]
+    slow["checkpoints"]["tiny"]["times"]["median"] = 1.81
+    assert gates(slow)["tiny_times"][2]
+
+
+def test_the_page_shows_both_sides_and_the_gates(report: Report) -> None:
+    page = benchmark_page(report)
+    for name in (OURS, UNPACKED, "columns", "tiny gradient error"):
+        assert name in page
+
+
+@pytest.mark.full
+def test_a_small_run_of_a_shipped_checkpoint_agrees(tmp_path: Path) -> None:
+    out = tmp_path / "preference_step.json"
+    sizes = ["--questions", "1", "--context", "32", "--ending", "4", "--rounds", "1"]
+    main(["--checkpoints", "umim-docs-gpt2", "--out", str(out), *sizes])
+    found = json.loads(out.read_text("utf-8"))
+    assert list(found["checkpoints"]) == ["umim-docs-gpt2"] and found["equal"]
+    assert "umim-docs-gpt2 times" in out.with_suffix(".md").read_text("utf-8")
