@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,14 +32,15 @@ def questions(count: int, seed: int) -> list[EncodedQuestion]:
 
 
 @pytest.fixture
-def objective(tiny_llama: Backbone) -> PreferenceObjective:
+def objective(tiny_llama: Backbone, tmp_path: Path) -> PreferenceObjective:
     """Two training and three validation questions, all of them different."""
     module = MergeModule(tiny_llama.hidden_size)
     module.initialise(tiny_llama.embedding_std, torch.Generator().manual_seed(0))
     matcher = Matcher(RuleSet.from_spans([(1, 2)]))
     splits = (questions(2, seed=1), questions(3, seed=2))
     model = Compressed(tiny_llama, module, matcher, "compact")
-    return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2)
+    kept = tmp_path / "reference"
+    return PreferenceObjective(module, model, *splits, beta=1.0, batch_size=2, reference=kept)
 
 
 def test_each_split_is_compared_with_its_own_reference(objective: PreferenceObjective) -> None:

@@ -173,6 +173,7 @@ def trained(
             Compressed(backbone, module, matcher, "compact"),
             questions(5),
             questions(3),
+            reference=folder / "reference",
             beta=0.1,
             batch_size=2,
         )

@@ -7,6 +7,7 @@ the indices of a batch's items and returns sums, so that ranks with unequal rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
+from umim_core.adaptation.reference_scores import reference_scores
 from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.step import DistillModel, StepLoss, anchor
@@ -163,6 +165,7 @@ class PreferenceObjective(nn.Module):
         valid: Validation questions.
         beta: Strength of the pull towards the reference.
         batch_size: Questions scored at once outside of training steps.
+        reference: Folder that keeps the scores of the start.
     """
 
     metric_names = ("loss", "accuracy")
@@ -178,6 +181,7 @@ class PreferenceObjective(nn.Module):
         *,
         beta: float,
         batch_size: int,
+        reference: Path,
     ) -> None:
         super().__init__()
         self.module = module
@@ -185,15 +189,10 @@ class PreferenceObjective(nn.Module):
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
         self._beta, self._batch_size = beta, batch_size
         self.num_items = len(train)
-        with torch.no_grad():
-            self._reference = {
-                split: [
-                    scores
-                    for start in range(0, len(questions), batch_size)
-                    for scores in self._scores(questions[start : start + batch_size])
-                ]
-                for split, questions in self._questions.items()
-            }
+        scores = reference_scores(
+            [*train, *valid], compressed, self.module, batch_size=batch_size, folder=reference
+        )
+        self._reference = {"train": scores[: len(train)], "valid": scores[len(train) :]}
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
         return ending_scores(questions, self._compressed)

@@ -27,6 +27,7 @@ from umim_core.merging.module import with_rows_of
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.protect import check_vocabulary
 from umim_core.rules.ruleset import RuleSet
+from umim_core.store.publication import STATE
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
 
@@ -155,6 +156,7 @@ def make_objective(
             valid_split,
             beta=config.beta,
             batch_size=per_rank,
+            reference=Path(job.out) / STATE / "reference",
         )
     return DistillObjective(
         compressed,

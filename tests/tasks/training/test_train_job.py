@@ -167,6 +167,7 @@ def test_preferences_are_measured_with_the_positions_given(
         max_tokens=64,
         prompt="{context}?",
         delimiter=" = ",
+        out=str(tmp_path),
     )
     matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
     found, expected = [], []

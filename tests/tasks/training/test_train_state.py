@@ -95,6 +95,7 @@ class Bench:
                 valid_split,
                 beta=0.1,
                 batch_size=2,
+                reference=self.state / "reference",
             )
         return DistillObjective(
             Compressed(self.backbone, module, matcher, "compact"),
