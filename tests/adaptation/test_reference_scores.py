@@ -1,0 +1,218 @@
+"""Reference scores: computed once, found again to the bit, never those of another start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from support.tiny_models import random_backbone
+from support.training_processes import run_ranks
+from umim_core.adaptation import reference_scores as subject
+from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.preference import ending_scores
+from umim_core.adaptation.reference_scores import SCHEMA, reference_scores
+from umim_core.errors import ArtifactError
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.store.artifacts import read_manifest, write_manifest
+
+COUNT, BATCH = 101, 4  # two of a hundred and one questions are scored again
+POISON = 31
+
+
+def questions(count: int = COUNT, seed: int = 0) -> list[EncodedQuestion]:
+    rng = np.random.default_rng(seed)
+    return [
+        EncodedQuestion(
+            np.concatenate([[1, 2], rng.integers(3, POISON, 5)]),
+            tuple(rng.integers(3, POISON, 1 + choice) for choice in range(2 + index % 2)),
+            index % 2,
+        )
+        for index in range(count)
+    ]
+
+
+def model(seed: int = 0, *, spans: Sequence[tuple[int, ...]] = ((1, 2),)) -> Compressed:
+    backbone = random_backbone("llama", seed=3, eos_token_id=0)
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.3, torch.Generator().manual_seed(seed))
+    return Compressed(backbone, module, Matcher(RuleSet.from_spans(list(spans))), "compact")
+
+
+@dataclass
+class Start:
+    """Starts of one training; ``scored`` counts the questions that the model has scored."""
+
+    folder: Path
+    compressed: Compressed = field(default_factory=model)
+    questions: list[EncodedQuestion] = field(default_factory=questions)
+    batch_size: int = BATCH
+    scored: int = 0
+
+    def scores(self) -> list[Tensor]:
+        return reference_scores(
+            self.questions,
+            self.compressed,
+            self.compressed.require_module(),
+            batch_size=self.batch_size,
+            folder=self.folder,
+        )
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    begun = Start(tmp_path / "reference")
+
+    def counted(batch: Sequence[EncodedQuestion], compressed: Compressed) -> list[Tensor]:
+        begun.scored += len(batch)
+        return ending_scores(batch, compressed)
+
+    monkeypatch.setattr(subject, "ending_scores", counted)
+    return begun
+
+
+def flat(scores: list[Tensor]) -> Tensor:
+    return torch.cat(scores)
+
+
+def test_scores_are_those_of_the_model_and_carry_no_gradient(start: Start) -> None:
+    found = start.scores()
+    with torch.no_grad():
+        alone = [ending_scores([question], start.compressed)[0] for question in start.questions]
+    assert [len(scores) for scores in found] == [len(q.endings) for q in start.questions]
+    torch.testing.assert_close(flat(found), flat(alone), atol=1e-5, rtol=0.0)
+    assert found[0].dtype == torch.float32
+    assert not any(scores.requires_grad for scores in found)
+
+
+def test_a_second_start_finds_the_same_bits_and_scores_one_in_a_hundred(start: Start) -> None:
+    first = start.scores()
+    assert start.scored == COUNT
+    start.scored = 0
+    second = start.scores()
+    assert start.scored == 2
+    assert torch.equal(flat(first), flat(second))
+
+
+def weights(start: Start) -> None:
+    start.compressed = model(seed=1)
+
+
+def rules(start: Start) -> None:
+    start.compressed = model(spans=[(1, 2), (3, 4)])
+
+
+def positions(start: Start) -> None:
+    start.compressed = replace(start.compressed, unit_positions="preserved")
+
+
+def backbone(start: Start) -> None:
+    other = random_backbone("llama", seed=4, eos_token_id=0)
+    start.compressed = replace(start.compressed, backbone=other)
+
+
+def dtype(start: Start) -> None:
+    other = random_backbone("llama", torch.float64, seed=3, eos_token_id=0)
+    module = start.compressed.require_module().double()
+    start.compressed = replace(start.compressed, backbone=other, module=module)
+
+
+def answer(start: Start) -> None:
+    last = start.questions[-1]
+    start.questions[-1] = replace(last, endings=(*last.endings[:-1], last.endings[-1][::-1] + 0))
+
+
+def order(start: Start) -> None:
+    start.questions.reverse()
+
+
+def batches(start: Start) -> None:
+    start.batch_size = 3
+
+
+@pytest.mark.parametrize(
+    "change", [weights, rules, positions, backbone, dtype, answer, order, batches]
+)
+def test_scores_of_another_start_are_computed_anew(
+    start: Start, change: Callable[[Start], None], tmp_path: Path
+) -> None:
+    start.questions = questions(6, seed=5)
+    start.scores()
+    change(start)
+    start.scored = 0
+    found = start.scores()
+    assert start.scored == 6
+    afresh = Start(tmp_path / "afresh", start.compressed, start.questions, start.batch_size)
+    assert torch.equal(flat(found), flat(afresh.scores()))
+
+
+@pytest.mark.parametrize("name", ["scores.npy", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
+def test_torn_scores_are_computed_anew(start: Start, name: str, damage: str) -> None:
+    start.questions = questions(6)
+    first, file = start.scores(), start.folder / name
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        cut = content[:-9]
+        file.write_bytes(cut if damage == "cut" else cut + bytes([content[-9] ^ 1]) + content[-8:])
+    start.scored = 0
+    assert torch.equal(flat(start.scores()), flat(first))
+    assert start.scored == 6
+    start.scored = 0
+    start.scores()
+    assert start.scored == 1  # what was computed anew is kept
+
+
+def shift(folder: Path, by: float) -> None:
+    """Give every score that is kept another value, under a seal of its own."""
+    body = {"key": read_manifest(folder, kind="reference-scores", schema=SCHEMA)["key"]}
+    np.save(folder / "scores.npy", np.load(folder / "scores.npy") + by)
+    write_manifest(folder, kind="reference-scores", schema=SCHEMA, body=body)
+
+
+def test_scores_that_the_start_does_not_give_are_refused(start: Start) -> None:
+    start.scores()
+    shift(start.folder, 1e-5)  # rounding of another machine
+    start.scores()
+    shift(start.folder, 1e-3)
+    with pytest.raises(ArtifactError, match=r"must be the start's to 0\.0001 nats.* ranks \[0\]"):
+        start.scores()
+
+
+def test_a_score_that_is_not_a_number_is_kept_as_such(start: Start) -> None:
+    with torch.no_grad():
+        start.compressed.backbone.embedding_weight[POISON] = math.nan
+    first = start.questions[0]
+    start.questions[0] = replace(first, context=np.append(first.context, POISON))
+    found = [start.scores()[0] for _ in range(2)]
+    assert all(bool(scores.isnan().all()) for scores in found)
+
+
+def score_on_rank(rank: int, folder: Path) -> None:
+    """Start twice, so that the scores are computed and then found; keep both."""
+    run = Start(folder / "reference")
+    for time in ("computed", "found"):
+        np.save(folder / f"{time}-{rank}.npy", flat(run.scores()).numpy())
+
+
+def test_two_ranks_get_the_bits_of_one_process(start: Start, tmp_path: Path) -> None:
+    run_ranks(tmp_path / "pair", 2, score_on_rank, tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the ranks have
+    try:
+        alone = flat(Start(tmp_path / "alone").scores()).numpy()
+    finally:
+        torch.set_num_threads(threads)
+    for name in ("computed-0", "computed-1", "found-0", "found-1"):
+        assert np.array_equal(np.load(tmp_path / f"{name}.npy"), alone), name
