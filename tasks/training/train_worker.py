@@ -27,7 +27,7 @@ from umim_core.distill.train_ranks import (
     require_mark,
     sees_mark,
 )
-from umim_core.distill.train_run import run_job
+from umim_core.distill.train_run import read_summary, run_job
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ClusterError, UmimError
 from umim_core.progress import followed
@@ -58,7 +58,7 @@ def launch(job: TrainJob, lease: ClusterLease) -> dict[str, float]:
 def launch_worker(
     worker: Worker, fields: Fields, out: Path, lease: ClusterLease
 ) -> dict[str, float]:
-    """Call a worker function on every rank, and return the ``summary.json`` it left in ``out``.
+    """Call a worker function on every rank, and return the numbers of the summary it left.
 
     Args:
         worker: Called once per rank, in this process if the lease has no workers.
@@ -77,8 +77,7 @@ def launch_worker(
         else:
             with lease.workers():
                 _launch_ray(worker, fields, lease.config, state / "ray")
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return {name: float(value) for name, value in summary.items()}
+    return read_summary(out)
 
 
 def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch: Path) -> None:

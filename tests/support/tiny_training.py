@@ -1,4 +1,4 @@
-"""A distillation so small that forty steps take a second, built the same in every process."""
+"""Trainings so small that forty steps take a second, built the same in every process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from typing import Literal
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.tiny_models import random_backbone
 from tasks.training.strategies import DdpStrategy, make_strategy
+from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import TrainConfig
-from umim_core.distill.objectives import BatchLoss, DistillObjective
+from umim_core.distill.objectives import BatchLoss, DistillObjective, PreferenceObjective
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import TrainResult, train
@@ -80,8 +81,20 @@ class Kill:
     signal: signal.Signals = signal.SIGKILL
 
 
-class Watched(DistillObjective):
-    """Distillation that counts its batches and does what a test asks for at some of them.
+def questions(count: int, seed: int, poisoned: Sequence[int] = ()) -> list[EncodedQuestion]:
+    """Random questions of three answers, in whose contexts (1, 2) or (6, POISON) matches."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for index in range(count):
+        span = (6, POISON) if index in poisoned else (1, 2)
+        context = np.concatenate([rng.integers(8, POISON, 5), span, rng.integers(8, POISON, 2)])
+        endings = tuple(rng.integers(8, POISON, 2 + choice) for choice in range(3))
+        found.append(EncodedQuestion(context, endings, index % 3))
+    return found
+
+
+class _Watching(nn.Module):
+    """Objective that counts its batches and does what a test asks for at some of them.
 
     Attributes:
         kill: When this process dies, if ever.
@@ -93,7 +106,7 @@ class Watched(DistillObjective):
     batches = 0
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
-        loss = super().forward(indices)
+        loss: BatchLoss = super().forward(indices)
         self.batches += 1
         if self.kill is not None and self.batches == self.kill.batch:
             order = (os.getpid(), self.kill.signal)
@@ -101,6 +114,14 @@ class Watched(DistillObjective):
         if self.batches in self.bad_gradients:
             return loss._replace(total=loss.total + (self.module.query * 0.0).sqrt().sum())
         return loss
+
+
+class Watched(_Watching, DistillObjective):
+    """Distillation."""
+
+
+class WatchedPreference(_Watching, PreferenceObjective):
+    """Preference training."""
 
 
 class Unsynchronised(DdpStrategy):
@@ -126,6 +147,7 @@ class Run:
         bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
         hidden_terms: Hidden-state terms of the loss.
         rule_rows: Rules that have rows of their own.
+        preference: Whether questions are trained on, not rows.
     """
 
     folder: Path
@@ -138,9 +160,10 @@ class Run:
     bad_gradients: tuple[int, ...] = ()
     hidden_terms: tuple[HiddenTerm, ...] = ()
     rule_rows: int = 0
+    preference: bool = False
 
-    def objective(self) -> Watched:
-        """Return fresh weights over the rows of this run."""
+    def objective(self) -> Watched | WatchedPreference:
+        """Return fresh weights over the rows, or the questions, of this run."""
         sizes = {"vocab_size": VOCAB, "max_position_embeddings": WIDTH}
         backbone = random_backbone("llama", self.dtype, seed=SEED, eos_token_id=0, **sizes)
         if self.poisoned:
@@ -151,8 +174,18 @@ class Run:
         matcher = Matcher(RuleSet.from_spans(SPANS))
         if self.rule_rows:
             module.rows = RuleRows(frequent_spans(matcher.rules, self.rule_rows), HIDDEN)
+        compressed = Compressed(backbone, module.to(self.dtype), matcher, "compact")
+        if self.preference:
+            return WatchedPreference(
+                compressed,
+                questions(ROWS, 0, self.poisoned),
+                questions(4, 1),
+                beta=5.0,  # gradients as large as those of a distillation
+                batch_size=2,
+                reference=self.folder / "reference",
+            )
         return Watched(
-            Compressed(backbone, module.to(self.dtype), matcher, "compact"),
+            compressed,
             rows(merges=self.merges, poisoned=self.poisoned),
             rows(merges=(True,) * 4),
             bf16=False,
@@ -188,7 +221,7 @@ def train_rank(rank: int, run: Run) -> None:
     train_here(run, rank)
 
 
-def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched]:
+def train_here(run: Run, rank: int = 0) -> tuple[TrainResult, Watched | WatchedPreference]:
     """Train in this process, as that rank of the group if there is one."""
     objective = run.objective()
     objective.kill = next((kill for kill in run.kills if kill.rank == rank), None)

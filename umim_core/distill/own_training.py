@@ -31,7 +31,7 @@ from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
-from umim_core.distill.train_run import place_rows, read_curve, run_job
+from umim_core.distill.train_run import place_rows, read_curve, read_summary, run_job
 from umim_core.distill.train_state import newest_state, step_of
 from umim_core.errors import ArtifactError, CorpusError
 from umim_core.mining.preparation import tokenized_corpus, whole_segments
@@ -258,10 +258,7 @@ def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
 
 
 def _summary(out: Path) -> dict[str, float]:
-    found = read_json(out / "summary.json")
-    if not isinstance(found, dict):
-        raise ArtifactError(f"{out}/summary.json must be a mapping", found, "Train it again.")
+    numbers = read_summary(out)
     curve = [row for row in read_curve(out) if "valid_kl" in row]
-    best = next(row for row in curve if row["step"] == found["best_step"])
-    numbers = {str(name): float(value) for name, value in found.items()}
+    best = next(row for row in curve if row["step"] == numbers["best_step"])
     return numbers | {"kl_first": curve[0]["valid_kl"], "kl_best": best["valid_kl"]}

@@ -17,23 +17,25 @@ from torch import nn
 
 from umim_core.adaptation.control import Control
 from umim_core.adaptation.control_files import write_control
-from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.backbone.model_identity import weight_lines
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_of
 from umim_core.distill.train_loop import train
-from umim_core.distill.train_ranks import rank_and_world
-from umim_core.distill.train_state import Progress, load_parameters
-from umim_core.errors import ConfigError
+from umim_core.distill.train_ranks import rank_and_world, ranks_where
+from umim_core.distill.train_state import Progress, drop_states, load_parameters
+from umim_core.errors import ArtifactError, BackboneError, ConfigError
 from umim_core.mining.counting import thread_count
 from umim_core.progress import leave_note
-from umim_core.store.artifacts import write_json
+from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE, publish_directory
 
 logger = logging.getLogger("umim.train")
 CURVE: Final = "curve.jsonl"
+_SUMMARY: Final = "summary.json"
 MakeStrategy = Callable[[nn.Module, TrainConfig], Strategy]
 
 
@@ -45,6 +47,9 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     Args:
         job: What to train; a state under ``out/state`` is resumed.
         make_strategy: Gives the gradient exchange for an objective.
+
+    Raises:
+        BackboneError: If the frozen weights were changed meanwhile.
     """
     out = Path(job.out)
     state = out / STATE
@@ -73,14 +78,34 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         state_dir=state,
         on_step=step_reporter(state),
     )
+    _require_untouched(backbone, state)
     if rank_and_world()[0] != 0:
         return
     load_parameters(objective.module, result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
-    if isinstance(start, Control):
-        write_results(out, "control", partial(write_control, start, origin), result.progress)
-    else:
-        write_results(out, "checkpoint", Checkpoint.of(start, origin).write, result.progress)
+    result_of = (
+        ("control", partial(write_control, start, origin))
+        if isinstance(start, Control)
+        else ("checkpoint", Checkpoint.of(start, origin).write)
+    )
+    write_results(out, *result_of, result.progress, backbone_fingerprint=backbone.fingerprint)
+
+
+def _require_untouched(backbone: Backbone, state: Path) -> None:
+    """Refuse, on every rank, a backbone whose weights are not those that were loaded.
+
+    The states go: steps were taken with other weights, nobody knows which. Weights are hashed as for a fingerprint, so changes below the rounding of bfloat16 do not count;
+    it takes half a second for 135 M weights in float32.
+    """
+    touched = ranks_where(weight_lines(backbone.model) != backbone.identity.weights)
+    if touched:
+        if rank_and_world()[0] == 0:
+            drop_states(state)
+        raise BackboneError(
+            f"the frozen weights of {backbone.name} must be as they were loaded",
+            f"others on ranks {touched} after training",
+            "Memory or code is at fault; no state is kept, the same command starts afresh.",
+        )
 
 
 def place_rows(job: TrainJob, rows: Mapping[str, TokenRows]) -> TrainJob:
@@ -151,12 +176,34 @@ def read_curve(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
-def write_results(out: Path, name: str, write: Callable[[Path], None], progress: Progress) -> None:
-    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only."""
+def read_summary(out: Path) -> dict[str, float]:
+    """Return the numbers of the summary that :func:`write_results` left in a folder.
+
+    Raises:
+        ArtifactError: If there is none, or it is no mapping.
+    """
+    found = read_json(out / _SUMMARY)
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", found, "Train it again.")
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+
+
+def write_results(
+    out: Path, name: str, write: Callable[[Path], None], progress: Progress, **facts: str
+) -> None:
+    """Write what was trained into ``out/name``, then curve and summary; call it on rank 0 only.
+
+    Args:
+        out: The folder.
+        name: Of the trained thing in it.
+        write: Fills ``out/name``.
+        progress: Steps, selection and curve.
+        facts: Further entries of the summary.
+    """
     target = out / name
     shutil.rmtree(target, ignore_errors=True)  # half-written by a killed attempt
     target.mkdir()
     write(target)
     lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in progress.curve)
     (out / CURVE).write_text(lines, encoding="utf-8")
-    write_json(out / "summary.json", _summary(progress))
+    write_json(out / _SUMMARY, _summary(progress) | facts)

@@ -141,6 +141,12 @@ def commit_state(directory: Path, target: Path, world: int) -> None:
         shutil.rmtree(old)
 
 
+def drop_states(directory: Path) -> None:
+    """Remove every state, so that the run starts afresh; rank 0 only."""
+    for target in directory.glob("step-*"):
+        shutil.rmtree(target)
+
+
 def check_state(target: Path, world: int) -> None:
     """Refuse a state that is not whole.
 

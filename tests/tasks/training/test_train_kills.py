@@ -13,6 +13,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from support.tiny_training import CONFIG, Kill, Run, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
 
 STEPS = 36
+PREFERENCE = (False, True)
 LONG = CONFIG.model_copy(update={"max_steps": STEPS})
 NEVER_ALONE = 60.0  # seconds that a rank may go on after the other one died
 
@@ -40,13 +42,23 @@ def states(run: Run) -> list[int]:
     return sorted(int(path.parent.name[5:]) for path in run.folder.glob("step-*/manifest.json"))
 
 
+def undisturbed(factory: pytest.TempPathFactory, world: int, **settings: Any) -> Run:
+    folder = factory.mktemp("undisturbed")
+    run = Run(folder / "state", config=LONG, **settings)
+    run_ranks(folder, world, train_rank, run)
+    return run
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The undisturbed run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    run = Run(folder / "state", config=LONG)
-    run_ranks(folder, 1, train_rank, run)
-    return run
+    return undisturbed(tmp_path_factory, 1)
+
+
+@pytest.fixture(scope="module")
+def preference_alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The undisturbed preference training of one process."""
+    return undisturbed(tmp_path_factory, 1, preference=True)
 
 
 def check_kill_of_one_process(alone: Run, folder: Path, kill: Kill) -> None:
@@ -74,27 +86,42 @@ def test_a_process_killed_at_a_random_step_resumes_bit_for_bit(
     check_kill_of_one_process(alone, tmp_path, random_kill(seed, 1, kind))
 
 
+@pytest.mark.parametrize(
+    "seed", [31, *(pytest.param(seed, marks=pytest.mark.full) for seed in (32, 33, 34))]
+)
+def test_a_preference_training_resumes_with_the_reference_of_its_start(
+    preference_alone: Run, tmp_path: Path, seed: int
+) -> None:
+    check_kill_of_one_process(preference_alone, tmp_path, random_kill(seed, 1))
+    log = (tmp_path / "rank-0.log").read_text("utf-8")
+    assert log.count("reference scores of the start: found") == 1  # after the kill
+
+
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
-    """The undisturbed runs of two ranks."""
-    found = {}
-    for name in ("ddp", "deepspeed"):
-        folder = tmp_path_factory.mktemp(name)
-        found[name] = Run(folder / "state", strategy=name, config=LONG)
-        run_ranks(folder, 2, train_rank, found[name])
-    return found
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Run]:
+    """The undisturbed runs of two ranks, by strategy and whether they train preference."""
+    return {
+        (name, preference): undisturbed(tmp_path_factory, 2, strategy=name, preference=preference)
+        for name in ("ddp", "deepspeed")
+        for preference in PREFERENCE
+    }
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("preference", PREFERENCE, ids=["distillation", "preference"])
 @pytest.mark.parametrize(
     ("strategy", "seed"),
     [("ddp", 21), ("ddp", 22), ("ddp", 23), ("deepspeed", 24), ("deepspeed", 25)],
 )
 def test_a_killed_rank_ends_the_other_and_both_resume_bit_for_bit(
-    pairs: dict[str, Run], tmp_path: Path, strategy: str, seed: int
+    pairs: dict[tuple[str, bool], Run],
+    tmp_path: Path,
+    strategy: str,
+    seed: int,
+    preference: bool,
 ) -> None:
-    kill = random_kill(seed, 2)
-    run = replace(pairs[strategy], folder=tmp_path / "state")
+    kill, expected = random_kill(seed, 2), pairs[strategy, preference]
+    run = replace(expected, folder=tmp_path / "state")
     ranks = start_ranks(tmp_path, 2, train_rank, replace(run, kills=(kill,)))
     ranks[kill.rank].join(240)
     died = time.monotonic()
@@ -106,4 +133,4 @@ def test_a_killed_rank_ends_the_other_and_both_resume_bit_for_bit(
     assert left < STEPS
     run_ranks(tmp_path, 2, train_rank, run)
     assert resumed_at(tmp_path / "rank-0.log") == resumed_at(tmp_path / "rank-1.log") == [left]
-    assert run.final() == pairs[strategy].final()
+    assert run.final() == expected.final()

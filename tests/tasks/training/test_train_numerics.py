@@ -54,9 +54,12 @@ def test_the_surrogate_of_an_infinite_embedding_is_not_finite(run: Run) -> None:
     assert not bool(torch.isfinite(module(span, torch.tensor([2]))).any())
 
 
-def test_a_surrogate_that_is_not_finite_costs_its_step_and_nothing_else(run: Run) -> None:
+@pytest.mark.parametrize("preference", [False, True], ids=["distillation", "preference"])
+def test_a_surrogate_that_is_not_finite_costs_its_step_and_nothing_else(
+    run: Run, preference: bool
+) -> None:
     poisoned = (BATCHES[3][0],)
-    run = replace(run, poisoned=poisoned)
+    run = replace(run, poisoned=poisoned, preference=preference)
     result, _ = train_here(run)
     assert hit(poisoned) == [row["step"] for row in result.progress.curve if "skipped" in row]
     assert result.progress.skipped == len(hit(poisoned)) > 0

@@ -1,0 +1,176 @@
+"""The frozen backbone of a training job: the same bits before and after, and refused if not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from support.training_processes import run_ranks
+from tasks.training.strategies import DdpStrategy, make_strategy
+from tasks.training.train_worker import run_worker
+from umim_core.backbone.backbone import Backbone, load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.recipe import DistillConfig, PreferenceConfig, TrainConfig
+from umim_core.distill import train_run
+from umim_core.distill.token_rows import TokenRows
+from umim_core.distill.train_job import TrainJob
+from umim_core.distill.train_run import read_summary, run_job
+from umim_core.errors import BackboneError
+from umim_core.rules.ruleset import RuleSet
+
+STEPS, WIDTH = 4, 12
+SETTINGS = {"max_steps": STEPS, "batch_size": 4, "checkpoint_every": 2, "validate_every": 2}
+QUESTION = {"context": "w8 w1 w2 w3 w4 w5", "choices": ["w6 w9", "w7", "w8 w8 w6"]}
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Backbone,
+    tiny_tokenizer: PreTrainedTokenizerBase,
+) -> Mapping[str, TrainJob]:
+    """SFT from fresh weights, and DPO on what it gives."""
+    folder = tmp_path_factory.mktemp("jobs")
+    tiny_llama.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer.save_pretrained(folder / "backbone")
+    fingerprint = load_backbone(str(folder / "backbone")).tokenizer_fingerprint
+    rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
+    rules.save(folder / "rules")
+    rows = [[8, 1, 2, 9, 10, 3, 4, 5, 11, 12, 7, 6], [1, 2, 9, 8, 7, 3, 4, 5, 1, 2, 6, 6]] * 3
+    TokenRows.of_rows(rows, [WIDTH] * len(rows)).save(folder / "rows")
+    lines = [json.dumps(QUESTION | {"gold": gold % 3}) for gold in range(6)]
+    (folder / "questions.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sft = TrainJob(
+        objective="distill",
+        backbone=str(folder / "backbone"),
+        revision=None,
+        rules=str(folder / "rules"),
+        train=str(folder / "rows"),
+        valid=str(folder / "rows"),
+        start=None,
+        form={},
+        max_tokens=WIDTH,
+        seed=0,
+        config=DistillConfig(**SETTINGS, bf16=False).model_dump(),
+        strategy="ddp",
+        use_gpu=False,
+        out=str(folder / "sft"),
+    )
+    (folder / "sft").mkdir()
+    run_worker(asdict(sft))
+    dpo = replace(
+        sft,
+        objective="preference",
+        train=str(folder / "questions.jsonl"),
+        valid=str(folder / "questions.jsonl"),
+        start=str(folder / "sft" / "checkpoint"),
+        config=PreferenceConfig(**SETTINGS).model_dump(),
+        prompt="{context}?",
+    )
+    return {"sft": sft, "dpo": dpo}
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Backbone]:
+    """The backbones that jobs of this process have loaded."""
+    found: list[Backbone] = []
+
+    def load(*arguments: object, **options: object) -> Backbone:
+        found.append(load_backbone(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(train_run, "load_backbone", load)
+    return found
+
+
+def weights(backbone: Backbone) -> dict[str, Tensor]:
+    return backbone.model.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_no_bit_of_the_backbone_changes_and_the_summary_names_it(
+    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path, kind: str
+) -> None:
+    job = replace(jobs[kind], out=str(tmp_path))
+    run_worker(asdict(job))
+    before, after = weights(load_backbone(job.backbone)), weights(loaded[0])
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert summary["backbone_fingerprint"] == loaded[0].fingerprint
+    assert read_summary(tmp_path)["steps"] == STEPS
+    assert "backbone_fingerprint" not in read_summary(tmp_path)  # numbers alone go to MLflow
+
+
+class Touching(DdpStrategy):
+    """A strategy that changes one frozen weight at its second step."""
+
+    steps = 0
+
+    def __init__(self, backbones: Sequence[Backbone], goal: nn.Module, config: TrainConfig) -> None:
+        super().__init__(goal, config)
+        self.backbones = backbones
+
+    def update(self, loss: Tensor, learning_rate: float) -> float:
+        self.steps += 1
+        if self.steps == 2:
+            with torch.no_grad():
+                self.backbones[-1].embedding_weight[9, 0] *= 1.01
+        return super().update(loss, learning_rate)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_changed_backbone_is_refused_and_nothing_of_its_training_is_kept(
+    jobs: Mapping[str, TrainJob], loaded: list[Backbone], tmp_path: Path, kind: str
+) -> None:
+    job = replace(jobs[kind], out=str(tmp_path / "touched"))
+    with pytest.raises(BackboneError, match=r"must be as they were loaded; got others on ranks"):
+        run_job(job, partial(Touching, loaded))
+    out = Path(job.out)
+    assert not (out / "checkpoint").exists() and not list(out.glob("state/step-*"))
+    undisturbed = replace(job, out=str(tmp_path / "undisturbed"))
+    for again in (job, undisturbed):
+        Path(again.out).mkdir(exist_ok=True)
+        run_job(again, partial(make_strategy, "ddp"))
+    assert content(job) == content(undisturbed)
+
+
+def content(job: TrainJob) -> dict[str, bytes]:
+    """Return the files of a job's result, without its state."""
+    out = Path(job.out)
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and "state" not in path.parts
+    }
+
+
+def train_and_stop(_: int, job: dict[str, object]) -> None:
+    """Run a job on one rank."""
+    run_worker(job)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+def test_two_ranks_leave_the_backbone_as_it_was_and_train_as_one_does(
+    jobs: Mapping[str, TrainJob], tmp_path: Path, strategy: str
+) -> None:
+    alone = replace(jobs["dpo"], out=str(tmp_path / "alone"))
+    Path(alone.out).mkdir()
+    run_worker(asdict(alone))
+    pair = replace(alone, out=str(tmp_path / "pair"), strategy=strategy)
+    Path(pair.out).mkdir()
+    run_ranks(tmp_path / "ranks", 2, train_and_stop, asdict(pair))
+    summaries = [json.loads((Path(job.out) / "summary.json").read_text()) for job in (alone, pair)]
+    assert len({summary["backbone_fingerprint"] for summary in summaries}) == 1
+    found = [Checkpoint.load(Path(job.out) / "checkpoint").module for job in (alone, pair)]
+    for own, other in zip(*(module.parameters() for module in found), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-3)
