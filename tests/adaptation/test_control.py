@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_only_the_control_is_trained(control: Control) -> None:
 
 
 def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbone(
-    control: Control, tiny_backbone: Backbone
+    control: Control, tiny_backbone: Backbone, tmp_path: Path
 ) -> None:
     config = PreferenceConfig(max_steps=8, batch_size=4, beta=1.0)
     objective = PreferenceObjective(
@@ -99,6 +100,7 @@ def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbo
         some_questions(),
         beta=1.0,
         batch_size=4,
+        reference=tmp_path / "reference",
     )
     strategy = AdamWStrategy(objective, config)
     losses = []
@@ -126,7 +128,7 @@ def test_the_seed_decides_the_weights_and_the_global_generator_stays(tiny_llama:
         assert any(not torch.equal(other[name], value) for name, value in first.items())
 
 
-def test_a_copy_of_an_objective_trains_its_own_control(control: Control) -> None:
+def test_a_copy_of_an_objective_trains_its_own_control(control: Control, tmp_path: Path) -> None:
     objective = PreferenceObjective(
         control.module,
         control.compressed,
@@ -134,6 +136,7 @@ def test_a_copy_of_an_objective_trains_its_own_control(control: Control) -> None
         some_questions(),
         beta=1.0,
         batch_size=4,
+        reference=tmp_path / "reference",
     )
     copied = copy.deepcopy(objective)
     disturb(copied.module)

@@ -177,6 +177,7 @@ class Run:
         compressed = Compressed(backbone, module.to(self.dtype), matcher, "compact")
         if self.preference:
             return WatchedPreference(
+                module,
                 compressed,
                 questions(ROWS, 0, self.poisoned),
                 questions(4, 1),

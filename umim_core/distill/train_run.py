@@ -83,12 +83,12 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         return
     load_parameters(objective.module, result.weights)
     origin = _summary(result.progress) | {"seed": job.seed}
-    result_of = (
+    trained: tuple[str, Callable[[Path], None]] = (
         ("control", partial(write_control, start, origin))
         if isinstance(start, Control)
         else ("checkpoint", Checkpoint.of(start, origin).write)
     )
-    write_results(out, *result_of, result.progress, backbone_fingerprint=backbone.fingerprint)
+    write_results(out, *trained, result.progress, backbone_fingerprint=backbone.fingerprint)
 
 
 def _require_untouched(backbone: Backbone, state: Path) -> None:

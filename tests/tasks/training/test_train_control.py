@@ -94,6 +94,7 @@ def test_a_job_trains_a_control_and_writes_it(job: TrainJob, kind: str, tmp_path
     assert losses[-1] < losses[0] - 0.02
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     assert summary["steps"] == STEPS
+    assert summary.pop("backbone_fingerprint") == backbone.fingerprint
     assert read_record(tmp_path / "control").training == {**summary, "seed": job.seed}
     assert not (tmp_path / "checkpoint").exists()
 
