@@ -199,7 +199,7 @@ ERRORS = {
     "ppl: checkpoint": (("ppl", "a.txt", "-c", "no-such"), "a checkpoint must be one of"),
     "path: name": (
         ("path", "no-such"),
-        "a name must be one of umim-docs-gpt2, umim-docs-llama",
+        "a name must be one of umim-docs-gpt2, ",
     ),
     "path: climb": (("path", "umim-docs-llama/.."), "a name must be one of"),
 }
