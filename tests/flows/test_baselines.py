@@ -31,7 +31,7 @@ from umim_core.errors import ConfigError
 from umim_core.rules.matcher import Matcher
 
 TRUNCATION, MEAN, FULL = "truncation", "mean-embedding", "full-cache"
-SPANS = "span-eviction-0"
+SPANS, RANDOM = "span-eviction-0", "random-spans"
 
 
 class EveryOther:
@@ -74,7 +74,7 @@ def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
     root = tmp_path_factory.mktemp("baselines") / "root"
     shutil.copytree(tiny_run.root, root)
     recipe = tiny_run.recipe.model_copy(
-        update={"baselines": (TRUNCATION, MEAN, FULL, SPANS, *ADDED)}
+        update={"baselines": (TRUNCATION, MEAN, FULL, SPANS, RANDOM, *ADDED)}
     )
     with pytest.MonkeyPatch.context() as patch:
         known = {name: BASELINES.find(name) for name in BASELINES.names()}
@@ -91,7 +91,7 @@ def rows(run: Walk) -> dict[str, ComparisonRow]:
 
 
 def test_a_baseline_of_one_file_has_a_row_of_its_own(rows: dict[str, ComparisonRow]) -> None:
-    assert set(rows) == {"umim", TRUNCATION, MEAN, FULL, SPANS, *ADDED}
+    assert set(rows) == {"umim", TRUNCATION, MEAN, FULL, SPANS, RANDOM, *ADDED}
     for name in ADDED:
         row = rows[name]
         assert row.params()["method"] == name
@@ -104,15 +104,16 @@ def test_a_baseline_of_one_file_has_a_row_of_its_own(rows: dict[str, ComparisonR
 def test_deleted_tokens_are_as_many_as_merging_saves(rows: dict[str, ComparisonRow]) -> None:
     merged = rows[MEAN].scores[DEFAULT_TASK, "WT"]["token_reduction"]
     assert merged.value > 0
-    for name in (TRUNCATION, "every-other"):
+    for name in (TRUNCATION, RANDOM, "every-other"):
         assert rows[name].scores[DEFAULT_TASK, "WT"]["token_reduction"] == merged
     reduced = rows[TRUNCATION].metric("token_reduction")
     assert reduced == rows["every-other"].metric("token_reduction")
+    assert reduced == rows[RANDOM].metric("token_reduction")
     assert reduced == rows["newest"].metric("cache_reduction")
 
 
 def test_what_is_not_defined_for_a_method_is_missing(rows: dict[str, ComparisonRow]) -> None:
-    for name in (TRUNCATION, FULL):
+    for name in (TRUNCATION, FULL, RANDOM):
         assert not {"top1", "kl", "mrr", "ppl_umim", "ppl_base"} & set(rows[name].measured())
     assert "token_reduction" not in rows[FULL].measured()
     assert "cache_reduction" not in rows[MEAN].measured()
@@ -160,9 +161,9 @@ def test_an_unknown_baseline_is_refused_before_anything_runs(tmp_path: Path) -> 
 
 
 def test_baselines_add_stages_and_change_none(run: Walk) -> None:
-    assert run.executed() == ["baseline", "task-score"] * 6
+    assert run.executed() == ["baseline", "task-score"] * 7
 
 
 def test_the_report_shows_every_method(run: Walk) -> None:
     page = (run.report().path / "report.md").read_text(encoding="utf-8")
-    assert all(name in page for name in (TRUNCATION, MEAN, FULL, SPANS, *ADDED))
+    assert all(name in page for name in (TRUNCATION, MEAN, FULL, SPANS, RANDOM, *ADDED))
