@@ -63,8 +63,8 @@ little of other text.
 **Rules**: {rules:,} bigrams that occur at least {tau} times in {questions.train:,} training
 questions.
 
-**Module**: {parameters:,} parameters in float32, as it was measured. It is of seed {seed}; thresholds
-{taus_run} and seeds {seeds_run} were run.
+**Module**: {parameters:,} parameters in float32, as it was measured. It is of seed {seed};
+thresholds {taus_run} and seeds {seeds_run} were run.
 
 @ verdict
 
