@@ -26,7 +26,7 @@ _SIDES: Final = {
 def _shown(report: Report) -> Iterator[Report]:
     """Yield the base model, the start, and every setting at the checkpoint's threshold."""
     base = report["base"]
-    accuracy = {"mean": base["accuracy"], "std": base["accuracy_se"]}
+    accuracy = {"mean": base["accuracy"], "std": base.get("accuracy_se")}
     yield {"setting": "base", "token_reduction": 0.0, "accuracy": accuracy}
     for row in _rows(report):
         mean = {"mean": row["accuracy"], "std": None}
@@ -76,7 +76,7 @@ accuracy % | {accuracy!p:.1f}
 change, points | {change?–!p:+.1f}
 over seeds | {spread?–!p:.1f}
 
-{questions.test:,} test questions, means over seeds; guessing: {chance:.0%}. TR: share of the
+{questions.test:,} test questions, means over seeds. TR: share of the
 tokens of contexts that merging saves. *Change*: against the base model, ± its standard error over
 questions, paired. The checkpoint that ships reaches {point.accuracy!p:.1f} % at a TR of
 {point.token_reduction:.1%}.

@@ -50,8 +50,8 @@ def _against(rows: list[Report], name: str, quantity: str, error: str, shown: st
 
 def _guessing(place: Report) -> Iterator[str]:
     """Say so where the base model does not do the task."""
-    base, chance = place["base"], place["chance"]
-    if clear(base["accuracy"] - chance, base["accuracy_se"]) < 1:
+    base, chance = place["base"], place.get("chance")
+    if chance is not None and clear(base["accuracy"] - chance, base.get("accuracy_se")) < 1:
         yield (
             f"The base model ({base['accuracy']:.1%}) is not clearly better than guessing "
             f"({chance:.1%}): what merging costs or training adds says little here."
@@ -97,7 +97,7 @@ def _controls(rows: list[Report]) -> Iterator[str]:
 def _shown(place: Report) -> Iterator[Report]:
     """Yield the base model, then every row."""
     base = place["base"]
-    accuracy = {"mean": base["accuracy"], "std": base["accuracy_se"]}
+    accuracy = {"mean": base["accuracy"], "std": base.get("accuracy_se")}
     yield {"setting": "base", "token_reduction": 0.0, "seeds": "", "accuracy": accuracy}
     for row in adaptation_rows(place):
         yield row | {
@@ -210,15 +210,16 @@ _PAGE: Final = page(
 
 What the paper's {{figure?}} shows, on other backbones.
 
-Every setting answers the same {{questions.test:,}} test questions of `{{task}}` (guessing:
-{{chance:.0%}}). *TR*: share of context tokens that merging saves. *Change*: accuracy minus the base
-model's; ± is the standard error over questions, paired by question. *Over seeds*: standard
-deviation of the accuracy. *Gained*, *lost*: questions that are right and were wrong with the base
-model, and the reverse. *Margin*: mean log-probability per token of the right answer minus that of
-the best wrong one, in nats. Accuracy counts the answer of the highest mean log-probability.
-*Clearly*: beyond {CLEAR:g} standard errors, of questions and, where there are several, of seeds;
-one setting against another: beyond {CLEAR:g} times the sum of both errors, a bound whatever the two
-have in common.
+Every setting answers the same {{questions.test:,}} test questions of `{{task}}`. *TR*: share of
+context tokens that merging saves. *Change*: accuracy minus the base model's; ± is the standard
+error over questions, paired by question. *Over seeds*: standard deviation of the accuracy.
+*Gained*, *lost*: questions that are right and were wrong with the base model, and the reverse.
+*Margin*: mean log-probability per token of the right answer minus that of the best wrong one, in
+nats. Accuracy counts the answer of the highest mean log-probability. *Clearly*: beyond {CLEAR:g}
+standard errors, of questions and, where there are several, of seeds; one setting against another:
+beyond {CLEAR:g} times the sum of both errors, a bound whatever the two have in common.
+
+Guessing answers {{chance?:.0%}} of the questions rightly.
 
 @ backbones
 

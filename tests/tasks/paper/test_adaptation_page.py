@@ -98,6 +98,13 @@ def test_a_base_model_that_guesses_is_said_to() -> None:
     assert "(28.0%) is not clearly better than guessing (25.0%)" in adaptation_page(given)
 
 
+def test_without_a_chance_of_guessing_nothing_is_said_of_it() -> None:
+    given = adaptation(chance=None)
+    given["backbones"][0]["base"] |= {"accuracy": 0.28}
+    assert "uessing" not in adaptation_page(given)
+    assert "Guessing answers 25% of the questions rightly." in adaptation_page(adaptation())
+
+
 def test_missing_seeds_are_named_and_one_seed_is_a_limit() -> None:
     given = [*points(seeds=(0, 1)), point("WT + DPO", 5, 0)]
     page = adaptation_page(adaptation(given, seeds=[0, 1]))
