@@ -1,7 +1,7 @@
 """The packed preference step against one row per answer: a table, then one JSON line.
 
     python -m benchmarks.preference_step --out docs/results/preference_step.json
-    python -m benchmarks.preference_step --checkpoints umim-docs-gpt2 --questions 2 --rounds 3
+    python -m benchmarks.preference_step --checkpoints umim-docs-gpt2 --questions 4 --rounds 3
 
 A step is the loss of a batch of questions and its gradient by the merge module's weights, float32.
 Ours packs a question into one row, [context | y+ | y- ...]; the other side gives every answer a row
@@ -9,8 +9,9 @@ with the context in front, plain causal attention and no mask. Contexts and answ
 text, cut to length; contexts are merged by the checkpoint's rules on both sides. Reference scores
 are those of the base model, computed before. Losses and gradients are compared in the run.
 Columns are the bound of what packing can give; operations are those of the blocks' and the head's
-products, of which packing saves none of the head's. Gates (P6): ours is 1.8 times as fast; loss and
-gradient are equal to 1e-5 of their size.
+products, of which packing saves none of the head's. Gates (P6): ours is 1.8 times as fast, and not
+faster than the bound, which only an error of measurement can be; loss and gradient are equal to
+1e-5 of their size.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ def gates(report: Report) -> dict[str, Gate]:
     found: dict[str, Gate] = {}
     for name, measured in report["checkpoints"].items():
         found[f"{name}_times"] = at_least(measured["times"]["median"], TIMES)
+        found[f"{name}_of_bound"] = at_most(measured["times"]["median"] / measured["columns"], 1.0)
         found[f"{name}_loss_error"] = at_most(measured["loss_error"] / ERROR, 1.0)
         found[f"{name}_gradient_error"] = at_most(measured["gradient_error"] / ERROR, 1.0)
     return found
@@ -145,7 +147,7 @@ main = Benchmark(
     doc=__doc__,
     options={
         "checkpoints": CHECKPOINTS,
-        "questions": 4,
+        "questions": 2,
         "answers": 4,
         "context": 96,
         "ending": 24,

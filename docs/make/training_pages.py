@@ -194,7 +194,7 @@ PREFERENCE_STEP: Final = page(
 {questions} questions of {answers} answers on {device}, float32: contexts of {context} tokens,
 merged by the checkpoint's rules, answers of {ending}. A step is the loss and its gradient by the
 module. Times are medians with quartiles, of alternating runs; *times* is their ratio in the same
-round. *Columns*: those of a row per answer over ours, the bound of what packing can give;
+round. *Columns*: those of a row per answer over ours, the bound: more is an error of measurement;
 *products*: operations of the blocks' and the head's products, likewise. The head's are the same on
 both sides. It needs less time per operation than small blocks, so *times* can lie between the two.
 
@@ -203,7 +203,7 @@ checkpoint     | {checkpoint}
 TR             | {token_reduction:.1%}
 row per answer | {seconds.a row per answer:.2f s}
 packed         | {seconds.packed:.2f s}
-runs           | {seconds.packed.runs}
+pairs          | {times.runs}
 times          | {times:.2f}
 columns        | {columns:.2f}
 products       | {products:.2f}

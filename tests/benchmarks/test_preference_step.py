@@ -97,6 +97,15 @@ def test_a_step_that_is_too_slow_misses_its_gate(report: Report) -> None:
     assert gates(slow)["tiny_times"][2]
 
 
+def test_a_figure_above_the_bound_misses_its_gate(report: Report) -> None:
+    noisy = copy.deepcopy(report)
+    measured = noisy["checkpoints"]["tiny"]
+    measured["times"]["median"] = 1.01 * measured["columns"]
+    assert not gates(noisy)["tiny_of_bound"][2]
+    measured["times"]["median"] = 0.99 * measured["columns"]
+    assert gates(noisy)["tiny_of_bound"][2]
+
+
 def test_the_page_shows_both_sides_and_the_gates(report: Report) -> None:
     page = benchmark_page(report)
     for name in (OURS, UNPACKED, "columns", "tiny gradient error"):
