@@ -1,16 +1,31 @@
-"""Flow ``umim-adapt``: task-adapted checkpoints for the cells of a recipe that ask for them."""
+"""Flow ``umim-adapt``: task-adapted checkpoints of a recipe's cells, or the curves of one task."""
 
 from __future__ import annotations
 
 from prefect import flow
 
 from flows import parts
+from flows.adaptation_curves import measure_adaptation
 from tasks.run.pipeline import open_pipeline
+from tasks.run.recipes import find_recipe
+from tasks.stages.adaptation_result import RESULT
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 
 
 @flow(name="umim-adapt", flow_run_name="{recipe}")
 def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
-    """Mine, distil and adapt; return each cell's checkpoint directory by setting."""
+    """Adapt to a task.
+
+    Args:
+        recipe: A pipeline's recipe, whose cells that ask for it are mined, distilled and adapted;
+            or one of kind ``adaptation``.
+
+    Returns:
+        Checkpoint directories by setting, of each cell; or the folder of the curves' result.
+    """
+    if isinstance(find_recipe(recipe), AdaptationRecipe):
+        with open_pipeline(recipe, "umim-adapt", AdaptationRecipe) as curves:
+            return [{RESULT: str(measure_adaptation(curves).path)}]
     with open_pipeline(recipe, "umim-adapt") as run:
         sources = parts.prepare(run)
         results = parts.mine(run, sources)

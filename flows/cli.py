@@ -6,12 +6,8 @@ with exit status 1.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import time
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -22,7 +18,7 @@ from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
 
 if TYPE_CHECKING:
-    from tasks.run.recipes import AnyRecipe
+    pass
 
 app = typer.Typer(
     name="python -m flows",
@@ -106,66 +102,20 @@ def run(
             check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
         return
     _log_progress()
+    from flows.launch import launch
     from tasks.run.prefect_runs import prefect_must_answer, start_temporary_server
 
     start_temporary_server()
     with prefect_must_answer():
-        _launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
-
-
-def _launch(
-    recipe: str, loaded: AnyRecipe, flow: str, confirm_run_unsafe_code: bool, as_json: bool
-) -> None:
-    from umim_core.config.backbone_recipe import BackboneRecipe
-    from umim_core.config.table_recipe import TableRecipe
-
-    if isinstance(loaded, TableRecipe):
-        from flows.table import table as measure
-        from tasks.report.score_lines import score_lines
-        from umim_core.store.artifacts import read_json
-
-        measured = measure(recipe, confirm_run_unsafe_code)
-        found = read_json(Path(measured))
-        emit({"path": measured, "table": found}, [*score_lines(found), measured], as_json)
-        return
-
-    if isinstance(loaded, BackboneRecipe):
-        from flows.backbone import backbone
-
-        model = backbone(recipe)
-        emit({"path": model}, [f"backbone: {model}"], as_json)
-        return
-    if flow != "full":
-        found = getattr(import_module(f"flows.{flow}"), flow)(recipe)
-        shown = found if isinstance(found, str) else json.dumps(found, indent=1)
-        emit({"flow": flow, "result": found}, [shown, *_checkpoint_lines(loaded.name)], as_json)
-        return
-    from flows.full_pipeline import full_pipeline
-    from tasks.report.comparison_table import SETTINGS, comparison
-    from tasks.report.report_data import ReportData
-    from tasks.report.tables import table_text
-
-    began = time.monotonic()
-    path = Path(full_pipeline(recipe))
-    data = ReportData.model_validate_json((path / "report.json").read_text(encoding="utf-8"))
-    table = comparison(data.rows, data.config)
-    lines = [
-        table_text(replace(table, note=f"{SETTINGS} {table.note}")).rstrip(),
-        "",
-        f"report: {path / 'report.html'}",
-        f"{time.monotonic() - began:.0f} s",
-        *_checkpoint_lines(loaded.name),
-    ]
-    emit(data.model_dump(mode="json") | {"path": str(path)}, lines, as_json)
+        launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
 
 
 @app.command()
 def recipes(as_json: JsonFlag = False) -> None:
     """List the recipes."""
-    from tasks.run.recipes import find_recipe, recipe_names, table_names
+    from tasks.run.recipes import all_names, find_recipe
 
-    names = [*recipe_names(), *table_names()]
-    found = {name: find_recipe(name).description for name in names}
+    found = {name: find_recipe(name).description for name in all_names()}
     lines = [f"{name:<34} {text.strip().splitlines()[0]}" for name, text in found.items()]
     emit({"recipes": found}, lines, as_json)
 
@@ -263,20 +213,6 @@ _SHOWN: Final = {
     "umim.generate",
     "umim.confidence",
 }
-
-
-def _checkpoint_lines(recipe: str) -> list[str]:
-    """Return the names and directories of what the recipe trained, and how to use the first."""
-    from umim_core.checkpoint.next_steps import after_training
-    from umim_core.checkpoint.own_checkpoints import own_checkpoints, own_name
-
-    prefix = own_name(recipe) + "/"
-    found = {name: path for name, path in own_checkpoints().items() if name.startswith(prefix)}
-    if not found:
-        return []
-    width = max(map(len, found))
-    lines = [f"  {name:<{width}}  {path}" for name, path in found.items()]
-    return ["", "checkpoints:", *lines, "", "Next:", *after_training(next(iter(found)))]
 
 
 @app.callback()

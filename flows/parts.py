@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from flows.adaptation_curves import measure_adaptation
 from flows.scoring import measure_baselines, score
 from flows.shipped import benchmark_shipped, find_shipped, measurements
 from flows.table import measure_table
@@ -25,6 +26,7 @@ from tasks.stages.given_rules import given_rules_stage
 from tasks.stages.mine import count_stage, filter_stage
 from tasks.stages.mixture import mixture_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps, measures
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.corpus import Corpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
@@ -65,6 +67,9 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
         return planner.steps
     if isinstance(recipe, TableRecipe):
         measure_table(planner)
+        return planner.steps
+    if isinstance(recipe, AdaptationRecipe):
+        measure_adaptation(planner)
         return planner.steps
     run_everything(planner)
     return [*planner.steps, {"stage": "report", "of": recipe.name}]

@@ -13,6 +13,7 @@ import torch
 from tasks.report.compare import cell_row
 from umim_core.backbone.shape import BackboneShape, local_shape
 from umim_core.benchmarking.roofline import measure_peak
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import FilesCorpus, GeneratedCorpus, MixtureCorpus
 from umim_core.config.hardware import HardwareConfig
 from umim_core.config.recipe import Cell, Recipe, RunRecipe
@@ -94,7 +95,7 @@ def predict_recipe(recipe: RunRecipe) -> RecipeCost:
         ConfigError: If a protected pattern is malformed, or the shape of a backbone on the recipe's
             hardware is not known, or not the one of its configuration.
     """
-    if isinstance(recipe, TableRecipe):  # it mines and trains nothing
+    if isinstance(recipe, TableRecipe | AdaptationRecipe):  # it mines no corpus
         return RecipeCost({}, None, {}, {})
     reason = unpredictable(recipe)
     if not isinstance(recipe, Recipe):

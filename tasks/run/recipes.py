@@ -7,6 +7,7 @@ from pathlib import Path
 from tasks.cluster.ray_cluster import CHECKOUT
 from umim_core.adaptation.settings import adaptation_steps
 from umim_core.checkpoint.own_checkpoints import artifact_root
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.backbone_recipe import BackboneRecipe, load_any_recipe
 from umim_core.config.corpus import corpus_kinds
 from umim_core.config.recipe import Recipe
@@ -15,17 +16,31 @@ from umim_core.errors import ConfigError, did_you_mean
 from umim_core.task_sets.spec import SPLITS, TASKS
 
 RECIPES = CHECKOUT / "infra" / "recipes"
-AnyRecipe = Recipe | BackboneRecipe | TableRecipe
+AnyRecipe = Recipe | BackboneRecipe | TableRecipe | AdaptationRecipe
 
 
 def recipe_names() -> list[str]:
-    """Return the names of the shipped recipes, but for those of the paper's tables."""
+    """Return the names of the shipped recipes, but for those of a table or an adaptation."""
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
 def table_names() -> list[str]:
     """Return the names of the recipes of the paper's tables, such as ``tables/perplexity-...``."""
-    return sorted(f"tables/{path.stem}" for path in (RECIPES / "tables").glob("*.yaml"))
+    return _in_folder("tables")
+
+
+def adaptation_names() -> list[str]:
+    """Return the names of the recipes of adaptation curves, such as ``adaptation/...``."""
+    return _in_folder("adaptation")
+
+
+def all_names() -> list[str]:
+    """Return the names of all shipped recipes."""
+    return [*recipe_names(), *table_names(), *adaptation_names()]
+
+
+def _in_folder(name: str) -> list[str]:
+    return sorted(f"{name}/{path.stem}" for path in (RECIPES / name).glob("*.yaml"))
 
 
 def find_recipe(name: str) -> AnyRecipe:
@@ -43,7 +58,7 @@ def find_recipe(name: str) -> AnyRecipe:
                 "directory, those of a deployment at the checkout of its worker.",
             )
         return _checked(load_any_recipe(Path(name)))
-    known = [*recipe_names(), *table_names()]
+    known = all_names()
     if name not in known:
         raise ConfigError(
             f"recipe must be one of {', '.join(known)}, or a path ending in .yaml",
@@ -82,6 +97,13 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
         from tasks.run.checks import check_settings
 
         check_settings(recipe)
+    if isinstance(recipe, AdaptationRecipe):
+        adaptation_steps(recipe.settings)
+        if recipe.controls:
+            from umim_core.adaptation.control import CONTROLS  # it imports torch
+
+            for control in recipe.controls:
+                CONTROLS.find(control)
     return recipe
 
 

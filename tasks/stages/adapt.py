@@ -19,7 +19,7 @@ from typing import Final
 
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.corpus import task_of
+from tasks.stages.corpus import form_key, form_of
 from tasks.stages.distill import Optimisation, cell_job, train_on_rows, training_key
 from tasks.training.train_worker import launch
 from umim_core.adaptation.choices import task_sequences
@@ -29,7 +29,7 @@ from umim_core.backbone.fingerprint import backbone_identity, special_ids
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import AdaptConfig, Cell, Recipe
+from umim_core.config.recipe import AdaptConfig, Cell, RunRecipe
 from umim_core.config.rule_fields import RulesConfig
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
@@ -42,7 +42,7 @@ def task_rules_stage(
     root: Path, task: Artifact, cell: Cell, rules: RulesConfig, max_tokens: int
 ) -> Artifact:
     """Mine bigrams of the questions where the task merges; the artifact holds ``rules``."""
-    tokenizer, of = load_tokenizer(cell.backbone, revision=cell.revision), task_of(task)
+    tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     spec = StageSpec(
         "task-rules",
         2 if rules.rule_budget is None else 3,  # version 2 took no notice of a budget
@@ -51,7 +51,7 @@ def task_rules_stage(
             "max_tokens": max_tokens,
             "tokenizer": fingerprint_of(tokenizer),
             "excluded": sorted(special_ids(tokenizer)),
-            **of.key(),
+            **form_key(task),
         },
         {"task": task.digest},
     )
@@ -61,7 +61,7 @@ def task_rules_stage(
             read_questions(task.path / "train.jsonl"),
             partial(encode, tokenizer),
             (rules.tau,),
-            of.form,
+            form_of(task),
             budget=rules.rule_budget,
             max_length=max_tokens,
             excluded=special_ids(tokenizer),
@@ -97,7 +97,7 @@ def with_rules_stage(root: Path, distilled: Artifact, task_rules: Artifact) -> A
 def sft_stage(
     root: Path,
     lease: ClusterLease,
-    recipe: Recipe,
+    recipe: RunRecipe,
     adapt: AdaptConfig,
     cell: Cell,
     task: Artifact,
@@ -106,13 +106,13 @@ def sft_stage(
     """Distil on task sequences: from a checkpoint, or from random weights for task rules alone."""
 
     def train(job: TrainJob) -> Metrics:
-        tokenizer, of = load_tokenizer(cell.backbone, revision=cell.revision), task_of(task)
+        tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
 
         def rows(split: str) -> TokenRows:
             sequences = task_sequences(
                 read_questions(task.path / f"{split}.jsonl"),
                 partial(encode, tokenizer),
-                of.form,
+                form_of(task),
                 adapt.max_tokens,
             )
             return TokenRows.of_rows(
@@ -128,7 +128,7 @@ def sft_stage(
 def dpo_stage(
     root: Path,
     lease: ClusterLease,
-    recipe: Recipe,
+    recipe: RunRecipe,
     adapt: AdaptConfig,
     cell: Cell,
     task: Artifact,
@@ -137,9 +137,9 @@ def dpo_stage(
     """Train preferences between answers, from ``start``, which is the reference."""
 
     def train(job: TrainJob) -> Metrics:
-        of = task_of(task)
+        form = form_of(task)
         questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
-        asked = replace(job, **questions, prompt=of.form.prompt, delimiter=of.form.delimiter)
+        asked = replace(job, **questions, prompt=form.prompt, delimiter=form.delimiter)
         return launch(replace(asked, objective="preference"), lease)
 
     return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)
@@ -153,13 +153,13 @@ def _trained(
     root: Path,
     name: str,
     optimisation: Optimisation,
-    of: tuple[Recipe, AdaptConfig, Cell, Artifact, Artifact],
+    of: tuple[RunRecipe, AdaptConfig, Cell, Artifact, Artifact],
     train: Callable[[TrainJob], Metrics],
 ) -> Artifact:
     """Run a stage that trains a cell's module on a task, from a checkpoint or task rules alone."""
     recipe, adapt, cell, task, start = of
     config = training_key(recipe, cell, optimisation) | {"max_tokens": adapt.max_tokens}
-    config |= task_of(task).key()
+    config |= form_key(task)
     if start.stage == "task-rules":  # the key holds what a checkpoint's digest would cover
         checkpoint, rules = None, start.path / "rules"
         config |= cell.form()

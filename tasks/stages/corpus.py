@@ -34,7 +34,7 @@ from umim_core.store.artifacts import (
     sha256_bytes,
     write_json,
 )
-from umim_core.task_sets.spec import TASKS, TaskSet
+from umim_core.task_sets.spec import TASKS, QuestionForm, TaskSet
 from umim_core.text.readers import iter_documents
 from umim_core.text.shard_files import INDEX
 from umim_core.text.shards import TokenShards
@@ -167,6 +167,18 @@ def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes, task: str) -> Art
 def task_of(questions: Artifact) -> TaskSet:
     """Return the task whose questions the stage ``task`` wrote."""
     return TASKS.find(questions.manifest()["config"].get("task", DEFAULT_TASK))
+
+
+def form_of(questions: Artifact) -> QuestionForm:
+    """Return how an artifact's questions are asked, and what of them is merged."""
+    form = questions.manifest()["config"].get("form")
+    return TASKS.find(DEFAULT_TASK).form if form is None else QuestionForm(**form)
+
+
+def form_key(questions: Artifact) -> dict[str, object]:
+    """Return what of a task is part of the keys of stages that train on it or score it."""
+    config = questions.manifest()["config"].items()
+    return {name: value for name, value in config if name in ("task", "form")}
 
 
 def tokenize_stage(

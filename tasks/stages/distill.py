@@ -16,6 +16,7 @@ from umim_core.config.recipe import (
     DistillConfig,
     PreferenceConfig,
     Recipe,
+    RunRecipe,
 )
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob
@@ -66,7 +67,7 @@ def distill_stage(
     return run_stage(root, spec, build)
 
 
-def training_key(recipe: Recipe, cell: Cell, optimisation: Optimisation) -> dict[str, object]:
+def training_key(recipe: RunRecipe, cell: Cell, optimisation: Optimisation) -> dict[str, object]:
     """Return the configuration that all trainings of a cell's module have in their keys."""
     return {
         "backbone": cell.backbone,
@@ -78,7 +79,7 @@ def training_key(recipe: Recipe, cell: Cell, optimisation: Optimisation) -> dict
 
 
 def cell_job(
-    recipe: Recipe,
+    recipe: RunRecipe,
     cell: Cell,
     optimisation: Optimisation,
     out: Path,

@@ -11,6 +11,7 @@ import numpy as np
 from flows.table import measure_table
 from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
+from umim_core.config.recipe import RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 
 QUESTIONS = 7
@@ -87,13 +88,13 @@ def tiny_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe:
 
 
 class TableRun:
-    """What a table's flow needs of a run: a root, a cluster, and the stages it has run."""
+    """What a flow needs of a run: a root, a cluster, and the stages it has run."""
 
-    def __init__(self, root: Path, recipe: TableRecipe, lease: ClusterLease) -> None:
+    def __init__(self, root: Path, recipe: RunRecipe, lease: ClusterLease) -> None:
         self.root, self.recipe, self.lease = root, recipe, lease
         self.artifacts: list[Artifact] = []
 
-    def stage(self, function: Any, *args: Any, label: str = "") -> Artifact:
+    def stage(self, function: Any, *args: Any, label: str = "", setting: str = "") -> Artifact:
         """Run a stage."""
         self.artifacts.append(function(self.root, *args))
         return self.artifacts[-1]

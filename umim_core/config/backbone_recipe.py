@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.corpus import DocstringCorpus, FilesCorpus
 from umim_core.config.model_base import Model
 from umim_core.config.recipe import Recipe, RunRecipe, TrainConfig
@@ -150,7 +151,7 @@ class BackboneRecipe(RunRecipe):
         return self
 
 
-def load_any_recipe(path: Path) -> Recipe | BackboneRecipe | TableRecipe:
+def load_any_recipe(path: Path) -> Recipe | BackboneRecipe | TableRecipe | AdaptationRecipe:
     """Read and validate a recipe of any kind, named by its field ``kind``.
 
     Raises:
@@ -160,6 +161,8 @@ def load_any_recipe(path: Path) -> Recipe | BackboneRecipe | TableRecipe:
     kind = raw.get("kind") if isinstance(raw, dict) else None
     if kind == "backbone":
         return validated(BackboneRecipe, raw, path.name)
+    if kind == "adaptation":
+        return validated(AdaptationRecipe, raw, path.name)
     if kind == "table":
         return validated(TableRecipe, raw, path.name)
     return validated(Recipe, raw, path.name)

@@ -8,16 +8,13 @@ generated answers the texts and sizes are kept, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import config as datasets_config
 from lm_eval import evaluator
 from lm_eval.api.metrics import mean
 from lm_eval.api.task import Task
@@ -36,7 +33,7 @@ from umim_core.evaluation.tasks.shard_values import (
     ShardScores,
 )
 from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
-from umim_core.evaluation.tasks.task_runs import load_tasks
+from umim_core.evaluation.tasks.task_runs import load_tasks, standing_for_the_hub
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
@@ -238,21 +235,7 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
     elif source.task in TASKS.names():
         named = lm_eval_config(TASKS.find(source.task))
         options = {} if source.folder is None else {"split_folder": source.folder}
-    with _standing_for_the_hub(source):
+    with standing_for_the_hub(source.hub, source.digest):
         task = load_tasks([named], options)[source.task]
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]
     return task, sha256_bytes(canonical_json(documents).encode())
-
-
-@contextmanager
-def _standing_for_the_hub(source: QuestionSource) -> Iterator[None]:
-    if source.hub is None:
-        yield
-        return
-    before = datasets_config.HF_DATASETS_CACHE
-    datasets_config.HF_DATASETS_CACHE = Path(before) / f"umim-{source.digest[:16]}"
-    try:
-        with chdir(source.hub):  # copies are found by paths that equal the hub's names
-            yield
-    finally:
-        datasets_config.HF_DATASETS_CACHE = before

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
+from datasets import config as datasets_config
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.task import Task
@@ -51,3 +54,23 @@ def run_task(model: LM, task: Task, limit: int | None) -> tuple[Metrics, Samples
     loaded = {"tasks": {name: task}, "groups": {}, "group_map": {}}
     found = evaluator.evaluate(lm=model, task_dict=loaded, limit=limit, bootstrap_iters=0)
     return found["results"][name], found["samples"][name]
+
+
+@contextmanager
+def standing_for_the_hub(hub: str | None, digest: str) -> Iterator[None]:
+    """Let a folder stand for the hub while tasks load their data.
+
+    Args:
+        hub: The folder; None asks the hub, or its cache.
+        digest: Of the folder's content; each content has a cache of its own.
+    """
+    if hub is None:
+        yield
+        return
+    before = datasets_config.HF_DATASETS_CACHE
+    datasets_config.HF_DATASETS_CACHE = Path(before) / f"umim-{digest[:16]}"
+    try:
+        with chdir(hub):  # copies are found by paths that equal the hub's names
+            yield
+    finally:
+        datasets_config.HF_DATASETS_CACHE = before

@@ -1,0 +1,132 @@
+"""Parts of flow ``umim-adapt`` for a recipe of kind ``adaptation``: the curves of one task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from tasks.run.pipeline import PipelineRun
+from tasks.run.stage import Artifact
+from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
+from tasks.stages.adaptation import (
+    ScoredModel,
+    cell_of,
+    choice_scores_stage,
+    choices_stage,
+    control_stage,
+    start_stage,
+)
+from tasks.stages.adaptation_result import Curve, ScoredPoint, adaptation_stage
+from tasks.stages.corpus import corpus_stage, task_stage
+from umim_core.adaptation.settings import BASE, WT, adaptation_steps
+from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions
+from umim_core.config.corpus import DocstringCorpus
+from umim_core.config.recipe import DEFAULT_TASK, Cell
+
+AdaptationRun = PipelineRun[AdaptationRecipe]
+
+
+def measure_adaptation(run: AdaptationRun) -> Artifact:
+    """Questions; every setting, threshold, seed and control of every checkpoint; the curves."""
+    task = _questions(run)
+    curves = [_measured(run, task, checkpoint) for checkpoint in run.recipe.checkpoints]
+    return run.stage(adaptation_stage, run.recipe, task, curves)
+
+
+def _questions(run: AdaptationRun) -> Artifact:
+    recipe = run.recipe
+    if not isinstance(recipe.questions, DocstringQuestions):
+        return run.stage(choices_stage, recipe)
+    corpus = run.stage(corpus_stage, DocstringCorpus())
+    return run.stage(task_stage, corpus, recipe.sizes, DEFAULT_TASK)
+
+
+def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
+    """Measure one curve: rules first, then trainings that do not depend on each other."""
+    recipe, start = run.recipe, run.stage(start_stage, checkpoint, label=checkpoint)
+    branch = _Branch(run, task, checkpoint, cell_of(checkpoint), start)
+    base = branch.score(ScoredModel(BASE, start), None)
+    parts = [partial(branch.untrained, base)]
+    for tau in recipe.taus:
+        rules = branch.rules(tau)
+        parts += [partial(branch.trained, base, rules, tau, seed) for seed in recipe.seeds]
+    parts += [
+        partial(branch.control, base, control, seed)
+        for control in recipe.controls
+        for seed in recipe.seeds
+    ]
+    found = run.together(parts)
+    return Curve(checkpoint, base, [point for points in found for point in points])
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """What all points of a curve share."""
+
+    run: AdaptationRun
+    task: Artifact
+    checkpoint: str
+    cell: Cell
+    start: Artifact
+
+    def untrained(self, base: Artifact) -> list[ScoredPoint]:
+        """Score the start, and the start with the rules of every threshold."""
+        points = [self._point(ScoredModel(WT, self.start), base)]
+        named = self.run.recipe.settings
+        for tau in self.run.recipe.taus:
+            rules = self.rules(tau)
+            for step in adaptation_steps(named):
+                if step.training == "none" and step.name in named:
+                    given = self._with_rules(rules, tau)
+                    points.append(self._point(ScoredModel(step.name, given, tau=tau), base, rules))
+        return points
+
+    def trained(self, base: Artifact, rules: Artifact, tau: int, seed: int) -> list[ScoredPoint]:
+        """Train and score the settings of one threshold with one seed."""
+        recipe = self.run.recipe.model_copy(update={"seed": seed})
+        config, label = recipe.adapt_config(tau), f"{self.checkpoint} tau {tau} seed {seed}"
+        made, points = {WT: self.start}, []
+        for step in adaptation_steps(config.settings):
+            if step.training == "none":
+                made[step.name] = self._with_rules(rules, tau)
+                continue
+            begin = rules if step.start is None else made[step.start]
+            given = (self.run.lease, recipe, config, self.cell, self.task, begin)
+            made[step.name] = self.run.stage(
+                TRAININGS[step.training], *given, label=label, setting=step.name
+            )
+            if step.name in config.settings:
+                model = ScoredModel(step.name, made[step.name], tau=tau, seed=seed)
+                points.append(self._point(model, base, rules))
+        return points
+
+    def control(self, base: Artifact, name: str, seed: int) -> list[ScoredPoint]:
+        """Train and score a control with one seed."""
+        recipe = self.run.recipe.model_copy(update={"seed": seed})
+        label = f"{self.checkpoint} {name} seed {seed}"
+        given = (self.run.lease, recipe, self.cell, self.task, name)
+        trained = self.run.stage(control_stage, *given, label=label)
+        return [self._point(ScoredModel(name, self.start, trained, seed=seed), base)]
+
+    def rules(self, tau: int) -> Artifact:
+        """Mine the rules of the task by one threshold, or find them."""
+        config, label = self.run.recipe.adapt_config(tau), f"{self.checkpoint} tau {tau}"
+        given = (self.task, self.cell, config.rules, config.max_tokens)
+        return self.run.stage(task_rules_stage, *given, label=label)
+
+    def score(self, model: ScoredModel, base: Artifact | None) -> Artifact:
+        """Score the test questions."""
+        parts = (self.checkpoint, model.setting)
+        tau = () if model.tau is None else (f"tau {model.tau}",)
+        seed = () if model.seed is None else (f"seed {model.seed}",)
+        given = (self.run.lease, self.run.recipe, self.task, model, base)
+        return self.run.stage(choice_scores_stage, *given, label=" ".join(parts + tau + seed))
+
+    def _with_rules(self, rules: Artifact, tau: int) -> Artifact:
+        label = f"{self.checkpoint} tau {tau}"
+        return self.run.stage(with_rules_stage, self.start, rules, label=label)
+
+    def _point(
+        self, model: ScoredModel, base: Artifact, rules: Artifact | None = None
+    ) -> ScoredPoint:
+        return ScoredPoint(model, self.score(model, base), rules)

@@ -1,0 +1,284 @@
+"""Stages ``choices``, ``start``, ``control`` and ``choice-scores`` of a task's adaptation curves.
+
+    choices        the task's questions in three splits
+    start          a checkpoint that the settings begin with, as an artifact
+    control        as many parameters trained on the same answers, without merging
+    choice-scores  scores of every answer of the test questions, and the difference to the base
+
+What lies between them (rules of the task, SFT, DPO) are the stages of ``stages/adapt``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.corpus import form_key, form_of
+from tasks.stages.distill import cell_job, dtype_key, training_key
+from tasks.training.train_worker import launch
+from umim_core.adaptation.choice_scores import ChoiceScores, score_choices
+from umim_core.adaptation.choices import encode_questions
+from umim_core.adaptation.control_files import load_control
+from umim_core.adaptation.question_splits import split_questions
+from umim_core.backbone.fingerprint import backbone_identity
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.adaptation_recipe import (
+    AdaptationRecipe,
+    DocstringQuestions,
+    HarnessQuestions,
+)
+from umim_core.config.recipe import Cell
+from umim_core.embedded.documents import write_rows
+from umim_core.errors import ConfigError
+from umim_core.evaluation.paired_differences import mean_difference_error
+from umim_core.model.umim import UMIM
+from umim_core.store.artifacts import (
+    canonical_json,
+    directory_digest,
+    read_json,
+    sha256_bytes,
+    write_json,
+)
+from umim_core.task_sets.choice_questions import Question, read_questions
+from umim_core.task_sets.spec import QuestionForm, TaskSplit
+
+SCORES: Final = "scores.json"
+
+
+def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
+    """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
+    name, form, given = _given(recipe)
+    splits = split_questions(given, recipe.sizes.model_dump())
+    rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
+    spec = StageSpec(
+        "choices",
+        1,
+        {"task": name, "form": vars(form)},
+        {"questions": sha256_bytes(canonical_json(rows).encode())},
+    )
+
+    def build(out: Path) -> Metrics:
+        for split, part in rows.items():
+            write_rows(out / f"{split}.jsonl", part)
+        return {f"questions_{split}": float(len(part)) for split, part in rows.items()}
+
+    return run_stage(root, spec, build)
+
+
+def _given(
+    recipe: AdaptationRecipe,
+) -> tuple[str, QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
+    """Return name, form and questions of the recipe's source."""
+    source = recipe.questions
+    if isinstance(source, HarnessQuestions):
+        from umim_core.evaluation.tasks.harness_questions import harness_questions
+
+        form, found = harness_questions(source.task, Path(source.hub) if source.hub else None)
+        return source.task, QuestionForm(form.prompt, form.delimiter, recipe.part), found
+    if isinstance(source, DocstringQuestions):
+        raise ConfigError(
+            "questions of docstrings are made from their corpus", source.kind, "Use stage task."
+        )
+    paths: dict[TaskSplit, str | None] = {
+        "train": source.train,
+        "valid": source.valid,
+        "test": source.test,
+    }
+    given = {split: read_questions(path) for split, path in paths.items() if path is not None}
+    form = QuestionForm(source.prompt, source.delimiter, recipe.part)
+    return Path(source.train).stem, form, given
+
+
+def start_stage(root: Path, checkpoint: str) -> Artifact:
+    """Take over a checkpoint that exists; the artifact holds ``checkpoint``."""
+    directory = resolve_checkpoint(checkpoint).resolve()
+    spec = StageSpec("start", 1, {}, {"checkpoint": directory_digest(directory)})
+
+    def build(out: Path) -> Metrics:
+        (out / "checkpoint").mkdir()
+        Checkpoint.load(directory).write(out / "checkpoint")
+        return {}
+
+    return run_stage(root, spec, build)
+
+
+def cell_of(checkpoint: str, tau: int = 1) -> Cell:
+    """Return backbone and form of a checkpoint's module as a recipe's cell has them."""
+    config = read_config(resolve_checkpoint(checkpoint))
+    form = config.form()
+    return Cell(backbone=config.backbone, revision=config.backbone_revision, tau=tau, **form)
+
+
+def control_stage(
+    root: Path,
+    lease: ClusterLease,
+    recipe: AdaptationRecipe,
+    cell: Cell,
+    task: Artifact,
+    control: str,
+) -> Artifact:
+    """Train a control by preferences between answers; the artifact holds ``control``."""
+    optimisation = recipe.control_dpo or recipe.dpo
+    config = training_key(recipe, cell, optimisation) | {
+        "control": control,
+        "max_tokens": recipe.max_tokens,
+        **form_key(task),
+    }
+    inputs = {"backbone": backbone_identity(cell.backbone, cell.revision), "task": task.digest}
+
+    def build(out: Path) -> Metrics:
+        form = form_of(task)
+        job = cell_job(recipe, cell, optimisation, out, None, recipe.max_tokens)
+        asked = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
+        fields = {"prompt": form.prompt, "delimiter": form.delimiter, "control": control}
+        return launch(replace(job, objective="preference", **asked, **fields), lease)
+
+    return run_stage(root, StageSpec("control", 1, config, inputs, resumable=True), build)
+
+
+@dataclass(frozen=True)
+class ScoredModel:
+    """A way to use a backbone, whose accuracy is measured.
+
+    Attributes:
+        setting: As comparisons call it: ``base``, a setting or a control.
+        artifact: Holds its ``checkpoint``; that of the base is its curve's start.
+        control: Holds its ``control``, for controls.
+        tau: Threshold of its rules; None for other rules, or none.
+        seed: Of its training; None without one.
+    """
+
+    setting: str
+    artifact: Artifact
+    control: Artifact | None = None
+    tau: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class ChoicesJob:
+    """The test questions of a task, and a model to score; paths are absolute."""
+
+    checkpoint: str
+    control: str | None
+    merged: bool
+    questions: str
+    form: QuestionForm
+    max_tokens: int
+    batch_size: int
+    dtype: str
+    device: str
+
+
+def choice_scores_stage(
+    root: Path,
+    lease: ClusterLease,
+    recipe: AdaptationRecipe,
+    task: Artifact,
+    model: ScoredModel,
+    base: Artifact | None,
+) -> Artifact:
+    """Score the test questions; the artifact holds ``scores.json``.
+
+    Args:
+        root: Artifact root.
+        lease: The cluster that the model runs on.
+        recipe: Sizes and data type.
+        task: Questions.
+        model: What is scored.
+        base: Scores of the base model, which the metrics are compared with; None for itself.
+    """
+    checkpoint = model.artifact.path / "checkpoint"
+    source = read_config(checkpoint).backbone_fingerprint if base is None else model.artifact.digest
+    spec = StageSpec(
+        "choice-scores",
+        1,
+        {
+            "setting": model.setting,
+            "tau": model.tau,
+            "seed": model.seed,
+            "max_tokens": recipe.max_tokens,
+            "batch_size": recipe.batch_size,
+            "device": recipe.cluster.device,
+            **dtype_key(recipe.dtype),
+            **form_key(task),
+        },
+        {
+            "task": task.digest,
+            "model": source if model.control is None else model.control.digest,
+            **({} if base is None else {"base": base.digest}),
+        },
+    )
+
+    def build(out: Path) -> Metrics:
+        job = ChoicesJob(
+            checkpoint=str(checkpoint),
+            control=None if model.control is None else str(model.control.path / "control"),
+            merged=base is not None and model.control is None,
+            questions=str(task.path / "test.jsonl"),
+            form=form_of(task),
+            max_tokens=recipe.max_tokens,
+            batch_size=recipe.batch_size,
+            dtype=recipe.dtype,
+            device=recipe.cluster.device,
+        )
+        found = call_on_worker(lease, score_task_choices, job)
+        write_json(out / SCORES, asdict(found))
+        return compared(found, None if base is None else read_scores(base))
+
+    return run_stage(root, spec, build)
+
+
+def score_task_choices(job: ChoicesJob) -> ChoiceScores:
+    """Load a model and score the questions of a job."""
+    compressed = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device).compressed
+    if job.control is not None:
+        compressed = load_control(Path(job.control), compressed.backbone)
+    elif not job.merged:
+        compressed = compressed.base()
+    questions = encode_questions(
+        read_questions(job.questions), compressed.backbone.encode, job.form, job.max_tokens
+    )
+    return score_choices(questions, compressed, job.batch_size)
+
+
+def read_scores(artifact: Artifact) -> ChoiceScores:
+    """Return the scores that the stage ``choice-scores`` wrote."""
+    body = read_json(artifact.path / SCORES)
+    return ChoiceScores(**{**body, "contexts": tuple(body["contexts"])})
+
+
+def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
+    """Return a model's figures, and their differences to the base model paired by question."""
+    figures = {"accuracy": own.hits(), "margin": own.margins()}
+    metrics: Metrics = {
+        "questions": float(len(own.golds)),
+        "token_reduction": own.token_reduction(),
+        "input_reduction": own.input_reduction(),
+    }
+    zeros = [0.0] * len(own.golds)
+    for name, values in figures.items():
+        metrics |= _mean(name, values, zeros)
+    if base is None:
+        return metrics
+    before = {"accuracy": base.hits(), "margin": base.margins()}
+    metrics |= _mean("difference", figures["accuracy"], before["accuracy"])
+    metrics |= _mean("margin_difference", figures["margin"], before["margin"])
+    pairs = list(zip(figures["accuracy"], before["accuracy"], strict=True))
+    return metrics | {
+        "gained": float(sum(now > then for now, then in pairs)),
+        "lost": float(sum(now < then for now, then in pairs)),
+    }
+
+
+def _mean(name: str, own: Sequence[float], base: Sequence[float]) -> Metrics:
+    """Return the mean of own - base, and its standard error where there are two questions."""
+    error = mean_difference_error(own, base)
+    mean = sum(a - b for a, b in zip(own, base, strict=True)) / len(own)
+    return {name: mean} | ({} if error is None else {f"{name}_se": error})

@@ -1,0 +1,134 @@
+"""Stage ``adaptation``: all points of a task's adaptation curves as data, page and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Final
+
+from tasks.report.adaptation_figure import figure_svg
+from tasks.report.adaptation_page import adaptation_page
+from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.adaptation import ScoredModel
+from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.store.artifacts import read_json, write_json
+from umim_core.store.disk import write_bytes
+
+RESULT: Final = "adaptation"
+Report = dict[str, object]
+_TRAINED: Final = ("steps", "best_step", "skipped")
+
+
+@dataclass(frozen=True)
+class ScoredPoint:
+    """A model of a curve with its scores, and the task's rules that it merges by."""
+
+    model: ScoredModel
+    scores: Artifact
+    rules: Artifact | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Everything measured of one checkpoint: its base model, and the points."""
+
+    checkpoint: str
+    base: Artifact
+    points: Sequence[ScoredPoint]
+
+
+def adaptation_stage(
+    root: Path, recipe: AdaptationRecipe, task: Artifact, curves: Sequence[Curve]
+) -> Artifact:
+    """Write ``adaptation.json``, its page ``adaptation.md`` and its figure ``adaptation.svg``."""
+    dumped = recipe.model_dump(mode="json")
+    inputs = {"task": task.digest} | {
+        f"{number}:{place}": point.digest
+        for number, curve in enumerate(curves)
+        for place, point in enumerate([curve.base, *(point.scores for point in curve.points)])
+    }
+
+    def build(out: Path) -> Metrics:
+        body: Report = {
+            "kind": RESULT,
+            "task": task.manifest()["config"].get("task", ""),
+            "questions": {
+                split: len((task.path / f"{split}.jsonl").read_text("utf-8").splitlines())
+                for split in ("train", "valid", "test")
+            },
+            **{name: dumped[name] for name in _SHOWN},
+            "control_dpo": dumped.get("control_dpo") or dumped["dpo"],
+            "backbones": [_backbone(curve) for curve in curves],
+        }
+        write_json(out / f"{RESULT}.json", body)
+        write_bytes(out / f"{RESULT}.md", adaptation_page(body).encode())
+        write_bytes(out / f"{RESULT}.svg", figure_svg(body).encode())
+        return {"points": float(sum(len(curve.points) for curve in curves))}
+
+    return run_stage(root, StageSpec(RESULT, 1, {"recipe": dumped}, inputs), build)
+
+
+_SHOWN: Final = (
+    *("name", "description", "figure", "part", "taus", "seeds", "overlap", "max_tokens"),
+    *("sft", "dpo", "dtype"),
+)
+
+
+def _backbone(curve: Curve) -> Report:
+    config = read_config(resolve_checkpoint(curve.checkpoint))
+    points = [_point(point) for point in curve.points]
+    return {
+        "checkpoint": curve.checkpoint,
+        "backbone": config.backbone,
+        "backbone_fingerprint": config.backbone_fingerprint,
+        "base": dict(curve.base.metrics),
+        "points": points,
+        "means": _means(points),
+    }
+
+
+def _point(point: ScoredPoint) -> Report:
+    model, trained = point.model, point.model.control or point.model.artifact
+    summary = trained.path / "summary.json"
+    found = read_json(summary) if model.seed is not None and summary.is_file() else {}
+    steps = {name: found.get(name) for name in _TRAINED} if isinstance(found, dict) else {}
+    return {
+        "setting": model.setting,
+        "kind": "setting" if model.control is None else "control",
+        "tau": model.tau,
+        "seed": model.seed,
+        "rules": None if point.rules is None else round(sum(point.rules.metrics.values())),
+        **point.scores.metrics,
+        **steps,
+    }
+
+
+def _means(points: Sequence[Report]) -> list[Report]:
+    """Return the means over seeds of every setting and threshold, in the order of the points."""
+
+    def place(point: Report) -> tuple[object, object]:
+        return point["setting"], point["tau"]
+
+    order = list(dict.fromkeys(place(point) for point in points))
+    ordered = sorted(points, key=lambda point: order.index(place(point)))
+    made: list[Report] = []
+    for _, group in groupby(ordered, place):
+        members = list(group)
+        mean = {
+            name: fmean(float(str(member[name])) for member in members)
+            for name in ("token_reduction", "accuracy", "difference", "margin_difference")
+        }
+        values = [float(str(member["accuracy"])) for member in members]
+        made.append(
+            {
+                **{name: members[0][name] for name in ("setting", "kind", "tau")},
+                "seeds": len(members),
+                **mean,
+                "spread": stdev(values) if len(values) > 1 else None,
+            }
+        )
+    return made

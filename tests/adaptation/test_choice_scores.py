@@ -1,0 +1,63 @@
+"""Scores of answers: figures by hand, and the accuracy that lm-eval's model finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.tiny_table import write_questions
+from tasks.stages.adaptation import compared
+from umim_core.adaptation.choice_scores import ChoiceScores, score_choices
+from umim_core.adaptation.choices import encode_questions
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.errors import EvaluationError
+from umim_core.evaluation.multiple_choice import evaluate_task
+from umim_core.model.umim import UMIM
+from umim_core.task_sets.choice_questions import read_questions
+from umim_core.task_sets.spec import TASKS
+
+BASE = ChoiceScores([[-1.0, -2.0], [-1.0, -2.0], [-3.0, -2.5]], [0, 1, 1], (10, 10), 6)
+OWN = ChoiceScores([[-1.0, -2.0], [-3.0, -2.0], [-2.0, -2.5]], [0, 1, 1], (10, 8), 6)
+
+
+def test_figures_of_a_hand_made_case() -> None:
+    assert OWN.hits() == [1.0, 1.0, 0.0] and BASE.hits() == [1.0, 0.0, 1.0]
+    assert OWN.margins() == [1.0, 1.0, -0.5]
+    assert OWN.token_reduction() == pytest.approx(0.2)
+    assert OWN.input_reduction() == pytest.approx(2 / 16)
+    found = compared(OWN, BASE)
+    assert found["accuracy"] == pytest.approx(2 / 3) and found["difference"] == 0.0
+    assert found["difference_se"] == pytest.approx((2 / 2) ** 0.5 / 3**0.5)  # steps 0, 1, -1
+    assert (found["gained"], found["lost"]) == (1.0, 1.0)
+    assert found["margin_difference"] == pytest.approx((0.0 + 2.0 - 1.0) / 3)
+    assert "difference" not in compared(BASE, None)
+
+
+def test_a_tie_goes_to_the_first_answer() -> None:
+    tied = ChoiceScores([[-1.0, -1.0], [-1.0, -1.0]], [0, 1], (4, 4), 4)
+    assert tied.hits() == [1.0, 0.0] and tied.margins() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("merge", ["none", "prompt"])
+def test_accuracy_and_reduction_are_those_of_lm_eval(
+    tiny_umim: UMIM, tiny_checkpoint: Path, tmp_path: Path, merge: str
+) -> None:
+    data = write_questions(tmp_path)
+    form = TASKS.find(DEFAULT_TASK).form
+    compressed = tiny_umim.compressed if merge == "prompt" else tiny_umim.compressed.base()
+    encode = compressed.backbone.encode
+    questions = encode_questions(read_questions(data / "test.jsonl"), encode, form, 60)
+    expected = evaluate_task(tiny_checkpoint, merge=merge, data=data)  # type: ignore[arg-type]
+    for batch in (1, 3):
+        found = score_choices(questions, compressed, batch)
+        assert sum(found.hits()) / len(found.golds) == pytest.approx(expected.acc_tok)
+        if merge == "prompt":
+            assert 0 < found.token_reduction() == pytest.approx(expected.context_token_reduction)
+        else:
+            assert found.token_reduction() == 0.0
+
+
+def test_no_question_is_refused(tiny_umim: UMIM) -> None:
+    with pytest.raises(EvaluationError):
+        score_choices([], tiny_umim.compressed, 4)

@@ -1,0 +1,184 @@
+"""Curves of a task's adaptation on a tiny model: every point, its pairing, resuming, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.adaptation_curves import measure_adaptation
+from flows.parts import plan
+from support.tiny_table import QUESTIONS, TableRun, write_questions
+from tasks.cluster.lease import ClusterLease
+from tasks.run.recipes import adaptation_names, find_recipe
+from tasks.stages.adaptation import read_scores
+from umim_core.backbone.backbone import load_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.recipe_files import validated
+from umim_core.errors import ConfigError
+from umim_core.store.artifacts import read_json
+
+_STEP = {
+    "max_steps": 2,
+    "batch_size": 2,
+    "learning_rate": 0.01,
+    "validate_every": 1,
+    "validation_rows": 4,
+    "checkpoint_every": 1,
+}
+
+
+def fields(checkpoint: Path, data: Path, **changes: Any) -> dict[str, Any]:
+    files = {split: str(data / f"{split}.jsonl") for split in ("train", "valid", "test")}
+    return {
+        "name": "tiny",
+        "kind": "adaptation",
+        "figure": "fig:arc_compar",
+        "questions": {"kind": "files", **files},
+        "sizes": {"train": 6, "valid": 4, "test": QUESTIONS},
+        "checkpoints": [str(checkpoint)],
+        "controls": ["input-adapter"],
+        "taus": [2, 1],
+        "seeds": [0, 1],
+        "max_tokens": 60,
+        "sft": {**_STEP, "bf16": False},
+        "dpo": _STEP,
+        "batch_size": 4,
+        "cluster": {"workers": 0},
+        **changes,
+    }
+
+
+def measured(root: Path, recipe: AdaptationRecipe) -> tuple[TableRun, dict[str, Any]]:
+    with ClusterLease(recipe.cluster) as lease:
+        run: Any = TableRun(root, recipe, lease)
+        found = read_json(measure_adaptation(run).path / "adaptation.json")
+    assert isinstance(found, dict)
+    return run, found
+
+
+@pytest.fixture(scope="module")
+def curves(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, AdaptationRecipe, TableRun, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("curves")
+    recipe = AdaptationRecipe.model_validate(
+        fields(tiny_checkpoint, write_questions(folder / "questions"))
+    )
+    return folder, recipe, *measured(folder / "root", recipe)
+
+
+def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> None:
+    _, _, _, body = curves
+    (backbone,) = body["backbones"]
+    found = [(p["setting"], p["tau"], p["seed"]) for p in backbone["points"]]
+    trained = ["WT + FT", "WT + DPO", "Task-trained", "Task-Adapted"]
+    wanted = [("WT", None, None), ("WT + Rules", 2, None), ("WT + Rules", 1, None)]
+    wanted += [(name, tau, seed) for tau in (2, 1) for seed in (0, 1) for name in trained]
+    wanted += [("input-adapter", None, seed) for seed in (0, 1)]
+    assert sorted(map(str, found)) == sorted(map(str, wanted))
+    means = {(m["setting"], m["tau"]): m for m in backbone["means"]}
+    for (setting, tau), mean in means.items():
+        points = [p for p in backbone["points"] if (p["setting"], p["tau"]) == (setting, tau)]
+        assert mean["seeds"] == len(points) == (2 if points[0]["seed"] is not None else 1)
+        average = sum(p["accuracy"] for p in points) / len(points)
+        assert mean["accuracy"] == pytest.approx(average)
+        assert (mean["spread"] is None) == (len(points) == 1)
+    assert body["questions"]["test"] == len({*range(QUESTIONS)})
+
+
+def test_reduction_follows_the_rules_and_controls_have_none(curves: Any) -> None:
+    _, _, _, body = curves
+    points = body["backbones"][0]["points"]
+    of_rules = {p["tau"]: p for p in points if p["setting"] == "WT + Rules"}
+    assert of_rules[1]["rules"] > of_rules[2]["rules"] > 0
+    assert of_rules[1]["token_reduction"] > of_rules[2]["token_reduction"] > 0
+    for point in points:
+        if point["kind"] == "control":
+            assert point["token_reduction"] == 0.0 and point["steps"] == 2
+        elif point["tau"] is not None:
+            assert point["token_reduction"] == of_rules[point["tau"]]["token_reduction"]
+
+
+def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
+    _, _, run, body = curves
+    scored = [a for a in run.artifacts if a.stage == "choice-scores"]
+    base, start = read_scores(scored[0]), read_scores(scored[1])
+    (point,) = [p for p in body["backbones"][0]["points"] if p["setting"] == "WT"]
+    pairs = list(zip(start.hits(), base.hits(), strict=True))
+    assert point["difference"] == pytest.approx(sum(a - b for a, b in pairs) / len(pairs))
+    assert point["gained"] - point["lost"] == sum(a - b for a, b in pairs)
+
+
+def test_a_second_run_finds_everything(curves: Any) -> None:
+    folder, recipe, first, body = curves
+    run, again = measured(folder / "root", recipe)
+    assert not any(artifact.executed for artifact in run.artifacts)
+    assert any(artifact.executed for artifact in first.artifacts) and again == body
+
+
+def test_trained_checkpoints_hold_the_backbone_of_before(
+    curves: Any, tiny_checkpoint: Path
+) -> None:
+    _, _, run, _ = curves
+    config = Checkpoint.load(tiny_checkpoint).config
+    for artifact in run.artifacts:
+        if artifact.stage in ("sft", "dpo"):
+            trained = Checkpoint.load(artifact.path / "checkpoint").config
+            assert trained.backbone_fingerprint == config.backbone_fingerprint
+    assert load_backbone(config.backbone).fingerprint == config.backbone_fingerprint
+
+
+@pytest.mark.parametrize("name", [n for n in adaptation_names() if "8b" not in n])
+def test_a_recipe_plans_a_training_per_setting_threshold_and_seed(name: str) -> None:
+    recipe = find_recipe(name)
+    assert isinstance(recipe, AdaptationRecipe) and name == f"adaptation/{recipe.name}"
+    stages = [step["stage"] for step in plan(recipe)]
+    runs = len(recipe.checkpoints) * len(recipe.taus) * len(recipe.seeds)
+    by = {"sft": ("WT + FT", "Task-trained"), "dpo": ("WT + DPO", "Task-Adapted")}
+    for stage, names in by.items():
+        assert stages.count(stage) == runs * len([s for s in recipe.settings if s in names])
+    controls = len(recipe.checkpoints) * len(recipe.controls) * len(recipe.seeds)
+    assert stages.count("control") == controls and stages[-1] == "adaptation"
+
+
+def test_the_papers_hyper_parameters() -> None:
+    found = {
+        name: find_recipe(f"adaptation/{name}-llama-3.1-8b")
+        for name in ("hellaswag", "arc-easy", "arc-challenge")
+    }
+    rows = {}
+    for name, recipe in found.items():
+        assert isinstance(recipe, AdaptationRecipe)
+        steps = (recipe.sft, recipe.dpo)
+        rows[name] = [
+            value
+            for step in steps
+            for value in (
+                step.batch_size // 8, step.learning_rate, step.max_epochs, step.patience,
+            )
+        ] + [recipe.taus, recipe.dpo.beta, recipe.dpo.weight_decay]  # fmt: skip
+    assert rows == {
+        "hellaswag": [32, 1e-4, 5, 3, 32, 5e-5, 2, 2, (2000, 200, 50, 5, 1), 0.1, 1e-4],
+        "arc-easy": [2, 5e-4, 12, 3, 4, 5e-5, 10, 3, (5,), 0.1, 1e-4],
+        "arc-challenge": [4, 5e-4, 10, 5, 2, 5e-4, 10, 3, (5,), 0.1, 1e-4],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"taus": [5, 5]}, "taus must all be different"),
+        ({"seeds": []}, "seeds"),
+        ({"taus": [0]}, "taus"),
+        ({"controls": [], "control_dpo": _STEP}, "control_dpo is of controls"),
+        ({"checkpoints": []}, "checkpoints"),
+        ({"questions": {"kind": "hub"}}, "questions"),
+        ({"cluster": {"workers": 3}}, "cluster.workers must divide"),
+    ],
+)
+def test_a_malformed_recipe_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validated(AdaptationRecipe, fields(Path("x"), Path("y")) | change, "tiny.yaml")

@@ -1,0 +1,137 @@
+"""Recipes of flow ``umim-adapt`` that draw the curves of one task: settings, thresholds, seeds.
+
+questions      in three splits: rules and updates from ``train``, selection on ``valid``, figures
+               from ``test``
+checkpoints    each is a curve's start (the paper's WT), next to its frozen base model
+settings x taus x seeds
+               rules of the task by threshold, what is trained on them, and its accuracy
+controls x seeds
+               as many parameters trained on the same answers without merging
+
+Source: paper, "Task Adaptation with SFT and RL", table task_adaptation_configurations.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from umim_core.config.evaluate import TaskSizes
+from umim_core.config.model_base import LATER, Model, StableDump
+from umim_core.config.recipe import (
+    AdaptConfig,
+    BackboneDtype,
+    DistillConfig,
+    PreferenceConfig,
+    RunRecipe,
+)
+from umim_core.config.rule_fields import RulesConfig
+
+MergedPart = Literal["context", "sequence"]
+
+
+class DocstringQuestions(Model):
+    """Questions of the embedded task, made of the docstrings of the installed packages."""
+
+    kind: Literal["docstrings"]
+
+
+class QuestionFiles(Model):
+    """Files of JSON lines ``{"id", "context", "choices", "gold"}``.
+
+    Splits without a file are cut out of ``train`` by the hash of the questions' ids.
+    """
+
+    kind: Literal["files"]
+    train: str = Field(description="File of training questions.")
+    valid: str | None = Field(None, description="File of validation questions; null: from train.")
+    test: str | None = Field(None, description="File of test questions; null: from train.")
+    prompt: str = Field("{context}", description="Text before an answer, with {context} in it.")
+    delimiter: str = Field(" ", description="Text between prompt and answer.")
+
+
+class HarnessQuestions(Model):
+    """Questions of a multiple-choice task that lm-eval ships, with its prompt and its splits.
+
+    Splits that its data set lacks are cut out of its training questions.
+    """
+
+    kind: Literal["lm-eval"]
+    task: str = Field(description="Name of the task in lm-eval.")
+    hub: str | None = Field(None, description="Folder that stands for the hub in the task's data.")
+
+
+class AdaptationRecipe(RunRecipe, StableDump):
+    """Accuracy against token reduction for every setting of task adaptation, on one task."""
+
+    kind: Literal["adaptation"]
+    figure: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
+    questions: Annotated[
+        DocstringQuestions | QuestionFiles | HarnessQuestions, Field(discriminator="kind")
+    ]
+    part: MergedPart = Field(
+        "context", description="What SFT merges: the prompt, or the answer with it."
+    )
+    sizes: TaskSizes = TaskSizes()
+    checkpoints: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="Embedded names, own names (umim path), or directories."),
+    ]
+    settings: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "WT + Rules",
+        "WT + FT",
+        "WT + DPO",
+        "Task-trained",
+        "Task-Adapted",
+    )
+    controls: tuple[str, ...] = Field(
+        (), description="Trained controls, of umim_core/adaptation/controls."
+    )
+    taus: Annotated[
+        tuple[Annotated[int, Field(ge=1)], ...],
+        Field(min_length=1, description="Least counts of a rule in the training questions."),
+    ]
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=2**31)], ...],
+        Field(min_length=1, description="Each trains every setting once."),
+    ] = (0,)
+    overlap: Literal["greedy", "none"] = "none"
+    max_tokens: Annotated[int, Field(ge=8, description="Most tokens of a question.")] = 128
+    sft: DistillConfig
+    dpo: PreferenceConfig
+    control_dpo: Annotated[PreferenceConfig | None, LATER] = Field(
+        None, description="Optimisation of the controls; null: that of dpo."
+    )
+    batch_size: Annotated[int, Field(ge=1, description="Questions scored at a time.")] = 16
+    dtype: BackboneDtype = "float32"
+
+    def adapt_config(self, tau: int) -> AdaptConfig:
+        """Return the adaptation under one threshold, as the stages of a pipeline take it."""
+        rules = RulesConfig(tau=tau, overlap=self.overlap, containment="keep")
+        return AdaptConfig(
+            settings=self.settings,
+            rules=rules,
+            max_tokens=self.max_tokens,
+            sft=self.sft,
+            dpo=self.dpo,
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        lists: dict[str, tuple[object, ...]] = {
+            "checkpoints": self.checkpoints,
+            "settings": self.settings,
+            "controls": self.controls,
+            "taus": self.taus,
+            "seeds": self.seeds,
+        }
+        for name, values in lists.items():
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must all be different")
+        if self.control_dpo is not None and not self.controls:
+            raise ValueError("control_dpo is of controls: name some, or leave it out")
+        trained = (self.sft, self.dpo, self.control_dpo or self.dpo)
+        if any(config.batch_size % max(1, self.cluster.workers) for config in trained):
+            raise ValueError("cluster.workers must divide every batch_size")
+        return self
