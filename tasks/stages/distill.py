@@ -83,7 +83,7 @@ def cell_job(
     cell: Cell,
     optimisation: Optimisation,
     out: Path,
-    rules: Path,
+    rules: Path | None,
     max_tokens: int,
     start: Path | None = None,
 ) -> TrainJob:
@@ -94,7 +94,7 @@ def cell_job(
         cell: Backbone and form of the module.
         optimisation: Steps, learning rate and the rest.
         out: Receives the checkpoint.
-        rules: Directory of the rule set.
+        rules: Directory of the rule set; None for a control.
         max_tokens: Most tokens of a row.
         start: Checkpoint to start from; None for random weights.
     """
@@ -102,7 +102,7 @@ def cell_job(
         objective="distill",
         backbone=cell.backbone,
         revision=cell.revision,
-        rules=str(rules),
+        rules=None if rules is None else str(rules),
         train="train",
         valid="valid",
         start=None if start is None else str(start),
