@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final
 
-from tasks.report.adaptation_figure import figure_svg
-from tasks.report.adaptation_page import adaptation_page
+from tasks.paper.adaptation_figure import adaptation_svg
+from tasks.paper.adaptation_page import adaptation_page
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.adaptation import ScoredModel
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -66,7 +66,7 @@ def adaptation_stage(
         }
         write_json(out / f"{RESULT}.json", body)
         write_bytes(out / f"{RESULT}.md", adaptation_page(body).encode())
-        write_bytes(out / f"{RESULT}.svg", figure_svg(body).encode())
+        write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
     return run_stage(root, StageSpec(RESULT, 1, {"recipe": dumped}, inputs), build)
