@@ -61,7 +61,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
 
 @dataclass(frozen=True)
 class _Branch:
-    """What all points of a curve share."""
+    """Run, questions and start that all points of a curve share."""
 
     run: AdaptationRun
     task: Artifact

@@ -64,15 +64,14 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
     planner = Planner(recipe)
     if isinstance(recipe, BackboneRecipe):
         train_backbone(planner)
-        return planner.steps
-    if isinstance(recipe, TableRecipe):
+    elif isinstance(recipe, TableRecipe):
         measure_table(planner)
-        return planner.steps
-    if isinstance(recipe, AdaptationRecipe):
+    elif isinstance(recipe, AdaptationRecipe):
         measure_adaptation(planner)
-        return planner.steps
-    run_everything(planner)
-    return [*planner.steps, {"stage": "report", "of": recipe.name}]
+    else:
+        run_everything(planner)
+        return [*planner.steps, {"stage": "report", "of": recipe.name}]
+    return planner.steps
 
 
 def train_backbone(run: PipelineRun[BackboneRecipe]) -> Artifact:

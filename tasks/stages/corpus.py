@@ -177,8 +177,7 @@ def form_of(questions: Artifact) -> QuestionForm:
 
 def form_key(questions: Artifact) -> dict[str, object]:
     """Return what of a task is part of the keys of stages that train on it or score it."""
-    config = questions.manifest()["config"].items()
-    return {name: value for name, value in config if name in ("task", "form")}
+    return {k: v for k, v in questions.manifest()["config"].items() if k in ("task", "form")}
 
 
 def tokenize_stage(
