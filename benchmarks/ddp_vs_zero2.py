@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most, fresh
 from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
+from benchmarks.processes.training_process import Job, train_measured
 from benchmarks.timing import ratio, spread
-from benchmarks.training_process import Job, train_measured
 from tasks.cluster.lease import ClusterLease
 from tasks.training.train_worker import launch_worker
 from umim_core.config.recipe import ClusterConfig, DistillConfig
@@ -103,7 +103,7 @@ def launch(side: Side, job: Job, lease: ClusterLease) -> None:
     if side.workers == 0:
         file = out / "job.json"
         file.write_text(json.dumps(job.fields()), encoding="utf-8")
-        fresh("training_process", job=file)
+        fresh("processes.training_process", job=file)
         return
     config = lease.config.model_copy(update={"workers": side.workers, "strategy": side.strategy})
     lease.ensure()

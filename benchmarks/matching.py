@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import Benchmark, Gate, Report, at_least, at_most
 from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
-from benchmarks.mining_process import LENGTH, whole_segments
 from benchmarks.peers.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
+from benchmarks.processes.mining_process import LENGTH, whole_segments
 from benchmarks.timing import alternate, ratio, spread, timed
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.grams import ORDERS, NgramCounts

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.common import THREADS, Benchmark, Gate, Report, at_least, at_most, fresh
 from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
-from benchmarks.mining_process import LENGTH, whole_segments
+from benchmarks.processes.mining_process import LENGTH, whole_segments
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.mining.counting import count_ngrams
 from umim_core.text.token_ids import UniformOffsets
@@ -150,8 +150,8 @@ def ratios(seconds: dict[str, list[float]]) -> Report:
 def memory(file: Path, options: argparse.Namespace) -> Report:
     """Compare the peak of a process that only counts with a prediction made by another one."""
     common = {"ids": file, "tokens": options.tokens, "tau": options.tau}
-    prediction = fresh("mining_process", what="predict", **common)
-    counted = fresh("mining_process", what="count", **common)
+    prediction = fresh("processes.mining_process", what="predict", **common)
+    counted = fresh("processes.mining_process", what="count", **common)
     return {"predicted_bytes": prediction["memory_bytes"], "peak_bytes": counted["peak_bytes"]}
 
 
@@ -190,7 +190,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= compare(make_sides(ids, options.tau, options.counter_tokens), options.rounds)
     report["memory"] = memory(file, options)
     report["ray"] = options.ray and fresh(
-        "mining_process",
+        "processes.mining_process",
         what="ray",
         ids=options.ray.resolve(),
         tokens=options.ray_tokens,

@@ -24,7 +24,7 @@ from numpy.lib.format import open_memmap
 
 from benchmarks.common import THREADS, Benchmark, Gate, Report, at_most, fresh, save
 from benchmarks.corpus import CORPUS_OPTIONS, Ids, ids_file, open_ids
-from benchmarks.mining_process import LENGTH, load_counts, same_counts, whole_segments
+from benchmarks.processes.mining_process import LENGTH, load_counts, same_counts, whole_segments
 from benchmarks.timing import ratio, spread
 from umim_core.cost.mining_law import SAMPLE_TOKENS
 from umim_core.rules.grams import ORDERS, NgramCounts
@@ -49,7 +49,7 @@ def predictions(file: Path, tokens: int, tau: int) -> Report:
     samples = {"decade": decade_below(tokens), "dry_run": SAMPLE_TOKENS}
     return {
         law: fresh(
-            "mining_process",
+            "processes.mining_process",
             what="predict",
             ids=file,
             tokens=tokens,
@@ -64,8 +64,8 @@ def predictions(file: Path, tokens: int, tau: int) -> Report:
 def measure(file: Path, tokens: int, options: argparse.Namespace) -> Report:
     """Count the first ``tokens`` ids: memory in one new process, times in another."""
     common = {"ids": file, "tokens": tokens, "tau": options.tau}
-    counted = fresh("mining_process", what="count", **common)
-    timed = fresh("mining_process", what="pairs", rounds=options.rounds, **common)
+    counted = fresh("processes.mining_process", what="count", **common)
+    timed = fresh("processes.mining_process", what="pairs", rounds=options.rounds, **common)
     one, two = (timed["seconds"][f"threads_{n}"] for n in (1, THREADS))
     per_token = 1e9 / counted["tokens"]
     return {
@@ -102,7 +102,7 @@ def scale(file: Path, sizes: list[int], report: Report, store: Save, options: An
         store()
     beyond = 10 * sizes[-1]
     law = fresh(
-        "mining_process",
+        "processes.mining_process",
         what="predict",
         ids=file,
         tokens=sizes[-1],
@@ -129,7 +129,7 @@ def repeat(base: Ids, times: int, tau: int, report: Report, store: Save) -> None
         np.save(folder / "base.npy", ids, allow_pickle=False)
         write_repeated(folder / "repeated.npy", ids, times)
         many = {"ids": folder / "repeated.npy", "tau": times * tau}
-        prediction = fresh("mining_process", what="predict", **many)
+        prediction = fresh("processes.mining_process", what="predict", **many)
         report["repeat"] = found = {
             "times": times,
             "tau": times * tau,
@@ -137,9 +137,9 @@ def repeat(base: Ids, times: int, tau: int, report: Report, store: Save) -> None
             "predicted_bytes": prediction["memory_bytes"],
         }
         store()
-        counted = fresh("mining_process", what="count", save=folder / "many.npz", **many)
+        counted = fresh("processes.mining_process", what="count", save=folder / "many.npz", **many)
         fresh(
-            "mining_process",
+            "processes.mining_process",
             what="count",
             ids=folder / "base.npy",
             tau=tau,
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     def store() -> None:
         save(report, options.out)
 
-    fresh("mining_process", what="count", ids=file, tokens=_WARM_TOKENS)  # compiles, once
+    fresh("processes.mining_process", what="count", ids=file, tokens=_WARM_TOKENS)  # compiles, once
     scale(file, sizes, report, store, options)
     if options.repeat is not None:
         base = open_ids(options.base, options.base_tokens)

@@ -78,7 +78,7 @@ def test_the_peak_of_a_process_is_not_that_of_its_parent() -> None:
 
 def test_a_failed_process_says_why() -> None:
     with pytest.raises(RuntimeError, match="invalid choice: 'nothing'"):
-        fresh("mining_process", what="nothing", ids="x.npy")
+        fresh("processes.mining_process", what="nothing", ids="x.npy")
 
 
 def run(passed: bool, equal: bool, *arguments: object) -> int:

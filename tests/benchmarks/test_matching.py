@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks import matching
 from benchmarks.common import ROOT, Report
 from benchmarks.matching import bytes_per_rule, compare, gates, held_out, load_times, rule_sets
-from benchmarks.mining_process import LENGTH
 from benchmarks.peers.matching_peers import AhoCorasick, SetLoop, Spans, merged_spans
+from benchmarks.processes.mining_process import LENGTH
 from umim_core.mining.counting import count_ngrams
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import mining
 from benchmarks.common import ROOT, Report
 from benchmarks.mining import COUNTER, OURS, PREFIX, compare, gates, make_sides
-from benchmarks.mining_process import (
+from benchmarks.processes.mining_process import (
     LENGTH,
     distinct,
     load_counts,

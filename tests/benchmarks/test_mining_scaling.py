@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from benchmarks.common import ROOT, Report
-from benchmarks.mining_process import LENGTH, same_counts, whole_segments
 from benchmarks.mining_scaling import (
     SIZES,
     decade_below,
@@ -22,6 +21,7 @@ from benchmarks.mining_scaling import (
     scale,
     write_repeated,
 )
+from benchmarks.processes.mining_process import LENGTH, same_counts, whole_segments
 from docs.make.results import benchmark_figure
 from umim_core.mining.counting import count_ngrams
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.adaptation.reference_scores import reference_scores
 from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
+from umim_core.distill.reference_scores import reference_scores
 from umim_core.distill.step import DistillModel, StepLoss, anchor
 from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.compressed import Compressed

@@ -17,7 +17,7 @@ from support.training_processes import run_ranks
 from umim_core.adaptation import reference_scores as subject
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
-from umim_core.adaptation.reference_scores import SCHEMA, reference_scores
+from umim_core.distill.reference_scores import SCHEMA, reference_scores
 from umim_core.errors import ArtifactError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule

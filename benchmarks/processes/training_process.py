@@ -1,8 +1,7 @@
 """One rank of a measured training; ``ddp_vs_zero2`` starts this, here or on Ray workers.
 
 The pieces are the product's: objective, strategy and loop. Around the strategy stands a watch that
-times every step and keeps the first gradient. ``python -m benchmarks.training_process --job FILE``
-trains in this process, without a group.
+times every step and keeps the first gradient. ``--job FILE`` trains here, without a group.
 """
 
 from __future__ import annotations

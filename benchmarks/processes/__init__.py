@@ -1,0 +1,1 @@
+"""Measurements that run in processes of their own, started by the benchmarks."""
