@@ -292,6 +292,7 @@ def benchmark(run: PipelineRun, results: list[CellResult]) -> None:
             if measures(setting, "speed"):
                 result.benchmark = run.stage(
                     benchmark_stage,
+                    run.lease,
                     result.tokenized,
                     artifact.path / "checkpoint",
                     run.recipe.benchmark,

@@ -129,6 +129,7 @@ def benchmark_shipped(run: PipelineRun, shipped: list[Shipped]) -> list[ShippedR
         if of.benchmark is not None:
             result.benchmark = run.stage(
                 benchmark_stage,
+                run.lease,
                 of.tokenized,
                 of.name,
                 of.benchmark,

@@ -98,7 +98,9 @@ def run_on_workers(
             ray.cancel(reference, force=True)
 
 
-def call_on_worker(lease: ClusterLease, function: Callable[[J], R], job: J) -> R:
+def call_on_worker(
+    lease: ClusterLease, function: Callable[[J], R], job: J, *, alone: bool = False
+) -> R:
     """Call a function once and return its result: on a worker, or here where that gains nothing.
 
     It is called here, in the caller's thread, with ``workers: 0``, and where the only worker would
@@ -109,16 +111,19 @@ def call_on_worker(lease: ClusterLease, function: Callable[[J], R], job: J) -> R
         lease: The cluster, started at the first need.
         function: A function of a module; workers import it.
         job: Its argument. Paths in it are absolute, on a disk that the workers share.
+        alone: Whether it has all cores of a machine instead, and all GPUs of this one, so that no
+            other call of the cluster runs beside it.
 
     Raises:
-        ClusterError: As `run_on_workers` does.
+        ClusterError: As `run_on_workers` and `cores_of_a_machine` do.
         UmimError: What the call raised.
     """
     if not calls_leave_this_process(lease.config):
         return function(job)
-    cores = cores_of_a_call(lease.config, lease.ensure())
-    found: list[R] = []
-    with lease.room(1 if lease.config.use_gpu else cores):
+    config, cluster, found = lease.config, lease.ensure(), list[R]()
+    cores = cores_of_a_machine(config) if alone else cores_of_a_call(config, cluster)
+    gpus = cluster.gpus if alone else 1
+    with lease.room(gpus if config.use_gpu else cores):
         run_on_workers(lease, function, {"": job}, lambda _, result: found.append(result), cores)
     return found[0]
 
@@ -139,6 +144,26 @@ def cores_of_a_call(config: ClusterConfig, cluster: Cluster) -> int:
         return 1
     shares = max(1, cluster.gpus) if config.use_gpu else config.parallel_stages
     return max(1, cluster.cpus // shares)
+
+
+def cores_of_a_machine(config: ClusterConfig) -> int:
+    """Return all CPU cores of the largest machine that a call fits on.
+
+    Raises:
+        ClusterError: If the cluster has none at this time.
+    """
+    import ray
+
+    kind = "GPU" if config.use_gpu else "CPU"
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cores = [int(machine.get("CPU", 0)) for machine in machines if machine.get(kind, 0) >= 1]
+    if not cores:
+        raise ClusterError(
+            f"the cluster must have a machine with a {kind}",
+            f"none of {len(machines)}",
+            "Name another cluster with cluster.address, or wait until it has grown.",
+        )
+    return max(1, *cores)
 
 
 def _call(

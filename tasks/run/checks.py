@@ -20,7 +20,7 @@ from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 from umim_core.evaluation.model_args import target_of
 
-# Flows by where they use models: in this process even if a cluster measures, or not at all.
+# Flows by where they need a device: in this process even if a cluster measures, or not at all.
 _TIMING: Final = ("umim", "umim-benchmark")
 _MINING: Final = "umim-mine"
 
@@ -40,9 +40,9 @@ def check_device(device: Device) -> None:
 def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     """Refuse a flow that would need a GPU of this machine after hours on its processor.
 
-    Timings and the report's figures are made in this process, and without workers training and all
-    other measurements are, too. Workers of a cluster that runs already may have GPUs that this
-    machine lacks. Mining needs none.
+    The report's figures are made in this process, the keys of timings name its device, and without
+    workers training and all measurements are here, too. Workers of a cluster that runs already may
+    have GPUs that this machine lacks. Mining needs none.
 
     Args:
         recipe: What is to be run.

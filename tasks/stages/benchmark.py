@@ -1,4 +1,4 @@
-"""Stage ``benchmark``: throughput and break-even, base against UMIM.
+"""Stage ``benchmark``: throughput and break-even, base against UMIM, alone on a worker.
 
 Timings are facts of a machine, not functions of the inputs: this stage's digest differs between
 runs, and only the report depends on it.
@@ -10,12 +10,14 @@ import json
 import os
 import platform
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
@@ -30,22 +32,34 @@ from umim_core.store.machine_lock import measuring
 
 _FILE = "throughput.json"
 _BREAK_EVEN = "break_even"
+_MACHINE = "machine.json"
 
 
 def benchmark_stage(
     root: Path,
+    lease: ClusterLease,
     tokenized: Artifact,
     checkpoint: Path | str,
     config: BenchmarkConfig,
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
-    """Time a checkpoint on held-out text.
+    """Time a checkpoint on held-out text, on a worker that has all cores of its machine.
 
     The metrics, ``prefill_speedup`` among them, are those of the first batch size and the longest
-    prompt under the checkpoint's own rules.
+    prompt under the checkpoint's own rules. The key names this machine; ``machine.json`` names the
+    worker's, which is another one only on a cluster elsewhere.
+
+    Args:
+        root: Artifact root; workers share it.
+        lease: The cluster that the model runs on.
+        tokenized: Token ids of the test split.
+        checkpoint: Checkpoint directory or embedded name.
+        config: The protocol.
+        device: Where the model runs.
+        dtype: Data type of the backbone.
     """
-    directory = resolve_checkpoint(checkpoint)
+    directory = resolve_checkpoint(checkpoint).resolve()
     spec = StageSpec(
         "benchmark",
         2,
@@ -55,17 +69,37 @@ def benchmark_stage(
     )
 
     def build(out: Path) -> Metrics:
-        compressed = UMIM.from_pretrained(directory, dtype=dtype, device=device).compressed
-        test = tokens(tokenized, "test")
-        # Each pair of runs begins one continuation further on, then round again.
-        text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
-        rows = measure_throughput(compressed, np.asarray(text, dtype=np.int64), config)
+        job = TimingJob(tokenized, directory, config, device, dtype)
+        rows, place = call_on_worker(lease, time_checkpoint, job, alone=True)
+        _write(out / _MACHINE, place)
         _write(out / _FILE, [asdict(row) for row in rows])
         _write(out / f"{_BREAK_EVEN}.json", [asdict(found) for found in break_even(rows)])
         (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")
         return _summary(rows, config)
 
     return run_stage(root, spec, build)
+
+
+@dataclass(frozen=True)
+class TimingJob:
+    """A checkpoint, the text it is timed on, and how."""
+
+    tokenized: Artifact
+    checkpoint: Path
+    config: BenchmarkConfig
+    device: Device
+    dtype: BackboneDtype
+
+
+def time_checkpoint(job: TimingJob) -> tuple[list[ThroughputRow], str]:
+    """Return the rows of a checkpoint, and the machine that they were measured on."""
+    config = job.config
+    umim = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device)
+    test = tokens(job.tokenized, "test")
+    # Each pair of runs begins one continuation further on, then round again.
+    text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
+    rows = measure_throughput(umim.compressed, np.asarray(text, dtype=np.int64), config)
+    return rows, machine(job.device)
 
 
 def machine(device: str) -> str:

@@ -5,6 +5,7 @@ The process of the flow must not measure: here it would fail if it did.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import tasks.stages.benchmark as timing
 import tasks.stages.evaluate as stage
 from support.tiny_pipeline import Walk, stages_in, walk_on_workers
 
@@ -66,6 +68,25 @@ def test_baselines_measured_on_a_worker_have_the_numbers_of_one_process(
     there = walk_on_workers(root, asked, 2)
     assert "baseline" in there.executed()
     assert numbers(there) == numbers(here)
+
+
+@pytest.mark.full
+def test_throughput_is_timed_by_a_worker_under_the_key_of_one_process(
+    tiny_run: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the process of the flow times")
+
+    monkeypatch.setattr(timing, "measure_throughput", refuse)
+    later = shutil.ignore_patterns("benchmark", "report")
+    root = Path(shutil.copytree(tiny_run.root, tmp_path / "root", ignore=later))
+    run = walk_on_workers(root, tiny_run.recipe.model_dump_json(), 2)
+    (there,) = [call.artifact for call in run.calls if call.name == "benchmark"]
+    (here,) = [call.artifact for call in tiny_run.calls if call.name == "benchmark"]
+    assert run.executed() == ["benchmark"] and there.key == here.key
+    assert there.metrics.keys() == here.metrics.keys()
+    assert len(timing.throughput_rows(there)) == len(timing.throughput_rows(here)) > 0
+    assert json.loads((there.path / "machine.json").read_text("utf-8")) == timing.machine("cpu")
 
 
 @pytest.mark.full

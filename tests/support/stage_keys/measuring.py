@@ -60,7 +60,9 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**where, "config.task_questions": "of stage task-score"},
         ),
         "benchmark": StageCall(
-            benchmark_stage, {**measured, "config": BenchmarkConfig(), **placed}, {}
+            benchmark_stage,
+            {"lease": inputs.lease, **measured, "config": BenchmarkConfig(), **placed},
+            {"lease": NO_MATTER_HOW},
         ),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from itertools import pairwise
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -15,6 +17,7 @@ from tasks.cluster.worker_tasks import (
     call_on_worker,
     calls_leave_this_process,
     cores_of_a_call,
+    cores_of_a_machine,
     run_on_workers,
 )
 from tasks.run.side_by_side import side_by_side
@@ -88,6 +91,46 @@ def test_a_call_has_its_share_of_this_machine_however_many_workers_there_are(
 ) -> None:
     cluster = Cluster(address, cpus=16, gpus=4, started=True)
     assert cores_of_a_call(ClusterConfig(workers=workers, **config), cluster) == cores
+
+
+def _nap(seconds: float) -> tuple[float, float, int]:
+    began = time.monotonic()  # of the machine: equal in all of its processes
+    time.sleep(seconds)
+    return began, time.monotonic(), torch.get_num_threads()
+
+
+@pytest.mark.full
+def test_a_call_that_is_alone_has_all_cores_and_nothing_beside_it() -> None:
+    naps: list[tuple[float, float, int]] = []
+    alone: list[tuple[float, float, int]] = []
+
+    def others() -> None:
+        run_on_workers(lease, _nap, dict.fromkeys(range(6), 0.5), lambda _, it: naps.append(it))
+
+    with ClusterLease(ClusterConfig(cpus=2, workers=2, parallel_stages=2)) as lease:
+        run_on_workers(lease, _nap, {0: 0.0, 1: 0.0}, lambda *_: None)  # workers are there
+        side_by_side(
+            [others, lambda: alone.append(call_on_worker(lease, _nap, 0.5, alone=True))], 2
+        )
+    [(began, ended, threads)] = alone
+    assert (threads, {threads for *_, threads in naps}) == (2, {1})
+    assert all(end <= began or ended <= start for start, end, _ in naps)
+    naps.sort()
+    assert any(after < end for (_, end, _), (after, *_) in pairwise(naps)), "others overlap"
+
+
+def test_a_cluster_without_a_machine_for_a_timing_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machines = [{"CPU": 8.0}, {"CPU": 2.0, "GPU": 1.0}, {"memory": 1.0}]
+    nodes = [{"Alive": True, "Resources": of} for of in machines]
+    nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert cores_of_a_machine(ClusterConfig(workers=1)) == 8
+    assert cores_of_a_machine(ClusterConfig(workers=1, use_gpu=True)) == 2
+    del nodes[1]
+    with pytest.raises(ClusterError, match="a machine with a GPU; got none of 2"):
+        cores_of_a_machine(ClusterConfig(workers=1, use_gpu=True))
 
 
 def _process_and_threads(_: int) -> tuple[int, int]:

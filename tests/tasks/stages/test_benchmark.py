@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.benchmark import benchmark_stage, throughput_rows
 from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.recipe import Cell
+from umim_core.config.recipe import Cell, ClusterConfig
 from umim_core.text.shards import ShardWriter
 
 PROMPTS, BATCHES = (8, 24, 16), (2, 1)
@@ -35,7 +36,8 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     config = BenchmarkConfig(
         prompt_lengths=PROMPTS, batch_sizes=BATCHES, new_tokens=2, warmup=0, pairs=1
     )
-    timed = benchmark_stage(tmp_path, tokenized, tiny_checkpoint, config)
+    lease = ClusterLease(ClusterConfig(workers=0))
+    timed = benchmark_stage(tmp_path, lease, tokenized, tiny_checkpoint, config)
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "checkpoint").symlink_to(tiny_checkpoint)
     trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)

@@ -51,7 +51,7 @@ def asked(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Arti
 
 def timed(root: Path, made: Artifact, merge: Path, dtype: BackboneDtype) -> Artifact:
     config = BenchmarkConfig(prompt_lengths=(8,), new_tokens=2, warmup=0, pairs=1)
-    return benchmark_stage(root, made, merge, config, "cpu", dtype)
+    return benchmark_stage(root, IN_PROCESS, made, merge, config, "cpu", dtype)
 
 
 STAGES = pytest.mark.parametrize("stage", [evaluated, asked, timed])
