@@ -14,10 +14,13 @@ from torch import Tensor
 
 from support.tiny_models import random_backbone
 from support.training_processes import run_ranks
-from umim_core.adaptation import reference_scores as subject
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
+from umim_core.config.recipe import PreferenceConfig
+from umim_core.distill import reference_scores as subject
+from umim_core.distill.objectives import PreferenceObjective
 from umim_core.distill.reference_scores import SCHEMA, reference_scores
+from umim_core.distill.train_loop import asked_items, batch_indices
 from umim_core.errors import ArtifactError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
@@ -216,3 +219,25 @@ def test_two_ranks_get_the_bits_of_one_process(start: Start, tmp_path: Path) -> 
         torch.set_num_threads(threads)
     for name in ("computed-0", "computed-1", "found-0", "found-1"):
         assert np.array_equal(np.load(tmp_path / f"{name}.npy"), alone), name
+
+
+def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(start: Start) -> None:
+    config = PreferenceConfig(max_steps=3, batch_size=BATCH, learning_rate=0.1)
+    asked = asked_items(config, 7, COUNT)
+    first = batch_indices(7, 0, BATCH, COUNT)
+    assert len(asked) == 3 * BATCH and {*first} < {*asked} < {*range(COUNT)}
+
+    def objective(folder: Path, of: list[int] | None) -> PreferenceObjective:
+        train, valid = start.questions, questions(5, seed=1)
+        module = start.compressed.require_module()
+        return PreferenceObjective(
+            module, start.compressed, train, valid, beta=0.1, batch_size=BATCH,
+            reference=folder, asked=of,
+        )  # fmt: skip
+
+    short = objective(start.folder, asked)
+    assert start.scored == len(asked) + 5
+    whole = objective(start.folder.with_name("all"), None)
+    torch.testing.assert_close(short(first).total, whole(first).total, atol=1e-5, rtol=0.0)
+    with pytest.raises(KeyError):
+        short([index for index in range(COUNT) if index not in asked][:1])

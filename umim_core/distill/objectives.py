@@ -166,6 +166,7 @@ class PreferenceObjective(nn.Module):
         beta: Strength of the pull towards the reference.
         batch_size: Questions scored at once outside of training steps.
         reference: Folder that keeps the scores of the start.
+        asked: Training questions that the run will ask; None for all. The others have no scores.
     """
 
     metric_names = ("loss", "accuracy")
@@ -182,6 +183,7 @@ class PreferenceObjective(nn.Module):
         beta: float,
         batch_size: int,
         reference: Path,
+        asked: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.module = module
@@ -189,10 +191,15 @@ class PreferenceObjective(nn.Module):
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
         self._beta, self._batch_size = beta, batch_size
         self.num_items = len(train)
+        known = range(len(train)) if asked is None else asked
+        scored = [*(train[index] for index in known), *valid]
         scores = reference_scores(
-            [*train, *valid], compressed, self.module, batch_size=batch_size, folder=reference
+            scored, compressed, self.module, batch_size=batch_size, folder=reference
         )
-        self._reference = {"train": scores[: len(train)], "valid": scores[len(train) :]}
+        self._reference: dict[Split, dict[int, Tensor]] = {
+            "train": dict(zip(known, scores, strict=False)),
+            "valid": dict(enumerate(scores[len(known) :])),
+        }
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
         return ending_scores(questions, self._compressed)

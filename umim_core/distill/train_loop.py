@@ -112,6 +112,13 @@ def batch_indices(seed: int, step: int, batch_size: int, num_items: int) -> list
     return indices
 
 
+def asked_items(config: TrainConfig, seed: int, num_items: int) -> list[int]:
+    """Return the items of all planned batches, in order: a short run asks for a few of many."""
+    steps = range(planned_steps(config, num_items))
+    batches = (batch_indices(seed, step, config.batch_size, num_items) for step in steps)
+    return sorted({index for batch in batches for index in batch})
+
+
 @lru_cache(maxsize=2)  # a batch touches two epochs at most, unless it is longer than one
 def _permutation(seed: int, epoch: int, num_items: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_items)
