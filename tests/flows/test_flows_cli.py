@@ -16,7 +16,8 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from flows.cli import _checkpoint_lines, app
+from flows.cli import app
+from flows.launch import _checkpoint_lines
 from support.shared_services import PrefectServer
 from tasks.run.checks import check_positions
 from tasks.run.recipes import find_recipe
