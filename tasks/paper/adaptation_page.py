@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tasks.paper.adaptation_rows import CLEAR, CONTROL, adaptation_rows, clear, label
+from tasks.paper.adaptation_rows import CLEAR, CONTROL, RULES_ALONE, adaptation_rows, clear, label
 from tasks.report.page_template import Report, each, filled_in, page
 from umim_core.adaptation.settings import ADAPTED, find_setting, setting_names
 
 ADAPTATION_TITLE: Final = "Accuracy change against token reduction"
-_RULES: Final = "WT + Rules"
 
 
 def _verdict(place: Report) -> str:
@@ -58,40 +57,32 @@ def _guessing(place: Report) -> Iterator[str]:
         )
 
 
-def _compared(row: Report, other: Report) -> str:
-    """Return a row's gain over another one in words; a claim only where it holds in any case.
-
-    How the two vary together is not in the file. The error of their difference is at most the sum
-    of both errors, whatever they have in common.
-    """
-    gain = row["difference"] - other["difference"]
-    known = None not in (row["error"], other["error"])
-    side = clear(gain, row["error"] + other["error"] if known else None)
-    words = {1: "clearly more", -1: "clearly less", 0: "not told apart"}[side]
-    return f"{label(row)} {100 * gain:+.1f} points ({words})"
+def _compared(row: Report, name: str) -> str:
+    """Return a row's difference to another model in words, paired by question."""
+    found = row["against"][name]
+    words = {1: "clearly more", -1: "clearly less", 0: "not told apart"}
+    side = words[clear(found["difference"], found["error"])]
+    return f"{label(row)} {filled_in('{difference!p:+.1f}', found)} points ({side})"
 
 
 def _over_rules(rows: list[Report]) -> Iterator[str]:
     """Say what training adds to the task's rules, at equal threshold."""
-    for rules in (row for row in rows if row["setting"] == _RULES):
-        trained = [
-            _compared(row, rules)
-            for row in rows
-            if row["tau"] == rules["tau"] and row["kind"] != CONTROL and row["trained"]
-        ]
-        if trained:
-            yield f"Training, against the rules alone ({label(rules)}): {', '.join(trained)}."
+    trained = [row for row in rows if RULES_ALONE in row["against"]]
+    for tau in dict.fromkeys(row["tau"] for row in trained):
+        found = [_compared(row, RULES_ALONE) for row in trained if row["tau"] == tau]
+        yield f"Training, against the rules alone: {', '.join(found)}."
 
 
 def _controls(rows: list[Report]) -> Iterator[str]:
     """Say how settings that merge compare with training of the same kind that merges nothing."""
-    controls = [row for row in rows if row["kind"] == CONTROL and not row["token_reduction"]]
+    controls = [row for row in rows if row["kind"] == CONTROL]
     if not controls:
         yield "No control without merging was run: what training alone would give is not known."
-    for control in controls:
-        adapted = [_compared(row, control) for row in rows if row["setting"] == ADAPTED]
+    for name in (control["setting"] for control in controls):
+        adapted = [row for row in rows if row["setting"] == ADAPTED and name in row["against"]]
         if adapted:
-            yield f"Against {control['setting']} without merging (TR 0): {', '.join(adapted)}."
+            told = ", ".join(_compared(row, name) for row in adapted)
+            yield f"Against {name}, which merges nothing: {told}."
 
 
 def _shown(place: Report) -> Iterator[Report]:
@@ -216,8 +207,7 @@ error over questions, paired by question. *Over seeds*: standard deviation of th
 *Gained*, *lost*: questions that are right and were wrong with the base model, and the reverse.
 *Margin*: mean log-probability per token of the right answer minus that of the best wrong one, in
 nats. Accuracy counts the answer of the highest mean log-probability. *Clearly*: beyond {CLEAR:g}
-standard errors, of questions and, where there are several, of seeds; one setting against another:
-beyond {CLEAR:g} times the sum of both errors, a bound whatever the two have in common.
+standard errors of the difference, over questions and, where there are several, over seeds.
 
 Guessing answers {{chance?:.0%}} of the questions rightly.
 
@@ -251,8 +241,10 @@ questions, learning rate {{control_dpo.learning_rate?:g}}.
 
 - One task, one split of its questions, and the models above: nothing follows for others.
 
-`python -m flows run adaptation/{{name}}` measures it again. Commit {{commit?unknown:.12}}. This
-page and its figure are made of adaptation-{{name}}.json alone.
+`python -m flows run adaptation/{{name}}` measures it again. This page and its figure are
+made of its `adaptation.json` alone.
+
+Commit {{commit?:.12}}.
 """,
     backbones=each("backbones.*place", _BACKBONE),
     runs=each("backbones.*place", _RUNS),

@@ -13,6 +13,7 @@ from typing import Final
 from tasks.report.page_template import Report
 
 CONTROL: Final = "control"
+RULES_ALONE: Final = "WT + Rules"  # what training is compared with, at equal threshold
 CLEAR: Final = 2.0  # standard errors of a difference that counts
 _MEANS: Final = (
     *("rules", "token_reduction", "input_reduction", "accuracy", "margin", "gained", "lost"),
@@ -27,6 +28,7 @@ def adaptation_rows(place: Report) -> list[Report]:
     (standard deviation of the accuracy over seeds; None for one) and two differences to the base
     model on the same questions, ``change`` (accuracy) and ``margin_change``, each with ``std``, the
     standard error over questions. ``error`` is that of ``change`` over questions and seeds.
+    ``against`` has ``difference`` and ``error`` of the accuracy to other models, by their names.
 
     Args:
         place: An entry of ``backbones``.
@@ -39,20 +41,38 @@ def adaptation_rows(place: Report) -> list[Report]:
 
 def _row(points: list[Report]) -> Report:
     mean = {name: _mean(point.get(name) for point in points) for name in _MEANS}
-    spread = stdev(point["accuracy"] for point in points) if len(points) > 1 else None
-    error = mean["difference_se"]
-    if error is not None and spread is not None:
-        error = hypot(error, spread / sqrt(len(points)))
+    compared = [point.get("against", {}) for point in points]
+    names = dict.fromkeys(name for found in compared for name in found)
     return {
         **{name: points[0][name] for name in ("setting", "kind", "tau")},
         **mean,
         "trained": any(point["seed"] is not None for point in points),
         "seeds": len({point["seed"] for point in points} - {None}),
-        "spread": spread,
+        "spread": _spread(points),
         "change": {"mean": mean["difference"], "std": mean["difference_se"]},
         "margin_change": {"mean": mean["margin_difference"], "std": mean["margin_difference_se"]},
-        "error": error,
+        "error": _error(points),
+        "against": {
+            name: _compared([found[name] for found in compared if name in found]) for name in names
+        },
     }
+
+
+def _compared(seeds: list[Report]) -> Report:
+    return {"difference": _mean(one["difference"] for one in seeds), "error": _error(seeds)}
+
+
+def _error(seeds: list[Report]) -> float | None:
+    """Return the standard error of a mean difference, over questions and seeds."""
+    questions, spread = _mean(one.get("difference_se") for one in seeds), _spread(seeds)
+    if questions is None or spread is None:
+        return questions
+    return hypot(questions, spread / sqrt(len(seeds)))
+
+
+def _spread(seeds: list[Report]) -> float | None:
+    """Return the standard deviation over seeds; a difference to the base has the accuracy's."""
+    return stdev(one["difference"] for one in seeds) if len(seeds) > 1 else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -264,12 +264,12 @@ def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     }
     zeros = [0.0] * len(own.golds)
     for name, values in figures.items():
-        metrics |= _mean(name, values, zeros)
+        metrics |= paired(name, values, zeros)
     if base is None:
         return metrics
     before = {"accuracy": base.hits(), "margin": base.margins()}
-    metrics |= _mean("difference", figures["accuracy"], before["accuracy"])
-    metrics |= _mean("margin_difference", figures["margin"], before["margin"])
+    metrics |= paired("difference", figures["accuracy"], before["accuracy"])
+    metrics |= paired("margin_difference", figures["margin"], before["margin"])
     pairs = list(zip(figures["accuracy"], before["accuracy"], strict=True))
     return metrics | {
         "gained": float(sum(now > then for now, then in pairs)),
@@ -277,7 +277,7 @@ def compared(own: ChoiceScores, base: ChoiceScores | None) -> Metrics:
     }
 
 
-def _mean(name: str, own: Sequence[float], base: Sequence[float]) -> Metrics:
+def paired(name: str, own: Sequence[float], base: Sequence[float]) -> Metrics:
     """Return the mean of own - base, and its standard error where there are two questions."""
     error = mean_difference_error(own, base)
     mean = sum(a - b for a, b in zip(own, base, strict=True)) / len(own)

@@ -11,12 +11,15 @@ from typing import Final
 
 from tasks.paper.adaptation_figure import adaptation_svg
 from tasks.paper.adaptation_page import adaptation_page
+from tasks.paper.adaptation_rows import RULES_ALONE
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.adaptation import ScoredModel
+from tasks.stages.adaptation import ScoredModel, paired, read_scores
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.disk import write_bytes
+from umim_core.task_sets.choice_questions import read_questions
 
 RESULT: Final = "adaptation"
 Report = dict[str, object]
@@ -55,7 +58,8 @@ def adaptation_stage(
     def build(out: Path) -> Metrics:
         body: Report = {
             "kind": RESULT,
-            "task": task.manifest()["config"].get("task", ""),
+            "task": task.manifest()["config"].get("task", DEFAULT_TASK),
+            "chance": _chance(task),
             "questions": {
                 split: len((task.path / f"{split}.jsonl").read_text("utf-8").splitlines())
                 for split in ("train", "valid", "test")
@@ -69,7 +73,7 @@ def adaptation_stage(
         write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
-    return run_stage(root, StageSpec(RESULT, 1, {"recipe": dumped}, inputs), build)
+    return run_stage(root, StageSpec(RESULT, 2, {"recipe": dumped}, inputs), build)
 
 
 _SHOWN: Final = (
@@ -78,9 +82,36 @@ _SHOWN: Final = (
 )
 
 
+def _chance(task: Artifact) -> float:
+    """Return the accuracy of guessing on the test questions."""
+    return fmean(1 / len(question.choices) for question in read_questions(task.path / "test.jsonl"))
+
+
+def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
+    """Return what a trained setting gains over the rules alone, and over the controls.
+
+    Both are paired by question: at its threshold, and with its seed.
+    """
+    own = point.model
+    if own.seed is None or own.control is not None:
+        return {}
+    others = [
+        other
+        for other in points
+        if (other.model.setting, other.model.tau) == (RULES_ALONE, own.tau)
+        or (other.model.control is not None and other.model.seed == own.seed)
+    ]
+    hits = read_scores(point.scores).hits()
+    found = {
+        other.model.setting: paired("difference", hits, read_scores(other.scores).hits())
+        for other in others
+    }
+    return {"against": found}
+
+
 def _backbone(curve: Curve) -> Report:
     config = read_config(resolve_checkpoint(curve.checkpoint))
-    points = [_point(point) for point in curve.points]
+    points = [_point(point) | _against(point, curve.points) for point in curve.points]
     return {
         "checkpoint": curve.checkpoint,
         "backbone": config.backbone,

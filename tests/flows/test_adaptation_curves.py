@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flows.adaptation_curves import measure_adaptation
@@ -110,6 +112,40 @@ def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
     pairs = list(zip(start.hits(), base.hits(), strict=True))
     assert point["difference"] == pytest.approx(sum(a - b for a, b in pairs) / len(pairs))
     assert point["gained"] - point["lost"] == sum(a - b for a, b in pairs)
+
+
+def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(curves: Any) -> None:
+    _, _, run, body = curves
+    hits = {
+        tuple(artifact.manifest()["config"][name] for name in ("setting", "tau", "seed")):
+        read_scores(artifact).hits()
+        for artifact in run.artifacts
+        if artifact.stage == "choice-scores"
+    }  # fmt: skip
+    points = body["backbones"][0]["points"]
+    for point in points:
+        setting, tau, seed = point["setting"], point["tau"], point["seed"]
+        if seed is None or point["kind"] == "control":
+            assert "against" not in point
+            continue
+        others = {
+            "WT + Rules": hits["WT + Rules", tau, None],
+            "input-adapter": hits["input-adapter", None, seed],
+        }
+        assert point["against"].keys() == others.keys()
+        for name, other in others.items():
+            gains = np.subtract(hits[setting, tau, seed], other)
+            found = point["against"][name]
+            assert found["difference"] == pytest.approx(gains.mean())
+            assert found["difference_se"] == pytest.approx(gains.std(ddof=1) / len(gains) ** 0.5)
+
+
+def test_the_result_names_its_task_and_what_guessing_gives(curves: Any) -> None:
+    folder, _, _, body = curves
+    lines = (folder / "questions" / "test.jsonl").read_text("utf-8").splitlines()
+    choices = [len(json.loads(line)["choices"]) for line in lines]
+    assert body["task"] == "train"  # the file's name
+    assert body["chance"] == pytest.approx(np.mean([1 / count for count in choices]))
 
 
 def test_a_second_run_finds_everything(curves: Any) -> None:

@@ -9,6 +9,7 @@ from tasks.report.page_template import Report
 
 REDUCTIONS = {50: 0.08, 5: 0.2}
 TRAINED = {"WT + FT": 0.01, "Task-Adapted": 0.03}  # accuracy over that of the rules alone
+CONTROLS = {"input-adapter": 0.002, "lora": 0.04}
 BASE = {"accuracy": 0.45, "accuracy_se": 0.02, "margin": -0.1, "margin_se": 0.02}
 
 
@@ -27,6 +28,11 @@ def point(setting: str, tau: int | None, seed: int | None, **of: Any) -> Report:
     return given | found
 
 
+def against(difference: float) -> Report:
+    """Return a difference to another model with its error."""
+    return {"difference": difference, "difference_se": 0.01}
+
+
 def points(taus: tuple[int, ...] = (50, 5), seeds: tuple[int, ...] = (0,)) -> list[Report]:
     """Return the points of a backbone: WT, the rules alone, two trainings, two controls."""
     found = [point("WT", None, None, token_reduction=0.14, difference=-0.05, rules=900)]
@@ -37,9 +43,13 @@ def points(taus: tuple[int, ...] = (50, 5), seeds: tuple[int, ...] = (0,)) -> li
         found.append(point("WT + Rules", tau, None, **lost))
         for setting, gain in TRAINED.items():
             for seed in seeds:
-                more = {"difference": lost["difference"] + gain + 0.002 * seed}
+                more: Report = {"difference": lost["difference"] + gain + 0.002 * seed}
+                more["against"] = {"WT + Rules": against(gain + 0.002 * seed)}
+                more["against"] |= {
+                    name: against(more["difference"] - of) for name, of in CONTROLS.items()
+                }
                 found.append(point(setting, tau, seed, **lost | more))
-    for name, gain in {"input-adapter": 0.002, "lora": 0.04}.items():
+    for name, gain in CONTROLS.items():
         found += [point(name, None, seed, kind="control", difference=gain) for seed in seeds]
     return found
 

@@ -13,7 +13,7 @@ from support.tiny_adaptation import adaptation
 from tasks.paper.measured import Measured
 from tasks.paper.paper_page import paper_page
 from tasks.paper.printed import paper_tables
-from tasks.run.recipes import table_names
+from tasks.run.recipes import adaptation_names, table_names
 from umim_core.errors import ConfigError
 from umim_core.evaluation.generated_text import REDUCTIONS
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
@@ -170,7 +170,7 @@ def test_the_points_of_an_adaptation_are_shown_once_its_file_is_there(
 ) -> None:
     label = "fig:hellaswag_progress" if name == "hellaswag" else "fig:arc_compar"
     entry = ours(label, f"adaptation-{name}-smollm2.json")
-    assert entry.awaited(tmp_path)
+    assert entry.recipe in adaptation_names() and entry.awaited(tmp_path)
     (tmp_path / entry.file).write_text(json.dumps(adaptation()), "utf-8")
     shown = entry.table(tmp_path)
     assert shown.rows[0] == (*("WT", "–", "–", "14.0%", "0.0%", "45.0 %", "40.0 %", "-5.0 ± 1.0"),)
