@@ -30,7 +30,7 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
         sources = parts.prepare(run)
         results = parts.mine(run, sources)
         parts.distill(run, results)
-        parts.adapt(run, sources, results)
+        run.together(parts.adaptations(run, sources, results))
         return [
             {name: str(artifact.path / "checkpoint") for name, artifact in result.settings.items()}
             for result in results

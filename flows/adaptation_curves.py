@@ -56,7 +56,7 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
         for seed in recipe.seeds
     ]
     found = run.together(parts)
-    return Curve(checkpoint, base, [point for points in found for point in points])
+    return Curve(checkpoint, start, base, [point for points in found for point in points])
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class _Branch:
             rules = self.rules(tau)
             for step in adaptation_steps(named):
                 if step.training == "none" and step.name in named:
-                    given = self._with_rules(rules, tau)
+                    given = self._with_rules(rules, tau, step.name)
                     points.append(self._point(ScoredModel(step.name, given, tau=tau), base, rules))
         return points
 
@@ -88,7 +88,7 @@ class _Branch:
         made, points = {WT: self.start}, []
         for step in adaptation_steps(config.settings):
             if step.training == "none":
-                made[step.name] = self._with_rules(rules, tau)
+                made[step.name] = self._with_rules(rules, tau, step.name)
                 continue
             begin = rules if step.start is None else made[step.start]
             given = (self.run.lease, recipe, config, self.cell, self.task, begin)
@@ -122,9 +122,10 @@ class _Branch:
         given = (self.run.lease, self.run.recipe, self.task, model, base)
         return self.run.stage(choice_scores_stage, *given, label=" ".join(parts + tau + seed))
 
-    def _with_rules(self, rules: Artifact, tau: int) -> Artifact:
+    def _with_rules(self, rules: Artifact, tau: int, setting: str) -> Artifact:
         label = f"{self.checkpoint} tau {tau}"
-        return self.run.stage(with_rules_stage, self.start, rules, label=label)
+        given = (self.start, rules)
+        return self.run.stage(with_rules_stage, *given, label=label, setting=setting)
 
     def _point(
         self, model: ScoredModel, base: Artifact, rules: Artifact | None = None

@@ -9,16 +9,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from tasks.cluster.stopping import stoppable
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="python -m flows",

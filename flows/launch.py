@@ -45,10 +45,11 @@ def launch(
         return
     if isinstance(loaded, AdaptationRecipe):
         from flows.adapt import adapt
+        from tasks.stages.adaptation_result import RESULT
 
         (made,) = adapt(recipe)
-        path = Path(made["adaptation"])
-        page = (path / "adaptation.md").read_text(encoding="utf-8")
+        path = Path(made[RESULT])
+        page = (path / f"{RESULT}.md").read_text(encoding="utf-8")
         emit({"path": str(path)}, [page, str(path)], as_json)
         return
     if flow != "full":

@@ -60,7 +60,7 @@ def run_everything(run: PipelineRun) -> tuple[list[CellResult], list[ShippedResu
 
 
 def plan(recipe: RunRecipe) -> list[dict[str, str]]:
-    """Return the stages of a recipe in the order of the flow, each with what it works on."""
+    """Return the stages of a recipe in order, each with what it works on."""
     planner = Planner(recipe)
     if isinstance(recipe, BackboneRecipe):
         train_backbone(planner)
@@ -218,11 +218,6 @@ def _distilled(run: PipelineRun, result: CellResult) -> Artifact:
         label=cell_label(result.cell),
         setting=WT,
     )
-
-
-def adapt(run: PipelineRun, sources: Sources, results: list[CellResult]) -> None:
-    """Task rules, and every setting of the recipe, for the cells that ask for it."""
-    run.together(adaptations(run, sources, results))
 
 
 def adaptations(run: PipelineRun, sources: Sources, results: list[CellResult]) -> list[Part]:

@@ -38,6 +38,16 @@ from umim_core.task_sets.choice_questions import read_questions
 from umim_core.text.token_ids import encode
 
 
+def question_digests(task: Artifact, *splits: str) -> dict[str, str]:
+    """Return the digests of the questions that a stage reads, as inputs of its key.
+
+    Of the embedded task, whose keys are older than others, it is that of all splits.
+    """
+    if not form_key(task):
+        return {"task": task.digest}
+    return {split: task.file_digest(f"{split}.jsonl") for split in splits}
+
+
 def task_rules_stage(
     root: Path, task: Artifact, cell: Cell, rules: RulesConfig, max_tokens: int
 ) -> Artifact:
@@ -53,7 +63,7 @@ def task_rules_stage(
             "excluded": sorted(special_ids(tokenizer)),
             **form_key(task),
         },
-        {"task": task.digest},
+        question_digests(task, "train"),
     )
 
     def build(out: Path) -> Metrics:
@@ -168,7 +178,7 @@ def _trained(
     else:
         checkpoint = start.path / "checkpoint"
         rules, inputs = checkpoint / "rules", {"start": start.digest}
-    inputs["task"] = task.digest
+    inputs |= question_digests(task, "train", "valid")
 
     def build(out: Path) -> Metrics:
         length = adapt.max_tokens

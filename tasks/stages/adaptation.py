@@ -18,6 +18,7 @@ from typing import Final
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
+from tasks.stages.adapt import question_digests
 from tasks.stages.corpus import form_key, form_of
 from tasks.stages.distill import cell_job, dtype_key, training_key
 from tasks.training.train_worker import launch
@@ -92,7 +93,7 @@ def _given(
     }
     given = {split: read_questions(path) for split, path in paths.items() if path is not None}
     form = QuestionForm(source.prompt, source.delimiter, recipe.part)
-    return Path(source.train).stem, form, given
+    return source.name, form, given
 
 
 def start_stage(root: Path, checkpoint: str) -> Artifact:
@@ -108,11 +109,11 @@ def start_stage(root: Path, checkpoint: str) -> Artifact:
     return run_stage(root, spec, build)
 
 
-def cell_of(checkpoint: str, tau: int = 1) -> Cell:
+def cell_of(checkpoint: str) -> Cell:
     """Return backbone and form of a checkpoint's module as a recipe's cell has them."""
     config = read_config(resolve_checkpoint(checkpoint))
     form = config.form()
-    return Cell(backbone=config.backbone, revision=config.backbone_revision, tau=tau, **form)
+    return Cell(backbone=config.backbone, revision=config.backbone_revision, **form)
 
 
 def control_stage(
@@ -130,7 +131,8 @@ def control_stage(
         "max_tokens": recipe.max_tokens,
         **form_key(task),
     }
-    inputs = {"backbone": backbone_identity(cell.backbone, cell.revision), "task": task.digest}
+    inputs = {"backbone": backbone_identity(cell.backbone, cell.revision)}
+    inputs |= question_digests(task, "train", "valid")
 
     def build(out: Path) -> Metrics:
         form = form_of(task)

@@ -14,7 +14,8 @@ from tasks.paper.adaptation_page import adaptation_page
 from tasks.paper.adaptation_rows import RULES_ALONE
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.adaptation import ScoredModel, paired, read_scores
-from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from tasks.stages.corpus import form_key, form_of
+from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import read_json, write_json
@@ -40,6 +41,7 @@ class Curve:
     """Everything measured of one checkpoint: its base model, and the points."""
 
     checkpoint: str
+    start: Artifact
     base: Artifact
     points: Sequence[ScoredPoint]
 
@@ -65,6 +67,7 @@ def adaptation_stage(
                 for split in ("train", "valid", "test")
             },
             **{name: dumped[name] for name in _SHOWN},
+            "part": form_of(task).part,
             "control_dpo": dumped.get("control_dpo") or dumped["dpo"],
             "backbones": [_backbone(curve) for curve in curves],
         }
@@ -73,11 +76,13 @@ def adaptation_stage(
         write_bytes(out / f"{RESULT}.svg", adaptation_svg(body).encode())
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
-    return run_stage(root, StageSpec(RESULT, 2, {"recipe": dumped}, inputs), build)
+    return run_stage(
+        root, StageSpec(RESULT, 2, {"recipe": dumped, **form_key(task)}, inputs), build
+    )
 
 
 _SHOWN: Final = (
-    *("name", "description", "figure", "part", "taus", "seeds", "overlap", "max_tokens"),
+    *("name", "description", "figure", "taus", "seeds", "overlap", "max_tokens"),
     *("sft", "dpo", "dtype"),
 )
 
@@ -110,7 +115,7 @@ def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
 
 
 def _backbone(curve: Curve) -> Report:
-    config = read_config(resolve_checkpoint(curve.checkpoint))
+    config = read_config(curve.start.path / "checkpoint")
     points = [_point(point) | _against(point, curve.points) for point in curve.points]
     return {
         "checkpoint": curve.checkpoint,

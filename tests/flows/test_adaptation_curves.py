@@ -88,7 +88,7 @@ def test_every_setting_threshold_seed_and_control_is_a_point(curves: Any) -> Non
         average = sum(p["accuracy"] for p in points) / len(points)
         assert mean["accuracy"] == pytest.approx(average)
         assert (mean["spread"] is None) == (len(points) == 1)
-    assert body["questions"]["test"] == len({*range(QUESTIONS)})
+    assert body["questions"]["test"] == QUESTIONS
 
 
 def test_reduction_follows_the_rules_and_controls_have_none(curves: Any) -> None:
@@ -211,6 +211,8 @@ def test_the_papers_hyper_parameters() -> None:
         ({"taus": [0]}, "taus"),
         ({"controls": [], "control_dpo": _STEP}, "control_dpo is of controls"),
         ({"checkpoints": []}, "checkpoints"),
+        ({"seed": 3}, "name them as seeds"),
+        ({"questions": {"kind": "docstrings"}, "part": "sequence"}, "leave out part"),
         ({"questions": {"kind": "hub"}}, "questions"),
         ({"cluster": {"workers": 3}}, "cluster.workers must divide"),
     ],

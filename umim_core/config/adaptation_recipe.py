@@ -44,6 +44,9 @@ class QuestionFiles(Model):
     """
 
     kind: Literal["files"]
+    name: Annotated[str, Field(min_length=1)] = Field(
+        "questions", description="What results call the task."
+    )
     train: str = Field(description="File of training questions.")
     valid: str | None = Field(None, description="File of validation questions; null: from train.")
     test: str | None = Field(None, description="File of test questions; null: from train.")
@@ -66,7 +69,9 @@ class AdaptationRecipe(RunRecipe, StableDump):
     """Accuracy against token reduction for every setting of task adaptation, on one task."""
 
     kind: Literal["adaptation"]
-    figure: Annotated[str, Field(pattern=r"^(tab|fig):", description="Label in the paper.")]
+    figure: Annotated[str | None, Field(pattern=r"^(tab|fig):")] = Field(
+        None, description="Label of the paper's figure that it is compared with, if there is one."
+    )
     questions: Annotated[
         DocstringQuestions | QuestionFiles | HarnessQuestions, Field(discriminator="kind")
     ]
@@ -129,6 +134,10 @@ class AdaptationRecipe(RunRecipe, StableDump):
         for name, values in lists.items():
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} must all be different")
+        if "seed" in self.model_fields_set:
+            raise ValueError("every seed trains all settings: name them as seeds, not as seed")
+        if self.part != "context" and isinstance(self.questions, DocstringQuestions):
+            raise ValueError("the embedded task merges the context: leave out part")
         if self.control_dpo is not None and not self.controls:
             raise ValueError("control_dpo is of controls: name some, or leave it out")
         trained = (self.sft, self.dpo, self.control_dpo or self.dpo)

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import tasks.stages
+from support.stage_keys.adaptation import adaptation_calls
 from support.stage_keys.inputs import Inputs
 from support.stage_keys.measuring import measuring_calls, page_calls
 from support.stage_keys.rules import rule_calls
@@ -35,11 +36,15 @@ NAMES = (
     "sft from random weights", "dpo", "tokenizer", "backbone", "evaluate", "task-score",
     "task-score of the base model", "task-score of a baseline", "baseline", "benchmark", "report",
     "ablation", "questions", "questions of generated answers", "shards",
-    "shards of generated answers", "text", "table",
+    "shards of generated answers", "text", "table", "choices", "start", "control",
+    "choice-scores", "adaptation",
 )  # fmt: skip
 
 
-MAKERS = (text_calls, rule_calls, training_calls, measuring_calls, page_calls, table_calls)
+MAKERS = (
+    text_calls, rule_calls, training_calls, measuring_calls, page_calls, table_calls,
+    adaptation_calls,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
