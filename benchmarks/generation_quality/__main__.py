@@ -12,7 +12,8 @@ tokens, and with the latter where tokens were likely (``decode_min_probability``
 (``decode_max_damage``, nats per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS
 --keep-all``). ``--decode-tr`` takes the bounds under which the rules save so much of the held-out
 documents. Span eviction merges nothing: columns of spans leave the cache when they are some tokens
-old.
+old. ``--methods`` adds baselines, whose prompts or caches lose as many tokens as the rules save of
+each prompt.
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
 perplexity is that of the generated tokens under the base model, given the prompt. Every text is
 compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in
@@ -43,6 +44,7 @@ from benchmarks.generation_quality.text_runs import (
     new_rows,
 )
 from umim_core import UMIM
+from umim_core.baselines.methods import BASELINES
 from umim_core.embedded.assets import embedded_names
 from umim_core.evaluation.text_metrics.mauve import mauve_buckets
 from umim_core.evaluation.text_metrics.reference_similarity import References, require_libraries
@@ -59,8 +61,11 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
 
     Raises:
         MissingExtraError: If a library that compares texts is not installed.
+        ConfigError: If a baseline is unknown.
         RuleSetError: If there are bounds on damage and a checkpoint's rules have no prices.
     """
+    for method in options.methods:
+        BASELINES.find(method)
     require_libraries(options.prompts)  # before minutes of generating
     features = None if options.features is None else features_of(options.features)
     names = ("prompt_tokens", "new_tokens", "seeds", "batch_size")
@@ -121,7 +126,8 @@ def add(
             rows = [row for row in rows if row.get("decode_max_damage") is None]
     report["subjects"][name] = earlier | found | {"rows": rows}
     bounds = damage_bounds(umim, texts, options.max_damage, options.decode_tr)
-    for row in new_rows(list(rows), options.min_probability, list(bounds), options.span_eviction):
+    asked = (options.min_probability, list(bounds), options.span_eviction, options.methods)
+    for row in new_rows(list(rows), *asked):
         measured = measure(subject, row, options.seeds, options.batch_size)
         if row["decode_max_damage"] is not None:
             measured["text_token_reduction"] = bounds[row["decode_max_damage"]]
@@ -145,6 +151,7 @@ main = Benchmark(
         "max_damage": {"nargs": "*", "type": float, "default": []},
         "decode_tr": {"nargs": "*", "type": float, "default": []},
         "span_eviction": {"nargs": "*", "type": int, "default": list(AGES)},
+        "methods": {"nargs": "*", "default": [], "metavar": "BASELINE"},
         "batch_size": 32,
         "cache": CACHE,
     },

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from benchmarks.common import Report
+from benchmarks.generation_quality.method_runs import generate_by_method
 from umim_core import UMIM
 from umim_core.config.form import Merge
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
@@ -35,6 +36,7 @@ _UNBOUNDED: Final[Report] = {
     "decode_max_damage": None,
     "span_eviction": None,
 }
+PLAIN: Final[Report] = {**_UNBOUNDED, "method": None}
 Ids = NDArray[np.int64]
 
 
@@ -109,11 +111,12 @@ def run(
     merge: Merge,
     seed: int,
     batch_size: int,
-    row: Report = _UNBOUNDED,
+    row: Report = PLAIN,
 ) -> list[RowOutput]:
     """Generate in one of the decodings; an end-of-sequence token ends a text.
 
     Without a bound on damage in the row all rules merge, whatever the checkpoint's own bound is.
+    A baseline is named by the row's ``method``.
     """
     bounds = {name: row[name] for name in _UNBOUNDED}
     if bounds["decode_max_damage"] is None:
@@ -123,6 +126,9 @@ def run(
         "eos_token_id": end_ids(subject.umim.backbone) or None,
         **DECODINGS[decoding],
     }
+    if row["method"] is not None:
+        config, first = GenerationConfig(**settings), seed * len(subject.prompts)
+        return generate_by_method(subject.umim, subject.prompts, row["method"], config, first)
     return generate(subject.umim, subject.prompts, merge, batch_size, seed, bounds, **settings)
 
 
@@ -164,8 +170,9 @@ def differences(row: Report, rows: Sequence[Report]) -> dict[str, dict[str, floa
         Mean over prompts and its paired standard error, by figure; empty for the base model's own
         row and where nothing was compared.
     """
-    own = {"decoding": row["decoding"], "merge": "none"} | _UNBOUNDED
-    base = next((other for other in rows if other | own == other and other is not row), None)
+    own = {"decoding": row["decoding"], "merge": "none"} | PLAIN
+    known = (PLAIN | other for other in rows if other is not row)
+    base = next((other for other in known if other | own == other), None)
     if base is None or "by_prompt" not in row:
         return {}
     pairs = {name: (row["by_prompt"][name], base["by_prompt"][name]) for name in row["by_prompt"]}
@@ -183,18 +190,20 @@ def new_rows(
     probabilities: Sequence[float],
     damages: Sequence[float],
     ages: Sequence[int],
+    methods: Sequence[str] = (),
 ) -> Iterator[Report]:
-    """Yield decoding, merging, bounds and age of eviction of every row that is not done."""
+    """Yield decoding, merging, bounds, age and baseline of every row that is not done."""
     ways: list[Report] = [
         *({"merge": merge} for merge in MERGES),
         *({"merge": "all", "decode_min_probability": least} for least in probabilities),
         *({"merge": "all", "decode_max_damage": most} for most in damages),
         *({"merge": "none", "span_eviction": age} for age in ages),
+        *({"merge": "none", "method": method} for method in methods),
     ]
-    known = [_UNBOUNDED | old for old in done]
+    known = [PLAIN | old for old in done]
     for decoding in DECODINGS:
         for way in ways:
-            row = {"decoding": decoding} | _UNBOUNDED | way
+            row = {"decoding": decoding} | PLAIN | way
             if not any(old | row == old for old in known):
                 yield row
 

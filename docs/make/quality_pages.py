@@ -27,10 +27,10 @@ _LINES: Final = {
 
 
 def _line(row: Report) -> str:
-    """Return the line of ``_LINES`` that a row belongs to; ``none`` for the base model."""
+    """Return the line that a row belongs to: ``none`` for the base model, ``method`` not drawn."""
     if row.get("decode_min_probability"):  # 0 is no bound; a price or an age of 0 is one
         return "decode_min_probability"
-    bounds = ("decode_max_damage", "span_eviction")
+    bounds = ("decode_max_damage", "span_eviction", "method")
     return next((name for name in bounds if row.get(name) is not None), str(row["merge"]))
 
 
@@ -45,9 +45,11 @@ def _texts(found: Report) -> Iterator[Report]:
         where += "" if saved is None else f" (TR of text {saved:.1%})"
         age = row.get("span_eviction")
         where += "" if age is None else f", spans evicted at {age:,} tokens"
+        method = row.get("method")
+        label = MERGE_LABELS[row["merge"]] + where if method is None else str(method)
         of = base.get(row["decoding"])
         ratio = None if of is None else ratio_of(row["metrics"]["ppl"], of["metrics"]["ppl"])
-        yield row | {"label": MERGE_LABELS[row["merge"]] + where, "ppl_ratio": ratio}
+        yield row | {"label": label, "ppl_ratio": ratio}
 
 
 def ratio_of(ppl: Report, base: Report) -> Report | None:
@@ -119,7 +121,9 @@ over that of the base model's own texts, the deviations of both added by squares
 it for top-p). *Gen-KV TR*:
 1 - U_T / T of the generated tokens; *cumulative*: 1 - sum U_t / sum t. *TR of text*: of held-out
 documents, by the rules under the bound. Eviction also drops columns of the prompt while tokens are
-generated; they count there, too.
+generated; they count there, too. Baselines, by their names, merge nothing: as many tokens of each
+prompt go as the rules save of it. Policies of the cache (h2o, streaming-llm) read the prompt whole;
+their TR is that of the cache behind it.
 
 @ subjects
 """,

@@ -16,6 +16,7 @@ from benchmarks.generation_quality.__main__ import main
 from benchmarks.generation_quality.damage_bounds import damage_bounds
 from benchmarks.generation_quality.text_runs import (
     MERGES,
+    PLAIN,
     Subject,
     choose_prompts,
     over_seeds,
@@ -25,7 +26,7 @@ from docs.make.quality_pages import quality_figure, ratio_of
 from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.errors import MissingExtraError, RuleSetError
+from umim_core.errors import ConfigError, MissingExtraError, RuleSetError
 from umim_core.evaluation.generation_quality import GenerationQuality
 from umim_core.evaluation.text_metrics.reference_similarity import ReferenceSimilarity
 
@@ -258,3 +259,23 @@ def test_ratios_to_the_base_models_own_texts_are_drawn_and_shown_for_each_kind_o
     assert ratio_of(rows[1]["metrics"]["ppl"], rows[0]["metrics"]["ppl"]) == pytest.approx(
         {"mean": 1.25, "std": 1.25 * 0.1 * 2**0.5}
     )
+
+
+@pytest.mark.parametrize("method", ["truncation", "h2o", "last-embedding"])
+def test_a_baseline_shortens_prompts_as_far_as_the_rules(tiny_umim: UMIM, method: str) -> None:
+    prompts = [np.array([1, 2, 10, 3, 4, 5, 11]), np.array([20, 6, 7, 8, 9, 21])]
+    subject = Subject(tiny_umim, prompts, new_tokens=4)
+    plain = run(subject, "greedy", "none", 0, 2)
+    merged = run(subject, "greedy", "prompt", 0, 2)
+    found = run(subject, "greedy", "none", 0, 2, {**PLAIN, "method": method})
+    for row, ours, base, prompt in zip(found, merged, plain, prompts, strict=True):
+        assert row.prompt_ids == tuple(prompt.tolist()) and len(row.ids) == len(base.ids) == 4
+        assert row.token_reduction == ours.token_reduction > 0 == base.token_reduction
+        if method == "h2o":  # one column more with every token, as behind merged prompts
+            assert row.cache_lengths == ours.cache_lengths
+
+
+def test_an_unknown_baseline_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, SystemExit)):
+        main(["--methods", "h20", "--out", str(tmp_path / "x.json")])
+    assert not (tmp_path / "x.json").exists()

@@ -144,7 +144,7 @@ def test_the_result_names_its_task_and_what_guessing_gives(curves: Any) -> None:
     folder, _, _, body = curves
     lines = (folder / "questions" / "test.jsonl").read_text("utf-8").splitlines()
     choices = [len(json.loads(line)["choices"]) for line in lines]
-    assert body["task"] == "questions"  # the file's name
+    assert body["task"] == "questions"
     assert body["chance"] == pytest.approx(np.mean([1 / count for count in choices]))
 
 
