@@ -24,9 +24,9 @@ WT           | {WT}
 WT + Rules   | {WT + Rules}
 Task-Adapted | {Task-Adapted}
 
-Change of the accuracy against the base model in points, ± its standard error over questions,
-paired; TR of the context. Rules of the task at the lowest threshold that was run, whatever came of
-it.
+Change of the accuracy against the base model in points, mean over seeds, ± its standard error over
+questions alone, paired; TR of the context. Rules of the task at the lowest threshold that was run,
+whatever came of it.
 """,
     rows=lambda report: report["rows"],
 )

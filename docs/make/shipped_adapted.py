@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, Document
-from tasks.paper.adaptation_rows import CONTROL, adaptation_rows, clear, label
+from tasks.paper.adaptation_rows import CLEARLY, CONTROL, adaptation_rows, clear, label
 from tasks.report.page_template import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -44,11 +44,8 @@ def _rows(report: Report) -> list[Report]:
 def _verdict(report: Report) -> str:
     """Say how the setting compares with the base model."""
     (own,) = [row for row in _rows(report) if row["setting"] == report["setting"]]
-    side = _SIDES[clear(own["difference"], own["error"])]
-    return (
-        f"The accuracy of {label(own)} is {side}: a difference counts beyond two standard errors, "
-        "of questions and, where there are several, of seeds."
-    )
+    side = _SIDES[clear(own["difference"], own["reach"])]
+    return f"The accuracy of {label(own)} is {side}: a difference counts {CLEARLY}."
 
 
 _CARD: Final = page(

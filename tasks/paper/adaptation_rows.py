@@ -14,7 +14,13 @@ from tasks.report.page_template import Report
 
 CONTROL: Final = "control"
 RULES_ALONE: Final = "WT + Rules"  # what training is compared with, at equal threshold
-CLEAR: Final = 2.0  # standard errors of a difference that counts
+CLEAR: Final = 2.0  # standard errors over questions
+CLEARLY: Final = (
+    f"beyond the root of the squares of {CLEAR:g} standard errors over questions and, of several "
+    "seeds, of the standard error over seeds times Student's t (97.5 %, one degree less than seeds)"
+)
+_STUDENT: Final = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Quantile 97.5 % of Student's t with 1 to 9 degrees of freedom; of more it is less."""
 _MEANS: Final = (
     *("rules", "token_reduction", "input_reduction", "accuracy", "margin", "gained", "lost"),
     *("difference", "difference_se", "margin_difference", "margin_difference_se"),
@@ -27,8 +33,9 @@ def adaptation_rows(place: Report) -> list[Report]:
     A row holds the means over seeds of a point's figures, the number of ``seeds``, the ``spread``
     (standard deviation of the accuracy over seeds; None for one) and two differences to the base
     model on the same questions, ``change`` (accuracy) and ``margin_change``, each with ``std``, the
-    standard error over questions. ``error`` is that of ``change`` over questions and seeds.
-    ``against`` has ``difference`` and ``error`` of the accuracy to other models, by their names.
+    standard error over questions. ``reach`` and ``margin_reach`` are what they must exceed to be
+    clear, see :func:`reach`. ``against`` has ``difference`` and ``reach`` of the accuracy to other
+    models, by their names.
 
     Args:
         place: An entry of ``backbones``.
@@ -48,10 +55,11 @@ def _row(points: list[Report]) -> Report:
         **mean,
         "trained": any(point["seed"] is not None for point in points),
         "seeds": len({point["seed"] for point in points} - {None}),
-        "spread": _spread(points),
+        "spread": _spread(points, "difference"),  # the accuracy's: the base model is the same
         "change": {"mean": mean["difference"], "std": mean["difference_se"]},
         "margin_change": {"mean": mean["margin_difference"], "std": mean["margin_difference_se"]},
-        "error": _error(points),
+        "reach": reach(points, "difference"),
+        "margin_reach": reach(points, "margin_difference"),
         "against": {
             name: _compared([found[name] for found in compared if name in found]) for name in names
         },
@@ -59,20 +67,32 @@ def _row(points: list[Report]) -> Report:
 
 
 def _compared(seeds: list[Report]) -> Report:
-    return {"difference": _mean(one["difference"] for one in seeds), "error": _error(seeds)}
+    mean = _mean(one["difference"] for one in seeds)
+    return {"difference": mean, "reach": reach(seeds, "difference")}
 
 
-def _error(seeds: list[Report]) -> float | None:
-    """Return the standard error of a mean difference, over questions and seeds."""
-    questions, spread = _mean(one.get("difference_se") for one in seeds), _spread(seeds)
+def reach(seeds: list[Report], name: str) -> float | None:
+    """Return half the width of a 95 % interval around a mean over seeds; None if it is not known.
+
+    It is the root of two squares: of :data:`CLEAR` standard errors over questions, and of the
+    standard error over seeds times Student's t. Where nothing differs, at most 5 % of means lie
+    beyond it, whichever of the two is the larger. The spread over seeds holds part of that over
+    questions, too, so it errs to the wide side.
+
+    Args:
+        seeds: Figures of every seed, the standard errors over questions as ``name_se``.
+        name: Of the figure.
+    """
+    questions, spread = _mean(one.get(f"{name}_se") for one in seeds), _spread(seeds, name)
     if questions is None or spread is None:
-        return questions
-    return hypot(questions, spread / sqrt(len(seeds)))
+        return None if questions is None else CLEAR * questions
+    student = _STUDENT[min(len(seeds) - 1, len(_STUDENT)) - 1]
+    return hypot(CLEAR * questions, student * spread / sqrt(len(seeds)))
 
 
-def _spread(seeds: list[Report]) -> float | None:
-    """Return the standard deviation over seeds; a difference to the base has the accuracy's."""
-    return stdev(one["difference"] for one in seeds) if len(seeds) > 1 else None
+def _spread(seeds: list[Report], name: str) -> float | None:
+    """Return the standard deviation over seeds; None of one."""
+    return stdev(one[name] for one in seeds) if len(seeds) > 1 else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -86,8 +106,8 @@ def label(row: Report) -> str:
     return f"{row['setting']}" + ("" if row["tau"] is None else f" at τ {row['tau']}")
 
 
-def clear(difference: float | None, error: float | None) -> int:
-    """Return 1 or -1 for a difference beyond two standard errors, 0 for one that may be chance."""
-    if difference is None or error is None or abs(difference) <= CLEAR * error:
+def clear(difference: float | None, beyond: float | None) -> int:
+    """Return 1 or -1 for a difference beyond its :func:`reach`, 0 for one that may be chance."""
+    if difference is None or beyond is None or abs(difference) <= beyond:
         return 0
     return 1 if difference > 0 else -1

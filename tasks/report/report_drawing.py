@@ -7,6 +7,7 @@ so that one drawing serves light and dark pages. The same data gives the same by
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -143,7 +144,8 @@ class Marks:
         texts: Labels of the points; empty for none.
         joined: Whether a line runs through them.
         hollow: Whether only the markers' edges are drawn.
-        errors: Half the length of each point's error bar, in data units; empty for none.
+        errors: Half the length of each point's error bar, in data units, NaN for a point without
+            one; empty if none has one.
     """
 
     index: int
@@ -182,7 +184,7 @@ def label_marks(axes: Axes, things: Sequence[Marks], heights: Sequence[float] = 
     lines = [[(x, height) for x in axes.get_xlim()] for height in heights]
     for thing in things:
         bars = zip(thing.points, thing.errors, strict=False)  # no point has one, or every point
-        lines += [[(x, y - error), (x, y + error)] for (x, y), error in bars]
+        lines += [[(x, y - e), (x, y + e)] for (x, y), e in bars if not math.isnan(e)]
         lines += [thing.points] if thing.joined else []
     labels = [
         (x, y, text, mark(thing.index)[0])

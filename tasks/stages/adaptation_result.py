@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final
 
 from tasks.paper.adaptation_figure import adaptation_svg
@@ -18,7 +17,8 @@ from tasks.stages.corpus import form_key, form_of
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.store.artifacts import read_json, write_json
+from umim_core.distill.train_run import read_summary
+from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.choice_questions import read_questions
 
@@ -77,7 +77,7 @@ def adaptation_stage(
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
     return run_stage(
-        root, StageSpec(RESULT, 2, {"recipe": dumped, **form_key(task)}, inputs), build
+        root, StageSpec(RESULT, 3, {"recipe": dumped, **form_key(task)}, inputs), build
     )
 
 
@@ -123,15 +123,12 @@ def _backbone(curve: Curve) -> Report:
         "backbone_fingerprint": config.backbone_fingerprint,
         "base": dict(curve.base.metrics),
         "points": points,
-        "means": _means(points),
     }
 
 
 def _point(point: ScoredPoint) -> Report:
     model, trained = point.model, point.model.control or point.model.artifact
-    summary = trained.path / "summary.json"
-    found = read_json(summary) if model.seed is not None and summary.is_file() else {}
-    steps = {name: found.get(name) for name in _TRAINED} if isinstance(found, dict) else {}
+    found = {} if model.seed is None else read_summary(trained.path)
     return {
         "setting": model.setting,
         "kind": "setting" if model.control is None else "control",
@@ -139,32 +136,5 @@ def _point(point: ScoredPoint) -> Report:
         "seed": model.seed,
         "rules": None if point.rules is None else round(sum(point.rules.metrics.values())),
         **point.scores.metrics,
-        **steps,
+        **{name: found.get(name) for name in _TRAINED},
     }
-
-
-def _means(points: Sequence[Report]) -> list[Report]:
-    """Return the means over seeds of every setting and threshold, in the order of the points."""
-
-    def place(point: Report) -> tuple[object, object]:
-        return point["setting"], point["tau"]
-
-    order = list(dict.fromkeys(place(point) for point in points))
-    ordered = sorted(points, key=lambda point: order.index(place(point)))
-    made: list[Report] = []
-    for _, group in groupby(ordered, place):
-        members = list(group)
-        mean = {
-            name: fmean(float(str(member[name])) for member in members)
-            for name in ("token_reduction", "accuracy", "difference", "margin_difference")
-        }
-        values = [float(str(member["accuracy"])) for member in members]
-        made.append(
-            {
-                **{name: members[0][name] for name in ("setting", "kind", "tau")},
-                "seeds": len(members),
-                **mean,
-                "spread": stdev(values) if len(values) > 1 else None,
-            }
-        )
-    return made

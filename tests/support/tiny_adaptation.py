@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean, stdev
 from typing import Any
 
 from tasks.report.page_template import Report
@@ -54,21 +53,6 @@ def points(taus: tuple[int, ...] = (50, 5), seeds: tuple[int, ...] = (0,)) -> li
     return found
 
 
-def means(of: list[Report]) -> list[Report]:
-    """Return the means over seeds of points, as the last stage of an adaptation writes them."""
-    groups: dict[tuple[str, int | None], list[Report]] = {}
-    for one in of:
-        groups.setdefault((one["setting"], one["tau"]), []).append(one)
-    names = ("token_reduction", "accuracy", "difference", "margin_difference")
-    return [
-        {name: own[0][name] for name in ("setting", "kind", "tau")}
-        | {name: fmean(one[name] for one in own) for name in names}
-        | {"seeds": len(own)}
-        | {"spread": stdev(one["accuracy"] for one in own) if len(own) > 1 else None}
-        for own in groups.values()
-    ]
-
-
 def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
     """Return the content of ``adaptation.json``.
 
@@ -77,7 +61,8 @@ def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
         of: Fields in place of its own.
     """
     own = points() if given is None else given
-    training = {"max_steps": 40, "batch_size": 4, "learning_rate": 0.001}
+    training = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "learning_rate": 0.001}
+    training["validation_rows"] = 64
     return {
         "kind": "adaptation", "name": "tiny", "figure": "fig:arc_compar", "task": "umim_tiny",
         "chance": 0.25, "dtype": "float32", "questions": {"train": 1500, "valid": 200, "test": 500},
@@ -86,7 +71,7 @@ def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
         "backbones": [
             {
                 "checkpoint": "umim-small", "backbone": "small", "backbone_fingerprint": "f" * 64,
-                "base": dict(BASE), "points": own, "means": means(own),
+                "base": dict(BASE), "points": own,
             }
         ],
     } | of  # fmt: skip

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from support.tiny_adaptation import adaptation, against, point, points
 from tasks.paper.adaptation_figure import adaptation_svg
 from tasks.paper.adaptation_page import adaptation_page
-from tasks.paper.adaptation_rows import adaptation_rows, clear
+from tasks.paper.adaptation_rows import adaptation_rows, clear, reach
 from tasks.report.page_template import Report
+from umim_core.config.recipe import PreferenceConfig
+from umim_core.distill.train_loop import planned_steps
 
 
 def cells(page: str, setting: str) -> list[str]:
@@ -29,24 +32,51 @@ def test_a_row_is_the_mean_over_its_seeds_with_their_spread() -> None:
     (row,) = adaptation_rows(adaptation(given)["backbones"][0])
     assert row["difference"] == pytest.approx(0.02)
     assert row["spread"] == pytest.approx(0.01 * 2**0.5)
-    assert row["error"] == pytest.approx((0.01**2 + 0.01**2) ** 0.5)  # questions, seeds
+    assert row["reach"] == pytest.approx((0.02**2 + (12.71 * 0.01) ** 2) ** 0.5)
     assert (row["seeds"], row["trained"]) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("difference", "error", "side"),
-    [(0.03, 0.01, 1), (-0.03, 0.01, -1), (0.02, 0.01, 0), (0.5, None, 0), (None, 0.01, 0)],
+    ("difference", "beyond", "side"),
+    [(0.03, 0.02, 1), (-0.03, 0.02, -1), (0.02, 0.02, 0), (0.5, None, 0), (None, 0.01, 0)],
 )
-def test_a_difference_is_clear_beyond_two_known_errors(
-    difference: float | None, error: float | None, side: int
+def test_a_difference_is_clear_beyond_what_chance_reaches(
+    difference: float | None, beyond: float | None, side: int
 ) -> None:
-    assert clear(difference, error) == side
+    assert clear(difference, beyond) == side
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10, 14])
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 3.0, 30.0])
+def test_of_what_does_not_differ_at_most_one_in_twenty_seems_clear(
+    seeds: int, ratio: float
+) -> None:
+    """The deviation of seeds is ``ratio`` times the standard error over questions."""
+    draws = np.random.default_rng(seeds)
+    own = draws.normal(0.0, ratio, (4000, seeds))
+    means = own + draws.normal(0.0, 1.0, (4000, 1))
+    found = [
+        clear(float(row.mean()), reach([{"gain": mean, "gain_se": 1.0} for mean in row], "gain"))
+        for row in means
+    ]
+    assert np.count_nonzero(found) < 0.06 * len(found)  # 0.05 and three errors of the count
+
+
+def test_a_margin_that_differs_between_seeds_is_not_clear() -> None:
+    """Over questions alone it would be: 0.05 ± 0.01."""
+    given = [point("WT + FT", 5, s, margin_difference=d) for s, d in ((0, 0.02), (1, 0.08))]
+    (line,) = lines(adaptation_page(adaptation(given)), "Margin")
+    assert "above the base model: none;" in line
+    alone = [point("WT + FT", 5, 0, margin_difference=0.05)]
+    assert "WT + FT at τ 5 (+0.050 nats)" in adaptation_page(adaptation(alone))
 
 
 def test_the_table_shows_every_setting_at_every_threshold() -> None:
     page = adaptation_page(adaptation())
     assert cells(page, "base")[1:7] == ["–", "", "–", "0.0%", "–", "45.0 ± 2.0"]
-    assert cells(page, "WT")[1:9] == (["–", "", "900", "14.0%", "0.0%", "40.0", "-5.0 ± 1.0", "–"])
+    assert cells(page, "WT")[1:9] == (
+        ["–", "", "900", "14.0%", "0.0%", "40.0", "-5.0 ± 1.0", "2.0"]
+    )
     assert cells(page, "WT + Rules")[1:8] == (
         ["50", "", "100", "8.0%", "6.4%", "43.4", "-1.6 ± 1.0"]
     )
@@ -91,13 +121,35 @@ def test_a_comparison_that_differs_between_seeds_claims_less() -> None:
 
 def test_what_merges_is_compared_with_controls_that_do_not() -> None:
     page = adaptation_page(adaptation())
-    (line,) = lines(page, "Against lora")
+    (line,) = lines(page, "DPO after SFT, against lora")
     assert "Task-Adapted at τ 5 -5.0 points (clearly less)" in line
     assert "Task-Adapted at τ 50 -2.6 points (clearly less)" in line
-    (line,) = lines(page, "Against input-adapter")
+    (line,) = lines(page, "DPO after SFT, against input-adapter")
     assert "Task-Adapted at τ 50 +1.2 points (not told apart)" in line
+    assert "WT + DPO was not run" in page
     without = [one for one in points() if one["kind"] == "setting"]
     assert "what training alone would give is not known" in adaptation_page(adaptation(without))
+
+
+def test_controls_are_compared_first_with_what_is_trained_like_them() -> None:
+    trained = point("WT + DPO", 5, 0, against={"lora": against(0.03)})
+    page = adaptation_page(adaptation([*points((5,)), trained]))
+    first, second = (line for line in lines(page, "DPO") if "against lora" in line)
+    assert first == (
+        "- DPO, against lora, which has DPO alone and merges nothing: "
+        "WT + DPO at τ 5 +3.0 points (clearly more)."
+    )
+    assert second.startswith("- DPO after SFT")
+    assert "was not run" not in page
+
+
+def test_every_comparison_that_is_told_is_counted() -> None:
+    """Nine rows by accuracy and margin; four trainings against the rules; two with two controls."""
+    page = adaptation_page(adaptation())
+    told = len(re.findall(r"points \((?:clearly|not told)", page))
+    assert told == 4 + 2 * 2
+    assert f"{2 * 9 + told} differences are called clear or not." in page
+    assert f"up to 5 % of them ({0.05 * (2 * 9 + told):.1f})" in page
 
 
 def test_a_base_model_that_guesses_is_said_to() -> None:
@@ -118,7 +170,7 @@ def test_missing_seeds_are_named_and_one_seed_is_a_limit() -> None:
     given = [*points(seeds=(0, 1)), point("WT + DPO", 5, 0)]
     page = adaptation_page(adaptation(given, seeds=[0, 1]))
     assert "Of 2 seeds, there are fewer of: WT + DPO at τ 5 on small 1." in page
-    assert "One seed" not in page and cells(page, "Task-Adapted")[8] == "0.1"
+    assert "One seed" not in page and cells(page, "Task-Adapted")[9] == "0.1"
     alone = adaptation_page(adaptation())
     assert "fewer of" not in alone and "One seed" in alone
 
@@ -127,6 +179,36 @@ def test_missing_seeds_are_named_and_one_seed_is_a_limit() -> None:
 def test_a_training_that_was_not_run_is_not_described(absent: str) -> None:
     whole, page = (adaptation_page(adaptation(**of)) for of in ({}, {absent: None}))
     assert whole.count("learning rate") == 3 and page.count("learning rate") == 2
+
+
+@pytest.mark.parametrize(("rows", "selected"), [(64, 64), (500, 200)])
+def test_selection_is_on_the_questions_that_were_asked(rows: int, selected: int) -> None:
+    page = adaptation_page(adaptation(dpo=_training(validation_rows=rows)))
+    (line,) = (line for line in page.splitlines() if line.startswith("DPO: "))
+    assert f"best on {selected} validation questions" in line
+
+
+@pytest.mark.parametrize("most", [40, 749, 750, 751, 100_000])
+@pytest.mark.parametrize("questions", [3, 1500])
+def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> None:
+    asked, training = {"train": questions, "valid": 9, "test": 9}, _training(max_steps=most)
+    page = adaptation_page(adaptation(dpo=training, questions=asked))
+    (line,) = (line for line in page.splitlines() if line.startswith("DPO: "))
+    steps = planned_steps(PreferenceConfig.model_validate(training), questions)
+    assert line.startswith(f"DPO: at most {steps:,} steps of 4 questions")
+    assert ("2 passes over the training questions" in line) == (steps < most)
+
+
+def _training(**of: int) -> dict[str, float]:
+    given = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "validation_rows": 64}
+    return {**given, "learning_rate": 0.001, **of}
+
+
+def test_rounding_is_a_limit_of_scores_in_bfloat16_alone() -> None:
+    assert "rounding" not in adaptation_page(adaptation())
+    assert "small changes of a margin may be rounding" in (
+        adaptation_page(adaptation(dtype="bfloat16"))
+    )
 
 
 def of_figure(report: Report) -> list[str]:
@@ -169,9 +251,28 @@ def test_error_bars_are_as_long_as_the_errors() -> None:
     given.append(point("WT + Rules", 5, None, difference_se=0.02))
     first, second = bars(adaptation(given))
     assert second == pytest.approx(2 * first, rel=1e-3) and first > 1
-    assert bars(adaptation([point("WT", None, None, difference_se=None)])) == [0.0]
+
+
+def test_a_bar_is_as_long_as_the_limit_of_the_table() -> None:
+    """Two seeds, so that neither is the error over questions alone."""
+    given = [point("WT", None, None, difference_se=0.01)]
+    given += [point("WT + FT", 5, seed, difference=d) for seed, d in ((0, 0.01), (1, 0.03))]
+    first, second = bars(adaptation(given))
+    page = adaptation_page(adaptation(given))
+    limits = [float(cells(page, name)[8]) for name in ("WT", "WT + FT")]
+    assert limits == [2.0, 12.9]
+    assert second / first == pytest.approx(0.129 / 0.02, rel=0.01)
+
+
+def test_what_has_no_known_error_has_no_bar() -> None:
+    unknown = point("WT", None, None, difference_se=None)
+    assert bars(adaptation([unknown])) == []
+    assert cells(adaptation_page(adaptation([unknown])), "WT")[8] == "–"
+    known = point("WT + Rules", 5, None, difference=-0.1)
+    assert len(bars(adaptation([unknown, known]))) == 1
+    assert of_figure(adaptation([unknown, known])).count("WT") == 2  # legend and point
 
 
 def test_without_a_figure_of_the_paper_none_is_named() -> None:
-    assert "What the paper's fig:arc_compar shows" in adaptation_page(adaptation())
-    assert "What the paper's" not in adaptation_page(adaptation(figure=None))
+    assert "compared with the paper's fig:arc_compar." in adaptation_page(adaptation())
+    assert "the paper's" not in adaptation_page(adaptation(figure=None))
