@@ -33,6 +33,7 @@ class Curve:
     colour: str
     marker: str
     dash: str
+    width: float = 1.4
 
 
 def line_of(own: Sequence[Report], policy: str) -> list[Report]:
@@ -70,7 +71,7 @@ def draw_curve(axes: Axes, curve: Curve, quantity: str) -> None:
         marker=curve.marker,
         linestyle=curve.dash,
         markersize=5,
-        linewidth=1.4,
+        linewidth=curve.width,
         elinewidth=0.8,
         capsize=2,
     )
@@ -81,7 +82,14 @@ def add_legend(figure: Figure, curves: Iterable[Curve]) -> None:
     shown = list(curves)
     columns = int(figure.get_figwidth() // 4)
     handles = [
-        Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, markersize=6)
+        Line2D(
+            *([], []),
+            color=c.colour,
+            marker=c.marker,
+            linestyle=c.dash,
+            markersize=6,
+            linewidth=c.width,
+        )
         for c in shown
     ]
     labels = [curve.label for curve in shown]

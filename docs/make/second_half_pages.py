@@ -135,6 +135,9 @@ Measured, and this page written, by `python -m benchmarks.second_half`.
 )
 
 
+_WIDE, _NARROW = 3.2, 1.2  # among twenty lines one is looked for
+
+
 def second_half_figure(report: Report) -> Figure:
     """Draw the perplexity ratio against reduction, a line per method; of the cache dashed."""
     lines: dict[str, list[Report]] = {}
@@ -142,7 +145,13 @@ def second_half_figure(report: Report) -> Figure:
         shown = point | {"token_reduction": point["cache_reduction"]}
         lines.setdefault(point["label"], []).append(shown)
     curves = [
-        Curve(label, points, *mark(place), "-" if points[0]["side"] == "prompt" else "--")
+        Curve(
+            label,
+            points,
+            *mark(place),
+            dash="-" if points[0]["side"] == "prompt" else "--",
+            width=_WIDE if label.startswith("UMIM") else _NARROW,
+        )
         for place, (label, points) in enumerate(sorted(lines.items()))
     ]
     figure = Figure(figsize=(8.4, 5.0 + 0.22 * ((len(curves) + 1) // 2)))
