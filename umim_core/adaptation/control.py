@@ -21,6 +21,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.devices import forked_generators
 from umim_core.backbone.model_files import frozen_twin
 from umim_core.merging.compressed import Compressed
 from umim_core.registry import Registry
@@ -60,7 +61,7 @@ def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
     Args:
         kind: Its name.
         backbone: The frozen model; it stays as it is, and shares its weights.
-        seed: Of the weights that training starts from; the global generator stays.
+        seed: Of the weights that training starts from; the global generators stay.
 
     Raises:
         ConfigError: If there is no such control, or the model has no place for it.
@@ -68,7 +69,7 @@ def fresh_control(kind: str, backbone: Backbone, seed: int) -> Control:
     """
     install = CONTROLS.find(kind)
     twin = _with_model(backbone, frozen_twin(backbone.model))
-    with torch.random.fork_rng(devices=[]):
+    with forked_generators(backbone.device):
         torch.manual_seed(seed)
         module = install(twin).to(backbone.device)
     twin.model.train(False)

@@ -22,6 +22,7 @@ from umim_core.config.recipe import DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import asked_items
+from umim_core.distill.train_state import REFERENCE
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import with_rows_of
@@ -157,7 +158,7 @@ def make_objective(
             valid_split,
             beta=config.beta,
             batch_size=per_rank,
-            reference=Path(job.out) / STATE / "reference",
+            reference=Path(job.out) / STATE / REFERENCE,
             asked=asked_items(config, job.seed, len(train_split)),
         )
     return DistillObjective(

@@ -94,9 +94,13 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
 def _require_untouched(backbone: Backbone, state: Path) -> None:
     """Refuse, on every rank, a backbone whose weights are not those that were loaded.
 
-    The states go: steps were taken with other weights, nobody knows which. Weights are hashed as
-    for a fingerprint, so changes below the rounding of bfloat16 do not count; it takes half a
-    second for 135 M weights in float32.
+    The states and the scores of the start go: steps were taken with other weights, nobody knows
+    which. Weights are hashed as for a fingerprint, so changes below the rounding of bfloat16 do not
+    count; it takes half a second for 135 M weights in float32.
+
+    An attempt is checked once, at its end. What a killed attempt saved is resumed unchecked: the
+    next one loads the weights again, and answers for its own steps alone. A check before every save
+    would cost a model of 8 G weights half a minute or more each time.
     """
     touched = ranks_where(weight_lines(backbone.model) != backbone.identity.weights)
     if touched:

@@ -3,6 +3,7 @@
     state/step-00000050/rank-0.safetensors   module, optimiser, best weights, torch RNG
     state/step-00000050/rank-0.json          step, curve, selection
     state/step-00000050/manifest.json        written last, by rank 0
+    state/reference/                         scores of the start (preference only)
 
 The newest directory with a valid manifest and the files of all ranks counts; older ones are kept to
 two.
@@ -34,6 +35,7 @@ from umim_core.store.disk import flush_tree
 
 logger = logging.getLogger("umim.train")
 STATE_SCHEMA: Final = 1
+REFERENCE: Final = "reference"
 _KEEP: Final = 2
 _ENDINGS: Final = ("json", "safetensors")
 Row = dict[str, float]
@@ -142,8 +144,8 @@ def commit_state(directory: Path, target: Path, world: int) -> None:
 
 
 def drop_states(directory: Path) -> None:
-    """Remove every state, so that the run starts afresh; rank 0 only."""
-    for target in directory.glob("step-*"):
+    """Remove every state and the scores of the start: the run starts afresh; rank 0 only."""
+    for target in (*directory.glob("step-*"), *directory.glob(REFERENCE)):
         shutil.rmtree(target)
 
 

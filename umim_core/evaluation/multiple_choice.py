@@ -106,8 +106,8 @@ def evaluate_task(
     try:
         from umim_core.evaluation.harness import UmimLM
         from umim_core.evaluation.tasks.sequence_task import SequenceTask
-        from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
-        from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
+        from umim_core.evaluation.tasks.spec_task import lm_eval_config
+        from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, run_task
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "lm_eval":
             raise
@@ -119,7 +119,7 @@ def evaluate_task(
         raise ConfigError(
             f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
             task,
-            did_you_mean(task, TASKS.names()) or "`lm-eval ls tasks` lists those of lm-eval.",
+            did_you_mean(task, TASKS.names()) or "`lm-eval ls subtasks` lists those of lm-eval.",
         )
     model = UmimLM(
         checkpoint,

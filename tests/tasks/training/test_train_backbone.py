@@ -135,7 +135,8 @@ def test_a_changed_backbone_is_refused_and_nothing_of_its_training_is_kept(
     with pytest.raises(BackboneError, match=r"must be as they were loaded; got others on ranks"):
         run_job(job, partial(Touching, loaded))
     out = Path(job.out)
-    assert not (out / "checkpoint").exists() and not list(out.glob("state/step-*"))
+    assert not (out / "checkpoint").exists()
+    assert not list(out.glob("state/step-*")) and not (out / "state" / "reference").exists()
     undisturbed = replace(job, out=str(tmp_path / "undisturbed"))
     for again in (job, undisturbed):
         Path(again.out).mkdir(exist_ok=True)

@@ -32,8 +32,8 @@ from umim_core.evaluation.tasks.shard_values import (
     QuestionSource,
     ShardScores,
 )
-from umim_core.evaluation.tasks.spec_task import knows_task, lm_eval_config
-from umim_core.evaluation.tasks.task_runs import load_tasks, standing_for_the_hub
+from umim_core.evaluation.tasks.spec_task import lm_eval_config
+from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, standing_for_the_hub
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
@@ -50,7 +50,7 @@ def question_set(source: QuestionSource) -> QuestionSet:
         raise ConfigError(
             f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
             source.task,
-            did_you_mean(source.task, TASKS.names()) or "`lm-eval ls tasks` lists lm-eval's.",
+            did_you_mean(source.task, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
         )
     return described(*_loaded(source))
 

@@ -111,10 +111,3 @@ def load_splits(
             for split, questions in ((split, read_questions(file)) for split, file in files.items())
         }
     )
-
-
-def knows_task(name: str) -> bool:
-    """Return whether lm-eval ships a task of this name."""
-    from lm_eval.tasks import TaskManager
-
-    return name in TaskManager().all_tasks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,17 @@ from lm_eval.tasks import TaskManager
 
 Metrics = dict[str, Any]
 Samples = list[dict[str, Any]]
+
+
+@cache
+def _shipped() -> TaskManager:
+    """Return the index of lm-eval's own tasks; it takes seconds to build."""
+    return TaskManager(metadata={})
+
+
+def knows_task(name: str) -> bool:
+    """Return whether lm-eval ships a task of this name; its tags and groups are none."""
+    return name in _shipped().all_subtasks
 
 
 def load_tasks(
@@ -31,7 +43,12 @@ def load_tasks(
         The tasks by name, with the examples in the prompt that they ask for, else none.
     """
     named = any(isinstance(task, str) for task in tasks)
-    loaded = TaskManager(include_defaults=named, metadata=options or {}).load(list(tasks))
+    manager = (
+        _shipped()
+        if named and not options
+        else TaskManager(include_defaults=named, metadata=options or {})
+    )
+    loaded = manager.load(list(tasks))
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

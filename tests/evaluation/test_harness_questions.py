@@ -1,0 +1,185 @@
+"""Questions of lm-eval's tasks for training: the splits, texts and answers that lm-eval has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from umim_core.errors import ConfigError, CorpusError
+from umim_core.evaluation.tasks.harness_questions import harness_questions
+from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, standing_for_the_hub
+from umim_core.store.artifacts import directory_digest
+from umim_core.task_sets.choice_questions import Question
+
+Row = Mapping[str, object]
+Splits = Mapping[str, Sequence[Row]]
+
+
+def arc(place: int) -> Row:
+    labels = ["1", "2", "3"] if place % 2 else ["A", "B", "C"]
+    choices = {"text": [f"iron {place}", "wood", "tin"], "label": labels}
+    return {
+        "id": f"q{place}",
+        "question": f"What is {place}?",
+        "choices": choices,
+        "answerKey": labels[place % 3],
+    }
+
+
+def hellaswag(place: int) -> Row:
+    return {
+        "ind": place,
+        "activity_label": "Roof",
+        "ctx_a": f"Man {place} is on a roof [header] up.",
+        "ctx_b": "he",
+        "ctx": f"Man {place} is on a roof [header] up. he",
+        "endings": ["[step] slides  down.", "sings [title] again.", "eats.", "sleeps."],
+        "label": str(place % 4),
+    }
+
+
+def ethics(place: int) -> Row:
+    return {"input": f"I fed {place} cats.", "label": place % 2}
+
+
+def math(place: int) -> Row:
+    return {"question": f"What is {place} + 1?", "answer": f"#### {place + 1}"}
+
+
+def put(hub: Path, name: str, config: str, splits: Splits) -> None:
+    """Write a data set as the hub has it: a card that names the files, and a file per split."""
+    folder = hub / name
+    folder.mkdir(parents=True)
+    files = "".join(f"  - split: {split}\n    path: {split}.jsonl\n" for split in splits)
+    card = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
+    (folder / "README.md").write_text(card, "utf-8")
+    for split, rows in splits.items():
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(lines, "utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """Copies of four data sets: all splits, no test split, no validation split, no choices."""
+    made = tmp_path / "hub"
+    three = {
+        "train": [arc(place) for place in range(5)],
+        "validation": [arc(place) for place in range(5, 7)],
+        "test": [arc(place) for place in range(7, 10)],
+    }
+    put(made, "allenai/ai2_arc", "ARC-Easy", three)
+    two = {
+        "train": [hellaswag(place) for place in range(4)],
+        "validation": [hellaswag(place) for place in range(4, 7)],
+    }
+    put(made, "Rowan/hellaswag", "default", two)
+    rest = {"train": [ethics(place) for place in range(3)], "test": [ethics(8), ethics(9)]}
+    put(made, "EleutherAI/hendrycks_ethics", "commonsense", rest)
+    put(made, "openai/gsm8k", "main", {"train": [math(1)], "test": [math(2)]})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("arc_easy", {"train": 5, "valid": 2, "test": 3}),
+        ("hellaswag", {"train": 4, "test": 3}),  # lm-eval scores its validation split
+        ("ethics_cm", {"train": 3, "test": 2}),
+    ],
+)
+def test_questions_are_those_that_lm_eval_asks(
+    hub: Path, name: str, sizes: Mapping[str, int]
+) -> None:
+    form, found = harness_questions(name, hub)
+    assert {split: len(part) for split, part in found.items()} == sizes
+    with standing_for_the_hub(str(hub), directory_digest(hub)):
+        task = load_tasks([name])[name]
+    docs = {"train": task.training_docs(), "valid": task.validation_docs(), "test": task.eval_docs}
+    for split, part in found.items():
+        for question, doc in zip(part, docs[split], strict=True):
+            context = task.fewshot_context(doc, num_fewshot=0)
+            requests = task.construct_requests(doc, context)
+            asked = [form.prompt.replace("{context}", question.context)] * len(question.choices)
+            given = [form.delimiter + choice for choice in question.choices]
+            assert [request.args for request in requests] == list(zip(asked, given, strict=True))
+            target = task.doc_to_target(doc)
+            assert question.gold == (target if isinstance(target, int) else int(str(target)))
+            assert question.id == str(doc.get("id", ""))
+    assert form.part == "context"
+
+
+def test_the_answers_are_those_of_the_rows(hub: Path) -> None:
+    _, found = harness_questions("arc_easy", hub)
+    whole = ("Question: What is 7?\nAnswer:", ("iron 7", "wood", "tin"), 1, "q7")
+    assert found["test"][0] == Question(*whole)
+    assert [question.gold for question in found["train"]] == [0, 1, 2, 0, 1]
+    _, found = harness_questions("hellaswag", hub)
+    assert found["test"][1].gold == 1
+    assert found["test"][1].choices[:2] == (" slides down.", "sings. again.")
+
+
+@pytest.mark.parametrize("name", ["ai2_arc", "mmlu", "arc_easier"])
+def test_tags_groups_and_unknown_names_are_refused(hub: Path, name: str) -> None:
+    assert not knows_task(name)
+    with pytest.raises(ConfigError, match=f"one task that it ships; got {name}. .*ls subtasks"):
+        harness_questions(name, hub)
+
+
+def test_a_task_without_choices_is_refused(hub: Path) -> None:
+    with pytest.raises(ConfigError, match="must be multiple choice; got gsm8k.*generate_until"):
+        harness_questions("gsm8k", hub)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="stands for the hub must exist; got .*nope"):
+        harness_questions("arc_easy", tmp_path / "nope")
+
+
+def test_a_data_set_that_is_not_there_is_refused(hub: Path) -> None:
+    shutil.rmtree(hub / "allenai")
+    with pytest.raises(CorpusError, match="data of lm-eval's task arc_easy must be at hand"):
+        harness_questions("arc_easy", hub)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_data_set_that_lacks_a_split_of_the_task_is_refused(hub: Path, split: str) -> None:
+    shutil.rmtree(hub / "allenai")
+    names = {"train", "validation", "test"} - {split}
+    put(hub, "allenai/ai2_arc", "ARC-Easy", {name: [arc(0)] for name in sorted(names)})
+    with pytest.raises(CorpusError, match=f"with all its splits; got .*KeyError: '{split}'"):
+        harness_questions("arc_easy", hub)
+
+
+def test_a_torn_file_is_refused(hub: Path) -> None:
+    (hub / "allenai/ai2_arc/train.jsonl").write_text('{"id": "q0", "quest', "utf-8")
+    with pytest.raises(CorpusError, match="task arc_easy must be at hand"):
+        harness_questions("arc_easy", hub)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": 2}, "gold must be an index into 2 choices"),
+        ({"label": None}, "question 1 of lm-eval's ethics_cm must have a text and one answer"),
+    ],
+)
+def test_a_question_without_a_right_answer_is_refused(hub: Path, change: Row, message: str) -> None:
+    shutil.rmtree(hub / "EleutherAI")
+    rows = [ethics(0), {**ethics(1), **change}]
+    splits = {"train": rows, "test": [ethics(2)]}
+    put(hub, "EleutherAI/hendrycks_ethics", "commonsense", splits)
+    with pytest.raises(CorpusError, match=message):
+        harness_questions("ethics_cm", hub)
