@@ -33,6 +33,7 @@ from benchmarks.timing import alternate, ratio, spread
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.benchmarking.roofline import ModelShape
+from umim_core.errors import CorpusError
 from umim_core.merging.compressed import Compressed
 from umim_core.model.umim import UMIM
 
@@ -44,8 +45,18 @@ Result = tuple[float, Tensor]  # loss, gradient
 
 
 def questions_of(ids: Ids, shape: argparse.Namespace) -> Questions:
-    """Cut text [T] into questions of one context and several answers each."""
+    """Cut text [T] into questions of one context and several answers each.
+
+    Raises:
+        CorpusError: If the text is shorter than they are together.
+    """
     size = shape.context + shape.answers * shape.ending
+    if len(ids) < shape.questions * size:
+        raise CorpusError(
+            f"{shape.questions} questions of {size} tokens must fit the text",
+            f"{len(ids)} tokens",
+            "Ask fewer questions, or shorter ones.",
+        )
     found = []
     for gold, row in enumerate(ids[: shape.questions * size].reshape(shape.questions, size)):
         endings = np.split(row[shape.context :], shape.answers)

@@ -27,6 +27,7 @@ from benchmarks.preference_step import (
 )
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
+from umim_core.errors import CorpusError
 from umim_core.merging.compressed import Compressed
 
 SHAPE = argparse.Namespace(device="cpu", questions=2, answers=3, context=24, ending=6, rounds=1)
@@ -58,6 +59,12 @@ def test_questions_are_cut_from_the_text_in_order(given: Subject) -> None:
     assert np.array_equal(np.concatenate(parts), given.ids[:TEXT])
     assert [len(part) for part in parts] == [24, 6, 6, 6] * 2
     assert [question.gold for question in questions] == [0, 1]
+
+
+def test_text_that_is_too_short_is_refused(given: Subject) -> None:
+    assert len(questions_of(given.ids[:TEXT], SHAPE)) == 2
+    with pytest.raises(CorpusError, match=r"2 questions of 42 tokens must fit .*got 83 tokens"):
+        questions_of(given.ids[: TEXT - 1], SHAPE)
 
 
 def test_both_sides_give_one_loss_and_one_gradient(report: Report) -> None:

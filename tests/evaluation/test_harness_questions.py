@@ -139,12 +139,12 @@ def test_tags_groups_and_unknown_names_are_refused(hub: Path, name: str) -> None
 
 
 def test_a_task_without_choices_is_refused(hub: Path) -> None:
-    with pytest.raises(ConfigError, match="must be multiple choice; got gsm8k.*generate_until"):
+    with pytest.raises(ConfigError, match=r"must be multiple choice; got gsm8k.*generate_until"):
         harness_questions("gsm8k", hub)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="stands for the hub must exist; got .*nope"):
+    with pytest.raises(CorpusError, match=r"stands for the hub must exist; got .*nope"):
         harness_questions("arc_easy", tmp_path / "nope")
 
 

@@ -13,8 +13,11 @@ from torch import Tensor
 from support.engine_matrix import CONFIGS, VOCAB, tiny_backbone
 from support.merge_modules import FORMS, module_of
 from support.second_device import DEVICE, moved, second_device
+from support.trained_controls import KINDS, disturb
 from tasks.training.strategies import DdpStrategy
 from umim_core.adaptation.choices import EncodedQuestion
+from umim_core.adaptation.control import fresh_control
+from umim_core.adaptation.preference import ending_scores
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import UnitPositions
 from umim_core.config.recipe import PreferenceConfig, TrainConfig
@@ -213,3 +216,22 @@ def test_a_run_resumed_on_the_device_ends_as_on_the_cpu(
         found = trained(config, tmp_path / "second", DEVICE)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_control_scores_as_on_the_cpu_and_the_generator_stays(kind: str) -> None:
+    backbone = backbone_of("llama", torch.float32)
+    control = fresh_control(kind, backbone, seed=5)
+    disturb(control.module)
+    with torch.no_grad():
+        expected = torch.cat(ending_scores(questions(4), control.compressed))
+    with second_device(), torch.no_grad():
+        moved(backbone.model)
+        state = torch.get_rng_state()
+        found = fresh_control(kind, backbone, seed=5)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert {str(value.device) for value in found.module.parameters()} == {DEVICE}
+        for own, other in zip(found.module.parameters(), control.module.parameters(), strict=True):
+            own.copy_(other)
+        got = torch.cat(ending_scores(questions(4), found.compressed)).cpu()
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

@@ -133,7 +133,7 @@ class DistillConfig(TrainConfig, StableDump):
         return "bfloat16" if self.bf16 and device == "cuda" else "float32"
 
 
-class PreferenceConfig(TrainConfig):
+class PreferenceConfig(TrainConfig, StableDump):
     """Optimisation of the preference (DPO) stage, in float32 everywhere.
 
     What is compared are differences of log-probabilities. A step moves them by less than a
@@ -142,6 +142,9 @@ class PreferenceConfig(TrainConfig):
 
     beta: PositiveFloat = 0.1
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
+    micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
+        None, description="Questions at most whose activations a worker holds; null: all."
+    )
 
     def backbone_dtype(self, _: Device) -> BackboneDtype:
         """Return the data type of the frozen backbone's weights."""

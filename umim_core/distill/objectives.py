@@ -17,6 +17,7 @@ from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
 from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
+from umim_core.distill.given_gradient import summed_parts
 from umim_core.distill.reference_scores import reference_scores
 from umim_core.distill.step import DistillModel, StepLoss, anchor
 from umim_core.distill.token_rows import TokenRows
@@ -167,6 +168,8 @@ class PreferenceObjective(nn.Module):
         batch_size: Questions scored at once outside of training steps.
         reference: Folder that keeps the scores of the start.
         asked: Training questions that the run will ask; None for all. The others have no scores.
+        micro_batch: Questions scored at once everywhere; None for all of a training step. Each
+            micro-batch leaves its gradient and gives its activations back.
     """
 
     metric_names = ("loss", "accuracy")
@@ -184,17 +187,19 @@ class PreferenceObjective(nn.Module):
         batch_size: int,
         reference: Path,
         asked: Sequence[int] | None = None,
+        micro_batch: int | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self._compressed = compressed
         self._questions: dict[Split, list[EncodedQuestion]] = {"train": train, "valid": valid}
-        self._beta, self._batch_size = beta, batch_size
+        self._beta, self._micro_batch = beta, micro_batch
+        self._batch_size = min(batch_size, micro_batch or batch_size)
         self.num_items = len(train)
         known = range(len(train)) if asked is None else asked
         scored = [*(train[index] for index in known), *valid]
         scores = reference_scores(
-            scored, compressed, self.module, batch_size=batch_size, folder=reference
+            scored, compressed, self.module, batch_size=self._batch_size, folder=reference
         )
         self._reference: dict[Split, dict[int, Tensor]] = {
             "train": dict(zip(known, scores, strict=False)),
@@ -206,11 +211,21 @@ class PreferenceObjective(nn.Module):
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sum over these training questions."""
+        if self._micro_batch is None:
+            total = self._total(indices)
+        else:
+            starts = range(0, len(indices), self._micro_batch)
+            parts = (indices[start : start + self._micro_batch] for start in starts)
+            trained = [weight for weight in self.module.parameters() if weight.requires_grad]
+            total = summed_parts(map(self._total, parts), trained)
+        return BatchLoss(total, float(len(indices)), total.detach())
+
+    def _total(self, indices: Sequence[int]) -> Tensor:
         loss, _ = self._loss("train", indices)
         total = loss * len(indices)
         if isinstance(self.module, MergeModule):  # contexts without merges do not reach it
             total = total + anchor(self.module)
-        return BatchLoss(total, float(len(indices)), total.detach())
+        return total
 
     def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         questions = [self._questions[split][index] for index in indices]

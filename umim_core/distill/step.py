@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.hidden_term import HiddenTerm, Layers
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
+from umim_core.distill.given_gradient import given_gradient
 from umim_core.distill.held_weights import with_held_weights
 from umim_core.distill.hidden_loss import AlignedStates, hidden_term
 from umim_core.distill.loss import distill_loss
@@ -154,7 +154,7 @@ class DistillModel(nn.Module):
         nothing = anchor(self.module)
         none = nothing.detach()
         return StepLoss(
-            _given_gradient(pooled, none + sum(loss.total for loss in sums), gradient) + nothing,
+            given_gradient(none + sum(loss.total for loss in sums), [pooled], [gradient]) + nothing,
             none + sum(loss.cross_entropy for loss in sums),
             none + sum(loss.kl for loss in sums),
             sum(loss.rows for loss in sums),
@@ -247,25 +247,6 @@ class DistillModel(nn.Module):
 def _starts(counts: Tensor) -> Tensor:
     """Return where each row begins among all, given how many each has [B]."""
     return counts.cumsum(0) - counts
-
-
-class _GivenGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, _: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_value.to(gradient.dtype), None, None
-
-
-def _given_gradient(source: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """Return ``value``, a number whose gradient by ``source`` was computed before."""
-    out: Tensor = _GivenGradient.apply(source, value, gradient)  # type: ignore[no-untyped-call]
-    return out
 
 
 def anchor(module: MergeModule) -> Tensor:

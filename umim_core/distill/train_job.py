@@ -160,6 +160,7 @@ def make_objective(
             batch_size=per_rank,
             reference=Path(job.out) / STATE / REFERENCE,
             asked=asked_items(config, job.seed, len(train_split)),
+            micro_batch=config.micro_batch,
         )
     return DistillObjective(
         compressed,

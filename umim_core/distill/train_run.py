@@ -100,7 +100,7 @@ def _require_untouched(backbone: Backbone, state: Path) -> None:
 
     An attempt is checked once, at its end. What a killed attempt saved is resumed unchecked: the
     next one loads the weights again, and answers for its own steps alone. A check before every save
-    would cost a model of 8 G weights half a minute or more each time.
+    would cost a model of 8 G weights, in proportion, half a minute each time.
     """
     touched = ranks_where(weight_lines(backbone.model) != backbone.identity.weights)
     if touched:

@@ -161,13 +161,15 @@ def train_and_stop(_: int, job: dict[str, object]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("strategy", ["ddp", "deepspeed"])
+@pytest.mark.parametrize("micro_batch", [None, 1])
 def test_two_ranks_leave_the_backbone_as_it_was_and_train_as_one_does(
-    jobs: Mapping[str, TrainJob], tmp_path: Path, strategy: str
+    jobs: Mapping[str, TrainJob], tmp_path: Path, strategy: str, micro_batch: int | None
 ) -> None:
     alone = replace(jobs["dpo"], out=str(tmp_path / "alone"))
     Path(alone.out).mkdir()
     run_worker(asdict(alone))
-    pair = replace(alone, out=str(tmp_path / "pair"), strategy=strategy)
+    config = {**alone.config, "micro_batch": micro_batch}
+    pair = replace(alone, out=str(tmp_path / "pair"), strategy=strategy, config=config)
     Path(pair.out).mkdir()
     run_ranks(tmp_path / "ranks", 2, train_and_stop, asdict(pair))
     summaries = [json.loads((Path(job.out) / "summary.json").read_text()) for job in (alone, pair)]
