@@ -1,4 +1,4 @@
-"""What the figures of a task adaptation bear out, in words, and how often that might be chance.
+"""Verdicts on a task adaptation: what its figures bear out, and how often that might be chance.
 
 Made of ``adaptation.json``; every comparison that is told is counted, see :func:`number_compared`.
 """
