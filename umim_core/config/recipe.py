@@ -111,8 +111,7 @@ class DistillConfig(TrainConfig, StableDump):
         description="Run the backbone's products in bfloat16; on GPUs its weights are, too.",
     )
     micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
-        None,
-        description="Rows at most whose activations a worker holds; null: 4, on a GPU all.",
+        None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."
     )
     loss_kernel: Annotated[LossKernel, LATER] = Field(
         "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
