@@ -15,49 +15,36 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from umim_core import UMIM
-from umim_core.baselines.methods import BASELINES, MergedSpans, ReducedTokens
-from umim_core.baselines.policy_generation import generate_evicted
-from umim_core.evaluation.method_scoring import EvictedScorer, ReducedScorer, merged_by
-from umim_core.evaluation.scoring import Scorer
-from umim_core.inference.engine import Engine
+from umim_core.baselines.methods import BASELINES
+from umim_core.evaluation.gen_kwargs import Wanted
+from umim_core.evaluation.generated_rows import RowWriter
+from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.inference.outputs import RowOutput
 from umim_core.inference.request import Request
 
 Ids = NDArray[np.int64]
-_MOST_UNITS = 1 << 20  # prompts are short: nothing is cut
 
 
-def generate_by_method(
-    umim: UMIM, prompts: Sequence[Ids], name: str, config: GenerationConfig, seed: int
-) -> list[RowOutput]:
-    """Generate a text after every prompt, in one batch or, under a cache policy, row by row.
+def method_writer(umim: UMIM, name: str, longest: int) -> RowWriter:
+    """Return what writes texts under a baseline; a model of its own is loaded once.
 
     Args:
         umim: Gives the backbone and, by its rules, the budgets.
-        prompts: Raw ids of the prompts [P_b] each.
         name: Of the baseline.
-        config: Settings of the texts.
-        seed: Of sampled texts.
+        longest: Most tokens of a prompt and its text.
 
     Raises:
         ConfigError: If there is no such baseline.
     """
-    compressed = umim.compressed
-    method = BASELINES.find(name)(umim.backbone, compressed.require_matcher())
-    if isinstance(method, MergedSpans):
-        request = Request(merge="prompt", seed=seed)
-        engine = Engine(merged_by(method, compressed))
-        return list(engine.generate(prompts, config, request).rows)
-    request, budget = Request(merge="none", seed=seed), Scorer(compressed, "prompt", _MOST_UNITS)
-    if isinstance(method, ReducedTokens):
-        scorer = ReducedScorer(budget, method.reducer)
-        kept = [scorer.shorten(*scorer.fit(ids, _MOST_UNITS)).ids for ids in prompts]
-        rows: Sequence[RowOutput] = umim.engine.generate(kept, config, request).rows
-    else:
-        evicted = EvictedScorer(budget, method.new_policy)
-        policy = method.new_policy
-        rows = generate_evicted(prompts, config, request, umim.backbone, policy, evicted.budget)
-    return [
-        replace(row, prompt_ids=tuple(ids.tolist()), prompt_units=row.cache_lengths[0])
-        for row, ids in zip(rows, prompts, strict=True)
-    ]
+    method = BASELINES.find(name)(umim.backbone, umim.compressed.require_matcher())
+    return RowWriter.of(method_scorer(method, umim.compressed, longest), "prompt")
+
+
+def write_batch(
+    writer: RowWriter, prompts: Sequence[Ids], config: GenerationConfig, seed: int
+) -> list[RowOutput]:
+    """Write a text after each prompt [P_b] of a batch."""
+    wanted = Wanted(config, [], config.max_new_tokens or 0, None, Request())
+    rows = writer.write(prompts, wanted, Request(seed=seed))
+    written = [(row.output, tuple(ids.tolist())) for row, ids in zip(rows, prompts, strict=True)]
+    return [replace(row, prompt_ids=ids, prompt_units=row.cache_lengths[0]) for row, ids in written]

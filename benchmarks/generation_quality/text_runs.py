@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 
 from benchmarks.common import Report
-from benchmarks.generation_quality.method_runs import generate_by_method
+from benchmarks.generation_quality.method_runs import method_writer, write_batch
 from umim_core import UMIM
+from umim_core.baselines.methods import own_model
 from umim_core.config.form import Merge
+from umim_core.evaluation.generated_rows import RowWriter
 from umim_core.evaluation.generation_quality import GenerationQuality, generation_quality
 from umim_core.evaluation.paired_differences import mean_difference_error
 from umim_core.evaluation.text_metrics.reference_similarity import References
@@ -36,7 +38,7 @@ _UNBOUNDED: Final[Report] = {
     "decode_max_damage": None,
     "span_eviction": None,
 }
-PLAIN: Final[Report] = {**_UNBOUNDED, "method": None}
+PLAIN: Final[Report] = {**_UNBOUNDED, "method": None, "method_model": None}
 Ids = NDArray[np.int64]
 
 
@@ -84,6 +86,7 @@ def generate(
     batch_size: int,
     seed: int = 0,
     bounds: Report | None = None,
+    writer: RowWriter | None = None,
     **settings: Any,
 ) -> list[RowOutput]:
     """Generate from every prompt, in batches; the seed differs from batch to batch.
@@ -95,13 +98,18 @@ def generate(
         batch_size: Prompts per batch.
         seed: Of the whole run.
         bounds: Bounds of merging and age of eviction, by their names in ``Request``.
+        writer: Of a baseline, which writes in the model's place; nothing else is merged then.
         settings: transformers' settings.
     """
     config = GenerationConfig(**settings)
     rows: list[RowOutput] = []
     for first in range(0, len(prompts), batch_size):
-        request = Request(merge=merge, seed=seed * len(prompts) + first, **(bounds or {}))
-        rows += umim.engine.generate(prompts[first : first + batch_size], config, request).rows
+        batch, drawn = prompts[first : first + batch_size], seed * len(prompts) + first
+        if writer is not None:
+            rows += write_batch(writer, batch, config, drawn)
+            continue
+        request = Request(merge=merge, seed=drawn, **(bounds or {}))
+        rows += umim.engine.generate(batch, config, request).rows
     return rows
 
 
@@ -112,11 +120,12 @@ def run(
     seed: int,
     batch_size: int,
     row: Report = PLAIN,
+    writer: RowWriter | None = None,
 ) -> list[RowOutput]:
     """Generate in one of the decodings; an end-of-sequence token ends a text.
 
     Without a bound on damage in the row all rules merge, whatever the checkpoint's own bound is.
-    A baseline is named by the row's ``method``.
+    A baseline writes by its ``writer``.
     """
     bounds = {name: row[name] for name in _UNBOUNDED}
     if bounds["decode_max_damage"] is None:
@@ -126,10 +135,8 @@ def run(
         "eos_token_id": end_ids(subject.umim.backbone) or None,
         **DECODINGS[decoding],
     }
-    if row["method"] is not None:
-        config, first = GenerationConfig(**settings), seed * len(subject.prompts)
-        return generate_by_method(subject.umim, subject.prompts, row["method"], config, first)
-    return generate(subject.umim, subject.prompts, merge, batch_size, seed, bounds, **settings)
+    given = (subject.umim, subject.prompts, merge, batch_size, seed, bounds, writer)
+    return generate(*given, **settings)
 
 
 def over_seeds(runs: Sequence[GenerationQuality]) -> dict[str, dict[str, float | None]]:
@@ -198,7 +205,10 @@ def new_rows(
         *({"merge": "all", "decode_min_probability": least} for least in probabilities),
         *({"merge": "all", "decode_max_damage": most} for most in damages),
         *({"merge": "none", "span_eviction": age} for age in ages),
-        *({"merge": "none", "method": method} for method in methods),
+        *(
+            {"merge": "none", "method": method, "method_model": own_model(method)}
+            for method in methods
+        ),
     ]
     known = [PLAIN | old for old in done]
     for decoding in DECODINGS:
@@ -209,10 +219,13 @@ def new_rows(
 
 
 def measure(subject: Subject, row: Report, seeds: int, batch_size: int) -> Report:
-    """Measure one decoding with one way of merging."""
+    """Measure one decoding with one way of merging, or under one baseline."""
+    longest = max(map(len, subject.prompts)) + subject.new_tokens
+    method = row["method"]
+    writer = None if method is None else method_writer(subject.umim, method, longest)
     runs = [
         generation_quality(
-            run(subject, row["decoding"], row["merge"], seed, batch_size, row),
+            run(subject, row["decoding"], row["merge"], seed, batch_size, row, writer),
             subject.umim.backbone,
             references=subject.references,
         )

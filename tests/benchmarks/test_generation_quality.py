@@ -14,6 +14,7 @@ import pytest
 from benchmarks.common import Report
 from benchmarks.generation_quality.__main__ import main
 from benchmarks.generation_quality.damage_bounds import damage_bounds
+from benchmarks.generation_quality.method_runs import method_writer
 from benchmarks.generation_quality.text_runs import (
     MERGES,
     PLAIN,
@@ -261,21 +262,27 @@ def test_ratios_to_the_base_models_own_texts_are_drawn_and_shown_for_each_kind_o
     )
 
 
-@pytest.mark.parametrize("method", ["truncation", "h2o", "last-embedding"])
+@pytest.mark.parametrize("method", ["truncation", "h2o", "last-embedding", "span-eviction-0"])
 def test_a_baseline_shortens_prompts_as_far_as_the_rules(tiny_umim: UMIM, method: str) -> None:
     prompts = [np.array([1, 2, 10, 3, 4, 5, 11]), np.array([20, 6, 7, 8, 9, 21])]
     subject = Subject(tiny_umim, prompts, new_tokens=4)
     plain = run(subject, "greedy", "none", 0, 2)
     merged = run(subject, "greedy", "prompt", 0, 2)
-    found = run(subject, "greedy", "none", 0, 2, {**PLAIN, "method": method})
+    writer = method_writer(tiny_umim, method, longest=11)
+    found = run(subject, "greedy", "none", 0, 2, PLAIN, writer)
+    assert run(subject, "greedy", "none", 0, 1, PLAIN, writer) == found  # whatever the batch
     for row, ours, base, prompt in zip(found, merged, plain, prompts, strict=True):
         assert row.prompt_ids == tuple(prompt.tolist()) and len(row.ids) == len(base.ids) == 4
-        assert row.token_reduction == ours.token_reduction > 0 == base.token_reduction
+        assert ours.token_reduction > 0 == base.token_reduction
+        if method == "span-eviction-0":  # a span at the end is not old enough to go
+            assert 0 < row.token_reduction <= ours.token_reduction
+        else:
+            assert row.token_reduction == ours.token_reduction
         if method == "h2o":  # one column more with every token, as behind merged prompts
             assert row.cache_lengths == ours.cache_lengths
 
 
 def test_an_unknown_baseline_is_refused_before_anything_is_generated(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, SystemExit)):
+    with pytest.raises((ConfigError, SystemExit), match="a baseline must be one of"):
         main(["--methods", "h20", "--out", str(tmp_path / "x.json")])
     assert not (tmp_path / "x.json").exists()
