@@ -9,7 +9,7 @@ from typing import Final
 
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.table_recipe import TableRecipe
-from umim_core.errors import ConfigError
+from umim_core.errors import ConfigError, CorpusError
 from umim_core.evaluation.tasks.shard_values import AnswerOptions, QuestionSource
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
 from umim_core.store.artifacts import directory_digest, sha256_file
@@ -45,11 +45,11 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
     Prompts of a task whose answers are generated are measured in the backbone's tokens.
 
     Raises:
-        CorpusError: If the recipe's folder of data files lacks the task's, or the hub cannot be
-            asked for its table's commit and the recipe names no revision.
+        CorpusError: If a folder that the recipe names is missing, its data files lack the task's,
+            or the hub cannot be asked for its table's commit and the recipe names no revision.
     """
     folders = {"hub": recipe.hub, "task_data": recipe.task_data}
-    found = {name: directory_digest(Path(at)) for name, at in folders.items() if at is not None}
+    found = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
     own = generation_task(task)
     if own is None:
         return found
@@ -65,6 +65,14 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
         "backbone": config.backbone_fingerprint,
         "tokenizer": config.tokenizer_fingerprint,
     }
+
+
+def _content(name: str, folder: Path) -> str:
+    if not folder.is_dir():
+        raise CorpusError(
+            f"{name} of a table must be a folder", str(folder), "Correct it, or leave it out."
+        )
+    return directory_digest(folder)
 
 
 def source_facts(recipe: TableRecipe, task: str, digests: Mapping[str, str]) -> dict[str, object]:

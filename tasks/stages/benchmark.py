@@ -1,4 +1,4 @@
-"""Stage ``benchmark``: throughput and break-even, base against UMIM, alone on a worker.
+"""Stage ``benchmark``: throughput and break-even, base against UMIM, alone.
 
 Timings are facts of a machine, not functions of the inputs: this stage's digest differs between
 runs, and only the report depends on it.
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from tasks.cluster.lease import ClusterLease
-from tasks.cluster.worker_tasks import call_on_worker
+from tasks.cluster.ray_cluster import LOCAL, cluster_address
+from tasks.cluster.worker_tasks import call_on_worker, calls_leave_this_process
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.corpus import tokens
 from tasks.stages.distill import dtype_key
@@ -25,7 +26,7 @@ from umim_core.benchmarking.break_even import ThroughputRow, break_even, break_e
 from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
 from umim_core.config.benchmark import BenchmarkConfig
-from umim_core.config.recipe import BackboneDtype, Device
+from umim_core.config.recipe import BackboneDtype, ClusterConfig, Device
 from umim_core.model.umim import UMIM
 from umim_core.store.artifacts import directory_digest
 from umim_core.store.machine_lock import measuring
@@ -44,11 +45,12 @@ def benchmark_stage(
     device: Device = "cpu",
     dtype: BackboneDtype = "float32",
 ) -> Artifact:
-    """Time a checkpoint on held-out text, on a worker that has all cores of its machine.
+    """Time a checkpoint on held-out text.
 
-    The metrics, ``prefill_speedup`` among them, are those of the first batch size and the longest
-    prompt under the checkpoint's own rules. The key names this machine; ``machine.json`` names the
-    worker's, which is another one only on a cluster elsewhere.
+    A worker has all cores of its machine; in this process it has torch's own threads. The metrics,
+    ``prefill_speedup`` among them, are those of the first batch size and the longest prompt under
+    the checkpoint's own rules. The key has what is known before (``expected_place``), and
+    ``machine.json`` names what was timed on: processor, threads and a GPU.
 
     Args:
         root: Artifact root; workers share it.
@@ -63,7 +65,12 @@ def benchmark_stage(
     spec = StageSpec(
         "benchmark",
         2,
-        {**config.model_dump(mode="json"), "machine": machine(device), **dtype_key(dtype)},
+        {
+            **config.model_dump(mode="json"),
+            "machine": expected_place(lease.config),
+            "device": device,
+            **dtype_key(dtype),
+        },
         {"tokens": tokenized.digest, "checkpoint": directory_digest(directory)},
         machine=measuring,
     )
@@ -92,26 +99,36 @@ class TimingJob:
 
 
 def time_checkpoint(job: TimingJob) -> tuple[list[ThroughputRow], str]:
-    """Return the rows of a checkpoint, and the machine that they were measured on."""
+    """Return the rows of a checkpoint, and what they were measured on: see ``machine.json``."""
     config = job.config
     umim = UMIM.from_pretrained(job.checkpoint, dtype=job.dtype, device=job.device)
     test = tokens(job.tokenized, "test")
     # Each pair of runs begins one continuation further on, then round again.
     text = test[: tokens_needed(config) + config.pairs * config.new_tokens]
     rows = measure_throughput(umim.compressed, np.asarray(text, dtype=np.int64), config)
-    return rows, machine(job.device)
+    place = machine(torch.get_num_threads())
+    return rows, place if job.device == "cpu" else f"{place}, {torch.cuda.get_device_name()}"
 
 
-def machine(device: str) -> str:
-    """Return what a timing was taken on: processor, cores and, for a GPU, its name."""
-    names = [platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
-    info = Path("/proc/cpuinfo")
+def expected_place(config: ClusterConfig) -> str:
+    """Return where a timing will run, as far as it is known without a cluster and without CUDA.
+
+    On this machine these are its processor and the threads: torch's own in this process, all cores
+    of the cluster on a worker. Of a cluster elsewhere it is the address.
+    """
+    if not calls_leave_this_process(config):
+        return machine(torch.get_num_threads())
+    address = cluster_address(config.address)
+    return address if address != LOCAL else machine(config.cpus or os.cpu_count() or 1)
+
+
+def machine(threads: int) -> str:
+    """Return the name of this machine's processor, and so many threads."""
+    processor, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if info.is_file():
         found = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-        names[0] = found[1] if found else names[0]
-    if device != "cpu":
-        names.append(torch.cuda.get_device_name())
-    return ", ".join(names)
+        processor = found[1] if found else processor
+    return f"{processor}, {threads} threads"
 
 
 def _write(path: Path, rows: object) -> None:

@@ -169,13 +169,18 @@ def confidence_rules_stage(
         counted: The ``confidence`` stage's artifact.
         cell: The least count tau, and whose tokenizer it is.
         segment_length: Tokens per segment, recorded.
-        config: Which tokens take part in no rule, recorded; the runs, and so the key, are without.
+        config: Which tokens take part in no rule, recorded; the runs are without them.
     """
     fingerprint = tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision))
     spec = StageSpec(
         "confidence-rules",
         1,
-        {"tau": cell.tau, "segment_length": segment_length, "tokenizer": fingerprint},
+        {
+            "tau": cell.tau,
+            "segment_length": segment_length,
+            "tokenizer": fingerprint,
+            **({"protect": list(config.protect)} if config.protect else {}),
+        },
         {"runs": counted.digest},
     )
 

@@ -114,7 +114,7 @@ def nothing_is_built(folder: Path) -> Iterator[None]:
         patch.setattr(
             huggingface_hub.HfApi, "dataset_info", lambda *_, **__: SimpleNamespace(sha=COMMIT)
         )
-        patch.setattr(benchmark, "machine", lambda device: f"a machine with a {device}")
+        patch.setattr(benchmark, "expected_place", lambda _: "a machine")
         patch.setattr(corpus, "installed_versions", lambda _: [["python", "3"]])
         for function, other in (
             (run_stage, _leave_small_files),

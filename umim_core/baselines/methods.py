@@ -11,12 +11,15 @@ a method is          it decides                 what it saves
 ===================  =========================  =================================================
 
 A file of this package adds its method by ``@BASELINES.add(name)`` over a function that makes it for
-a backbone and a matcher, and that is all: recipes and lm-eval find it by the name, and
-``umim baselines`` shows the first line of the function's docstring. How many tokens
-or columns stay is not the method's choice. Its budget is the number of units that the merge rules
-leave of the same text, so all methods of a table have the same token reduction, text by text; or
-what a target leaves of its tokens (``reduction.TargetReduction``). Policies that ignore the budget
-are the full cache, which the others are compared with, and span eviction, which follows the rules.
+a backbone and a matcher: recipes and lm-eval find it by the name, and ``umim baselines`` shows the
+first line of the function's docstring. A method that chooses by a model of its own adds, by
+``@OWN_MODELS.add`` under the same name, a function that names the model, for the keys of results.
+
+How many tokens or columns stay is not the method's choice. Its budget is the number of units that
+the merge rules leave of the same text, so all methods of a table have the same token reduction,
+text by text; or what a target leaves of its tokens (``reduction.TargetReduction``). Policies that
+ignore the budget are the full cache, which the others are compared with, and span eviction, which
+follows the rules.
 
 Shapes: T raw tokens, K kept, H key/value heads, A attention heads, L columns, W columns of a
 forward, D head size.

@@ -86,6 +86,31 @@ def test_random_spans_are_as_long_as_those_of_the_rules_and_anywhere(case: Case)
     assert places == set(range(6))
 
 
+def test_nothing_is_joined_across_a_special_token(case: Case) -> None:
+    """Turns of equal words, which would all be joined: each has the units of the rules."""
+    turn, moved = [11, 1, 2, 11, 11, 1, 2], 0
+    ids = np.array([*turn, BOS, *turn, BOS, BOS, *turn, BOS], dtype=np.int64)
+    lengths = case.lengths(ids)
+    assert len(lengths) == len(RULES.segment(ids)[1])
+    ends = np.cumsum(lengths)
+    for place in np.flatnonzero(ids == BOS):
+        assert place + 1 in ends and (place == 0 or place in ends)
+    stretches = np.split(ids, np.flatnonzero(ids == BOS))
+    for stretch in stretches:
+        of_rules, own = RULES.segment(stretch)[1].tolist(), case.lengths(stretch)
+        assert len(own) == len(of_rules)
+        moved += own != of_rules
+    assert moved and lengths == [unit for one in stretches for unit in case.lengths(one)]
+
+
+def test_units_of_rules_with_a_special_token_stay(case: Case) -> None:
+    matcher = Matcher(RuleSet.from_spans([(BOS, 1), (3, 4, 5)]))
+    method = BASELINES.find(case.name)(case.given.backbone, matcher)
+    assert isinstance(method, MergedSpans)
+    ids = np.array([11, 11, BOS, 1, 3, 4, 5], dtype=np.int64)
+    assert method.segmenter.segment(ids)[1].tolist() == [1, 1, 2, 3]
+
+
 def oracle(ids: list[int], units: int, embeddings: torch.Tensor) -> list[int]:
     """Lengths of units: the most similar pair whose units fit together is joined, one by one."""
     found = [[place] for place in range(len(ids))]

@@ -79,6 +79,8 @@ class Inputs:
             "protect": (),
             "rules": str(other_rules),
             "hidden_terms": (HiddenTerm(layers="last"),),
+            "hub": str(self.text.parent / "hub-another"),
+            "task_data": str(self.text.parent / "own-another"),
         }
         self.recipe = self._recipe()
         self.cell, self.lease = self.recipe.cells[0], ClusterLease(self.recipe.cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from support.stage_keys.inputs import NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import StageCall
+from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import BaselineResult, CellResult, ShippedResult
 from tasks.stages.ablation import ablation_stage
 from tasks.stages.baseline import baseline_stage
@@ -12,7 +13,7 @@ from tasks.stages.evaluate import evaluate_stage, task_score_stage
 from tasks.stages.publish import report_stage
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.evaluate import EvaluateConfig
-from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig
 
 
 def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
@@ -61,8 +62,17 @@ def measuring_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "benchmark": StageCall(
             benchmark_stage,
-            {"lease": inputs.lease, **measured, "config": BenchmarkConfig(), **placed},
-            {"lease": NO_MATTER_HOW},
+            {
+                "lease": ClusterLease(ClusterConfig(workers=2, cpus=3)),
+                **measured,
+                "config": BenchmarkConfig(),
+                **placed,
+            },
+            {
+                f"lease.{name}": NO_MATTER_HOW
+                for name in ClusterConfig.model_fields
+                if name not in ("address", "cpus")
+            },
         ),
     }
 

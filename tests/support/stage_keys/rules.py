@@ -102,7 +102,6 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
             {"counted": counted, "cell": sure, "segment_length": 32, "config": mining},
             {
                 **one_tokenizer, **not_of_rules, **limits,
-                "config.protect": "reaches the stage through the runs",
                 "config.min_documents": "refused for rules by confidence",
                 "config.sample_tokens": "of counting; see cell.confidence_tokens",
                 "config.max_candidates": "of counting",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
@@ -38,6 +40,9 @@ def test_the_comparison_shows_the_longest_prompt_at_the_first_batch_size(
     )
     lease = ClusterLease(ClusterConfig(workers=0))
     timed = benchmark_stage(tmp_path, lease, tokenized, tiny_checkpoint, config)
+    place = json.loads((timed.path / "machine.json").read_text("utf-8"))
+    assert place == timed.manifest()["config"]["machine"]
+    assert place.endswith(f", {torch.get_num_threads()} threads")
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "checkpoint").symlink_to(tiny_checkpoint)
     trained = Artifact("distill", "", tmp_path / "trained", "", executed=True)

@@ -14,6 +14,7 @@ from support.tiny_table import (
     TableRun,
     generated_table,
     run_table,
+    tiny_table,
     write_problems,
 )
 from tasks.data.table_scores import read_report, read_shards
@@ -245,4 +246,15 @@ def test_a_revision_of_no_table_of_the_hub_is_refused(
 def test_a_data_file_that_is_missing_is_named(tiny_checkpoint: Path, tmp_path: Path) -> None:
     recipe = generated_table(tiny_checkpoint, tmp_path)
     with pytest.raises(CorpusError, match=r"math/amc23\.jsonl"):
+        run_table(tmp_path / "root", recipe)
+
+
+@pytest.mark.parametrize("name", ["hub", "task_data"])
+def test_a_folder_that_is_missing_is_named(
+    tiny_checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    recipe = tiny_table(tiny_checkpoint, tmp_path).model_copy(
+        update={"hub": None, "task_data": None, name: str(tmp_path / "absent")}
+    )
+    with pytest.raises(CorpusError, match=rf"{name} of a table must be a folder; got .*absent"):
         run_table(tmp_path / "root", recipe)

@@ -25,8 +25,9 @@ from support.stage_keys.tables import table_calls
 from support.stage_keys.texts import text_calls
 from support.stage_keys.training import training_calls
 from support.stage_keys.variations import StageCall, key_of, keys_of_variations
+from tasks.cluster.lease import ClusterLease
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.config.recipe import DEFAULT_TASK, ClusterConfig
 from umim_core.task_sets.spec import TASKS
 
 NAMES = (
@@ -68,11 +69,6 @@ def inputs(
 
 def calls_of(inputs: Inputs) -> dict[str, StageCall]:
     return {name: call for make in MAKERS for name, call in make(inputs).items()}
-
-
-@pytest.fixture(autouse=True)
-def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +115,24 @@ def test_machines_have_benchmarks_of_their_own(
     inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = calls_of(inputs)["benchmark"]
-    here = key_of(call, call.given, tmp_path)
-    monkeypatch.setattr("tasks.stages.benchmark.machine", lambda _: "another")
+    elsewhere = {"lease": ClusterLease(ClusterConfig(workers=2, address="host:1"))}
+    here, there = (key_of(call, call.given | at, tmp_path) for at in ({}, elsewhere))
+    monkeypatch.setattr("tasks.stages.benchmark.machine", lambda threads: f"another, {threads}")
     assert key_of(call, call.given, tmp_path) != here
+    assert key_of(call, call.given | elsewhere, tmp_path) == there
+
+
+def test_a_benchmark_of_this_process_is_of_the_threads_of_torch(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    call, before = calls_of(inputs)["benchmark"], torch.get_num_threads()
+    in_process = {"lease": ClusterLease(ClusterConfig(workers=0, cpus=3))}
+    keys = []
+    try:
+        for threads in (1, 3, 1):
+            torch.set_num_threads(threads)
+            keys.append(key_of(call, call.given | in_process, tmp_path))
+    finally:
+        torch.set_num_threads(before)
+    assert keys[0] == keys[2] != keys[1]
+    assert keys[1] == key_of(call, call.given, tmp_path), "a worker with as many threads"

@@ -39,7 +39,8 @@ class SimilarNeighbours(WholeTextSegmenter):
     def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
         """Return the lengths of units of ids [T], as many as those [S] of the rules.
 
-        More units are left only where no two neighbours fit into one any more.
+        More are left where no two neighbours fit into one any more, which cannot happen while there
+        are more than (2 T + 3) / 5. Nothing counts them as a shortfall.
         """
         first, last = np.arange(len(ids)), np.arange(len(ids))  # of the unit, at its two ends
         joined = np.zeros(len(ids), dtype=bool)  # to the token before

@@ -18,7 +18,8 @@ class WholeTextSegmenter(ABC):
     """Cut texts by something else than rules, at the token reduction of the rules.
 
     Where a unit ends may depend on the whole text, so a beginning need not have the units that it
-    has in the text. A special token in front, such as a BOS, is a unit of its own.
+    has in the text. Units with a special token, such as a BOS or the mark of a turn, are those of
+    the rules, and each stretch between them is cut as a text of its own.
 
     Args:
         backbone: Names the special tokens.
@@ -30,17 +31,26 @@ class WholeTextSegmenter(ABC):
 
     def segment(self, ids: NDArray[np.integer]) -> Segmentation:
         """Cut ids [T] into units of 1 to 4 tokens; see ``Segmenter``."""
-        of_rules = self.matcher.segment(ids)[1]
-        alone = int(len(ids) > 0 and int(ids[0]) in self.backbone.special_ids)
-        if alone and of_rules[0] > 1:  # the rules merge it, so there is nothing to keep alone
-            alone = 0
-        rest = np.asarray(ids[alone:], dtype=np.int64)
-        lengths = np.concatenate([of_rules[:alone], self.lengths(rest, of_rules[alone:])])
+        starts, of_rules = self.matcher.segment(ids)
+        special = np.isin(ids, list(self.backbone.special_ids))
+        kept = np.flatnonzero(np.logical_or.reduceat(special, starts))
+        text, borders = np.asarray(ids, dtype=np.int64), np.append(starts, len(ids))
+        found, first = [of_rules[:0]], 0
+        for unit in (*kept.tolist(), len(of_rules)):
+            if first < unit:
+                stretch = text[borders[first] : borders[unit]]
+                found.append(self.lengths(stretch, of_rules[first:unit]))
+            found.append(of_rules[unit : unit + 1])
+            first = unit + 1
+        lengths = np.concatenate(found)
         return np.cumsum(lengths) - lengths, lengths
 
     @abstractmethod
     def lengths(self, ids: Ints, of_rules: Ints) -> Ints:
-        """Return the lengths [S'] of the units of ids [T], given those [S] that rules leave."""
+        """Return the lengths [S'] of the units of ids [T], given those [S] that rules leave.
+
+        None of the ids is of a special token, and T is at least 1.
+        """
 
     def segment_many(
         self, ids: NDArray[np.integer], offsets: NDArray[np.int64]
