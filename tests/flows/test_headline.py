@@ -54,7 +54,7 @@ def test_it_is_measured_on_its_own_amounts_and_leads() -> None:
     assert asked.headline is not None
     given = [args for _, args, _ in run.given if "umim-docs-gpt2" in args[1:3]]
     assert [asked.headline.evaluate in args for args in given] == [True, True, True, False]
-    assert given[-1][2] is asked.headline.benchmark
+    assert given[-1][3] is asked.headline.benchmark
 
 
 @pytest.mark.parametrize("check", [checks.check_positions, parts.plan])
