@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,10 +47,15 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     recipe, start = run.recipe, run.stage(start_stage, checkpoint, label=checkpoint)
     branch = _Branch(run, task, checkpoint, cell_of(checkpoint), start)
     base = branch.score(ScoredModel(BASE, start), None)
-    parts = [partial(branch.untrained, base)]
+    ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
+    parts = [partial(branch.points, base, ready)]
     for tau in recipe.taus:
         rules = branch.rules(tau)
-        parts += [partial(branch.trained, base, rules, tau, seed) for seed in recipe.seeds]
+        ruled = branch.untrained(rules, tau)
+        named = {name: made for name, made in ruled.items() if name in recipe.settings}
+        ready += [(ScoredModel(name, made, tau=tau), rules) for name, made in named.items()]
+        given = (base, rules, ruled, tau)
+        parts += [partial(branch.trained, *given, seed) for seed in recipe.seeds]
     parts += [
         partial(branch.control, base, control, seed)
         for control in recipe.controls
@@ -69,26 +75,27 @@ class _Branch:
     cell: Cell
     start: Artifact
 
-    def untrained(self, base: Artifact) -> list[ScoredPoint]:
-        """Score the start, and the start with the rules of every threshold."""
-        points = [self._point(ScoredModel(WT, self.start), base)]
-        named = self.run.recipe.settings
-        for tau in self.run.recipe.taus:
-            rules = self.rules(tau)
-            for step in adaptation_steps(named):
-                if step.training == "none" and step.name in named:
-                    given = self._with_rules(rules, tau, step.name)
-                    points.append(self._point(ScoredModel(step.name, given, tau=tau), base, rules))
-        return points
+    def untrained(self, rules: Artifact, tau: int) -> dict[str, Artifact]:
+        """Make the settings that are not trained, those that trained ones start from included."""
+        label = f"{self.checkpoint} tau {tau}"
+        return {
+            step.name: self.run.stage(
+                with_rules_stage, self.start, rules, label=label, setting=step.name
+            )
+            for step in adaptation_steps(self.run.recipe.settings)
+            if step.training == "none"
+        }
 
-    def trained(self, base: Artifact, rules: Artifact, tau: int, seed: int) -> list[ScoredPoint]:
+    def trained(
+        self, base: Artifact, rules: Artifact, ruled: dict[str, Artifact], tau: int, seed: int
+    ) -> list[ScoredPoint]:
         """Train and score the settings of one threshold with one seed."""
         recipe = self.run.recipe.model_copy(update={"seed": seed})
         config, label = recipe.adapt_config(tau), f"{self.checkpoint} tau {tau} seed {seed}"
-        made, points = {WT: self.start}, []
+        made = {WT: self.start, **ruled}
+        models: list[tuple[ScoredModel, Artifact | None]] = []
         for step in adaptation_steps(config.settings):
             if step.training == "none":
-                made[step.name] = self._with_rules(rules, tau, step.name)
                 continue
             begin = rules if step.start is None else made[step.start]
             given = (self.run.lease, recipe, config, self.cell, self.task, begin)
@@ -97,8 +104,8 @@ class _Branch:
             )
             if step.name in config.settings:
                 model = ScoredModel(step.name, made[step.name], tau=tau, seed=seed)
-                points.append(self._point(model, base, rules))
-        return points
+                models.append((model, rules))
+        return self.points(base, models)
 
     def control(self, base: Artifact, name: str, seed: int) -> list[ScoredPoint]:
         """Train and score a control with one seed."""
@@ -106,7 +113,7 @@ class _Branch:
         label = f"{self.checkpoint} {name} seed {seed}"
         given = (self.run.lease, recipe, self.cell, self.task, name)
         trained = self.run.stage(control_stage, *given, label=label)
-        return [self._point(ScoredModel(name, self.start, trained, seed=seed), base)]
+        return self.points(base, [(ScoredModel(name, self.start, trained, seed=seed), None)])
 
     def rules(self, tau: int) -> Artifact:
         """Mine the rules of the task by one threshold, or find them."""
@@ -115,19 +122,15 @@ class _Branch:
         return self.run.stage(task_rules_stage, *given, label=label)
 
     def score(self, model: ScoredModel, base: Artifact | None) -> Artifact:
-        """Score the test questions."""
+        """Score the test questions; without a base it is the base itself."""
         parts = (self.checkpoint, model.setting)
         tau = () if model.tau is None else (f"tau {model.tau}",)
         seed = () if model.seed is None else (f"seed {model.seed}",)
         given = (self.run.lease, self.run.recipe, self.task, model, base)
         return self.run.stage(choice_scores_stage, *given, label=" ".join(parts + tau + seed))
 
-    def _with_rules(self, rules: Artifact, tau: int, setting: str) -> Artifact:
-        label = f"{self.checkpoint} tau {tau}"
-        given = (self.start, rules)
-        return self.run.stage(with_rules_stage, *given, label=label, setting=setting)
-
-    def _point(
-        self, model: ScoredModel, base: Artifact, rules: Artifact | None = None
-    ) -> ScoredPoint:
-        return ScoredPoint(model, self.score(model, base), rules)
+    def points(
+        self, base: Artifact, models: Sequence[tuple[ScoredModel, Artifact | None]]
+    ) -> list[ScoredPoint]:
+        """Score the test questions of models, each with the task's rules that it merges by."""
+        return [ScoredPoint(model, self.score(model, base), rules) for model, rules in models]

@@ -135,6 +135,14 @@ def sft_stage(
     return _trained(root, "sft", adapt.sft, (recipe, adapt, cell, task, start), train)
 
 
+def preference_job(job: TrainJob, task: Artifact) -> TrainJob:
+    """Return a job as one of preference between the answers of a task's questions."""
+    form = form_of(task)
+    questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
+    asked = replace(job, **questions, prompt=form.prompt, delimiter=form.delimiter)
+    return replace(asked, objective="preference")
+
+
 def dpo_stage(
     root: Path,
     lease: ClusterLease,
@@ -147,10 +155,7 @@ def dpo_stage(
     """Train preferences between answers, from ``start``, which is the reference."""
 
     def train(job: TrainJob) -> Metrics:
-        form = form_of(task)
-        questions = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
-        asked = replace(job, **questions, prompt=form.prompt, delimiter=form.delimiter)
-        return launch(replace(asked, objective="preference"), lease)
+        return launch(preference_job(job, task), lease)
 
     return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)
 

@@ -18,7 +18,7 @@ from typing import Final
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.worker_tasks import call_on_worker
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
-from tasks.stages.adapt import question_digests
+from tasks.stages.adapt import preference_job, question_digests
 from tasks.stages.corpus import form_key, form_of
 from tasks.stages.distill import cell_job, dtype_key, training_key
 from tasks.training.train_worker import launch
@@ -135,11 +135,8 @@ def control_stage(
     inputs |= question_digests(task, "train", "valid")
 
     def build(out: Path) -> Metrics:
-        form = form_of(task)
         job = cell_job(recipe, cell, optimisation, out, None, recipe.max_tokens)
-        asked = {split: str(task.path / f"{split}.jsonl") for split in ("train", "valid")}
-        fields = {"prompt": form.prompt, "delimiter": form.delimiter, "control": control}
-        return launch(replace(job, objective="preference", **asked, **fields), lease)
+        return launch(replace(preference_job(job, task), control=control), lease)
 
     return run_stage(root, StageSpec("control", 1, config, inputs, resumable=True), build)
 

@@ -89,19 +89,16 @@ def test_only_the_control_is_trained(control: Control) -> None:
     assert all(x.grad is None for x in model.parameters() if id(x) not in trained)
 
 
+def objective_of(control: Control, folder: Path) -> PreferenceObjective:
+    given = (control.module, control.compressed, some_questions(), some_questions())
+    return PreferenceObjective(*given, beta=1.0, batch_size=4, reference=folder / "reference")
+
+
 def test_preference_training_lowers_the_loss_and_changes_no_weight_of_the_backbone(
     control: Control, tiny_backbone: Backbone, tmp_path: Path
 ) -> None:
     config = PreferenceConfig(max_steps=8, batch_size=4, beta=1.0)
-    objective = PreferenceObjective(
-        control.module,
-        control.compressed,
-        some_questions(),
-        some_questions(),
-        beta=1.0,
-        batch_size=4,
-        reference=tmp_path / "reference",
-    )
+    objective = objective_of(control, tmp_path)
     strategy = AdamWStrategy(objective, config)
     losses = []
     for _ in range(8):
@@ -139,15 +136,7 @@ def test_the_generator_of_a_gpu_stays_too(kind: str) -> None:
 
 
 def test_a_copy_of_an_objective_trains_its_own_control(control: Control, tmp_path: Path) -> None:
-    objective = PreferenceObjective(
-        control.module,
-        control.compressed,
-        some_questions(),
-        some_questions(),
-        beta=1.0,
-        batch_size=4,
-        reference=tmp_path / "reference",
-    )
+    objective = objective_of(control, tmp_path)
     copied = copy.deepcopy(objective)
     disturb(copied.module)
     assert copied([0]).total.item() != pytest.approx(math.log(2), abs=1e-4)

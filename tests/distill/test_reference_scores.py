@@ -18,7 +18,7 @@ from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
 from umim_core.config.recipe import PreferenceConfig
 from umim_core.distill import reference_scores as subject
-from umim_core.distill.objectives import PreferenceObjective
+from umim_core.distill.objectives import PreferenceObjective, Split, spread_rows
 from umim_core.distill.reference_scores import SCHEMA, reference_scores
 from umim_core.distill.train_loop import asked_items, batch_indices
 from umim_core.errors import ArtifactError
@@ -227,7 +227,7 @@ def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(start: 
     first = batch_indices(7, 0, BATCH, COUNT)
     assert len(asked) == 3 * BATCH and {*first} < {*asked} < {*range(COUNT)}
 
-    def objective(folder: Path, of: list[int] | None) -> PreferenceObjective:
+    def objective(folder: Path, of: dict[Split, list[int]] | None) -> PreferenceObjective:
         train, valid = start.questions, questions(5, seed=1)
         module = start.compressed.require_module()
         return PreferenceObjective(
@@ -235,9 +235,10 @@ def test_a_short_run_scores_the_questions_that_it_will_ask_and_no_others(start: 
             reference=folder, asked=of,
         )  # fmt: skip
 
-    short = objective(start.folder, asked)
-    assert start.scored == len(asked) + 5
+    short = objective(start.folder, {"train": asked, "valid": spread_rows(5, 2)})
+    assert start.scored == len(asked) + 2
     whole = objective(start.folder.with_name("all"), None)
     torch.testing.assert_close(short(first).total, whole(first).total, atol=1e-5, rtol=0.0)
+    assert short.validation_sums(0, 1, 2) == pytest.approx(whole.validation_sums(0, 1, 2))
     with pytest.raises(KeyError):
         short([index for index in range(COUNT) if index not in asked][:1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -70,3 +71,12 @@ def random_backbone(
     """Return a random backbone of a family."""
     model = random_model(tiny_config(family, **changes), seed, attention)
     return wrap_backbone(model.to(dtype), tokenizer)
+
+
+def save_with_tokenizer(
+    folder: Path, backbone: Backbone, tokenizer: PreTrainedTokenizerBase
+) -> Path:
+    """Save a model with its tokenizer as ``folder/backbone``, and return that directory."""
+    backbone.model.save_pretrained(folder / "backbone")
+    tokenizer.save_pretrained(folder / "backbone")
+    return folder / "backbone"

@@ -6,7 +6,7 @@ the indices of a batch's items and returns sums, so that ranks with unequal rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -167,7 +167,8 @@ class PreferenceObjective(nn.Module):
         beta: Strength of the pull towards the reference.
         batch_size: Questions scored at once outside of training steps.
         reference: Folder that keeps the scores of the start.
-        asked: Training questions that the run will ask; None for all. The others have no scores.
+        asked: Questions of each split that the run will ask; None for all. The others have no
+            scores.
         micro_batch: Questions scored at once everywhere; None for all of a training step. Each
             micro-batch leaves its gradient and gives its activations back.
     """
@@ -186,7 +187,7 @@ class PreferenceObjective(nn.Module):
         beta: float,
         batch_size: int,
         reference: Path,
-        asked: Sequence[int] | None = None,
+        asked: Mapping[Split, Sequence[int]] | None = None,
         micro_batch: int | None = None,
     ) -> None:
         super().__init__()
@@ -196,15 +197,16 @@ class PreferenceObjective(nn.Module):
         self._beta, self._micro_batch = beta, micro_batch
         self._batch_size = min(batch_size, micro_batch or batch_size)
         self.num_items = len(train)
-        known = range(len(train)) if asked is None else asked
-        scored = [*(train[index] for index in known), *valid]
+        every = {split: range(len(questions)) for split, questions in self._questions.items()}
+        places = [(split, index) for split, of in (asked or every).items() for index in of]
         scores = reference_scores(
-            scored, compressed, self.module, batch_size=self._batch_size, folder=reference
+            [self._questions[split][index] for split, index in places],
+            compressed,
+            self.module,
+            batch_size=self._batch_size,
+            folder=reference,
         )
-        self._reference: dict[Split, dict[int, Tensor]] = {
-            "train": dict(zip(known, scores, strict=False)),
-            "valid": dict(enumerate(scores[len(known) :])),
-        }
+        self._reference = dict(zip(places, scores, strict=True))
 
     def _scores(self, questions: list[EncodedQuestion]) -> list[Tensor]:
         return ending_scores(questions, self._compressed)
@@ -229,7 +231,7 @@ class PreferenceObjective(nn.Module):
 
     def _loss(self, split: Split, indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         questions = [self._questions[split][index] for index in indices]
-        reference = [self._reference[split][index] for index in indices]
+        reference = [self._reference[split, index] for index in indices]
         scores = self._scores(questions)
         golds = [question.gold for question in questions]
         return preference_loss(scores, reference, golds, beta=self._beta), scores

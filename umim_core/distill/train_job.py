@@ -19,7 +19,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig, PreferenceConfig
-from umim_core.distill.objectives import DistillObjective, PreferenceObjective
+from umim_core.distill.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import asked_items
 from umim_core.distill.train_state import REFERENCE
@@ -159,7 +159,10 @@ def make_objective(
             beta=config.beta,
             batch_size=per_rank,
             reference=Path(job.out) / STATE / REFERENCE,
-            asked=asked_items(config, job.seed, len(train_split)),
+            asked={
+                "train": asked_items(config, job.seed, len(train_split)),
+                "valid": spread_rows(len(valid_split), config.validation_rows),
+            },
             micro_batch=config.micro_batch,
         )
     return DistillObjective(

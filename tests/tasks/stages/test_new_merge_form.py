@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_models import save_with_tokenizer
 from tasks.cluster.lease import ClusterLease
 from tasks.report.compare import CellResult, comparison_rows
 from tasks.run.stage import Metrics, StageSpec, run_stage
@@ -82,8 +83,7 @@ def tokens(out: Path) -> Metrics:
 def test_a_new_form_is_one_file_down_to_its_comparison_row(
     tiny_llama: Backbone, tiny_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    tiny_llama.model.save_pretrained(tmp_path / "backbone")
-    tiny_tokenizer.save_pretrained(tmp_path / "backbone")
+    save_with_tokenizer(tmp_path, tiny_llama, tiny_tokenizer)
     fingerprint = tiny_llama.tokenizer_fingerprint
     mined = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
 

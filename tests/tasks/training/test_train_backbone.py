@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_models import save_with_tokenizer
 from support.training_processes import run_ranks
 from tasks.training.strategies import DdpStrategy, make_strategy
 from tasks.training.train_worker import run_worker
@@ -39,8 +40,7 @@ def jobs(
 ) -> Mapping[str, TrainJob]:
     """SFT from fresh weights, and DPO on what it gives."""
     folder = tmp_path_factory.mktemp("jobs")
-    tiny_llama.model.save_pretrained(folder / "backbone")
-    tiny_tokenizer.save_pretrained(folder / "backbone")
+    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     fingerprint = load_backbone(str(folder / "backbone")).tokenizer_fingerprint
     rules = RuleSet.from_spans([(1, 2), (3, 4, 5)], tokenizer_fingerprint=fingerprint)
     rules.save(folder / "rules")

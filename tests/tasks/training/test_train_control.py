@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_models import save_with_tokenizer
 from support.trained_controls import KINDS, scores
 from support.training_processes import run_ranks
 from tasks.training.strategies import make_strategy
@@ -42,8 +43,7 @@ def job(
     tiny_tokenizer: PreTrainedTokenizerBase,
 ) -> TrainJob:
     folder = tmp_path_factory.mktemp("job")
-    tiny_llama.model.save_pretrained(folder / "backbone")
-    tiny_tokenizer.save_pretrained(folder / "backbone")
+    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     questions = [
         {"context": f"w{n} w{n + 1} w{n + 2}", "choices": [f"w{n + 3}", f"w{n} w{n}"], "gold": 0}
         for n in range(1, 9)

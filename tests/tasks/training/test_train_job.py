@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_models import save_with_tokenizer
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.preference import ending_scores, preference_loss
 from umim_core.backbone.backbone import Backbone, load_backbone
@@ -38,8 +39,7 @@ def job(
     tiny_tokenizer: PreTrainedTokenizerBase,
 ) -> TrainJob:
     folder = tmp_path_factory.mktemp("job")
-    tiny_llama.model.save_pretrained(folder / "backbone")
-    tiny_tokenizer.save_pretrained(folder / "backbone")
+    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     TokenRows.of_rows(ROWS, [10, 10]).save(folder / "rows")
     return TrainJob(
         objective="distill",

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
+from support.tiny_models import save_with_tokenizer
 from support.training_processes import exit_codes, run_ranks, start_ranks
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import stoppable
@@ -61,8 +62,7 @@ def inputs(
     tiny_tokenizer: PreTrainedTokenizerBase,
 ) -> Inputs:
     folder = tmp_path_factory.mktemp("inputs")
-    tiny_llama.model.save_pretrained(folder / "backbone")
-    tiny_tokenizer.save_pretrained(folder / "backbone")
+    save_with_tokenizer(folder, tiny_llama, tiny_tokenizer)
     rules = RuleSet.from_spans(
         [(1, 2), (3, 4, 5), (6, 7)], tokenizer_fingerprint=tiny_llama.tokenizer_fingerprint
     )
