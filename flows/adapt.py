@@ -6,6 +6,7 @@ from prefect import flow
 
 from flows import parts
 from flows.adaptation_curves import measure_adaptation
+from tasks.report.announce import announce_adaptation
 from tasks.run.pipeline import open_pipeline
 from tasks.run.recipes import find_recipe
 from tasks.stages.adaptation_result import RESULT
@@ -25,7 +26,9 @@ def adapt(recipe: str = "embedded") -> list[dict[str, str]]:
     """
     if isinstance(find_recipe(recipe), AdaptationRecipe):
         with open_pipeline(recipe, "umim-adapt", AdaptationRecipe) as curves:
-            return [{RESULT: str(measure_adaptation(curves).path)}]
+            adaptation = measure_adaptation(curves)
+            announce_adaptation(curves, adaptation)
+            return [{RESULT: str(adaptation.path)}]
     with open_pipeline(recipe, "umim-adapt") as run:
         sources = parts.prepare(run)
         results = parts.mine(run, sources)

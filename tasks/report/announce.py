@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, Final
+
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.context import FlowRunContext
 
 from tasks.report.ablation_data import read_ablation
 from tasks.report.ablation_page import ablation_page
+from tasks.report.compare import short_name
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import comparison
 from tasks.report.tables import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact
+from tasks.stages.adaptation_result import RESULT
+from tasks.tracking.compare_view import ADAPTATION_SOURCE
+from umim_core.adaptation.settings import BASE
+from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes
+
+_OF_A_POINT: Final = (
+    *("rules", "token_reduction", "input_reduction", "accuracy", "accuracy_se", "difference"),
+    *("difference_se", "gained", "lost", "margin", "margin_difference", "margin_difference_se"),
+)
 
 
 def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifact) -> None:
@@ -36,7 +50,7 @@ def announce_report(run: PipelineRun, rows: list[ComparisonRow], report: Artifac
 
 
 def _link_mlflow(run: PipelineRun) -> None:
-    pages = run.tracker.pages(run.key)
+    pages = run.pages()
     if pages is not None and pages.command is None:
         create_link_artifact(pages.compare, link_text="MLflow comparison", key="umim-mlflow")
     elif pages is not None:
@@ -56,3 +70,45 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
     if FlowRunContext.get() is not None:
         with prefect_may_be_away():
             create_markdown_artifact(ablation_page(read_ablation(ablation)), key="umim-ablation")
+
+
+def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
+    """Write every point of the curves as a row of its own, and publish their page and figure.
+
+    Args:
+        run: The open pipeline run.
+        adaptation: The adaptation stage's artifact.
+    """
+    if adaptation.executed:
+        run.tracker.attach(run.key, [adaptation.path])
+    for params, metrics in adaptation_points(read_json(adaptation.path / f"{RESULT}.json")):
+        run.tracker.comparison_run(
+            sha256_bytes(canonical_json([run.key, params, metrics]).encode()),
+            params,
+            metrics,
+            name=f"{params['setting']} {params['model']}",
+            pipeline=run.key,
+            tags={"umim.source": ADAPTATION_SOURCE},
+        )
+    if FlowRunContext.get() is not None:
+        with prefect_may_be_away():
+            page = (adaptation.path / f"{RESULT}.md").read_text(encoding="utf-8")
+            create_markdown_artifact(page, key="umim-adaptation")
+            _link_mlflow(run)
+
+
+def adaptation_points(body: Any) -> Iterator[tuple[dict[str, object], dict[str, float | None]]]:
+    """Yield parameters and metrics of every model of the curves, the base models first.
+
+    Args:
+        body: What ``adaptation.json`` holds.
+    """
+    for place in body["backbones"]:
+        shared = {
+            "task": body["task"],
+            "model": short_name(place["backbone"]),
+            "checkpoint": place["checkpoint"],
+        }
+        for point in ({"setting": BASE, **place["base"]}, *place["points"]):
+            own = {name: point.get(name) for name in ("setting", "tau", "seed")}
+            yield shared | own, {name: point.get(name) for name in _OF_A_POINT}

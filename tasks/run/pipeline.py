@@ -31,10 +31,12 @@ from tasks.run.recipes import find_recipe
 from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
 from tasks.run.stage_times import time_lines
-from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Tracker
+from tasks.tracking.compare_view import ADAPTATION_VIEW, COMPARISON_VIEW
+from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Pages, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
 from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
 from umim_core.distill.train_run import CURVE, read_curve
 from umim_core.errors import ArtifactError, ClusterError, ConfigError, TrackingError, UmimError
@@ -172,9 +174,14 @@ class PipelineRun(Generic[R]):
             tags={"umim.digest": artifact.digest, "umim.path": str(artifact.path)},
         )
 
+    def pages(self) -> Pages | None:
+        """Return where MLflow shows the run and its comparison; None if that is not known now."""
+        adapts = isinstance(self.recipe, AdaptationRecipe)
+        return self.tracker.pages(self.key, ADAPTATION_VIEW if adapts else COMPARISON_VIEW)
+
     def links(self) -> dict[str, str]:
         """Return the addresses of the run's pages that a server shows."""
-        url, pages = _prefect_url(), self.tracker.pages(self.key)
+        url, pages = _prefect_url(), self.pages()
         shown = pages.links() if pages is not None else {}
         return shown | ({"Prefect": url} if url else {})
 
@@ -254,7 +261,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     logger.info("%d stages, %d executed", len(run.artifacts), len(run.executed()))
     for line in time_lines(run.artifacts, time.monotonic() - began, run.at_a_time):
         logger.info("%s", line)
-    if (pages := tracker.pages(key)) is not None:
+    if (pages := run.pages()) is not None:
         logger.info("MLflow: %s", pages.line())
 
 

@@ -1,4 +1,4 @@
-"""Saved view of MLflow's page of runs, so that a link opens directly on the comparison.
+"""Saved views of MLflow's page of runs, so that a link opens directly on a comparison.
 
 MLflow keeps the state of a page in the browser, or in a tag of the experiment that a link names
 (``viewStateShareKey``). A link that also holds a filter ignores the tag, so the filter is in it.
@@ -7,43 +7,72 @@ MLflow keeps the state of a page in the browser, or in a tag of the experiment t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-VIEW: Final = "umim-comparison"
+COMPARISON_VIEW: Final = "umim-comparison"
+ADAPTATION_VIEW: Final = "umim-adaptation"
+ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
 _AGREEMENT: Final = ("token_reduction", "top1", "kl")
 _ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
+_CURVE: Final = ("token_reduction", "difference")
+_CURVE_COLUMNS: Final = ("difference_se", "margin_difference", "margin_difference_se")
+_ROWS: Final = "tags.`umim.kind` = 'comparison' and tags.`umim.source`"
 _SECTION: Final = "umim-comparison-section"
 
 
-def view_state(measured: Collection[str]) -> str | None:
-    """Return the state as MLflow reads it: a list of columns and a parallel coordinates plot.
+def shared_view(measured: Collection[str]) -> tuple[str, str] | None:
+    """Return name and state of the view that shows a row, as MLflow reads it.
+
+    A comparison of checkpoints is a parallel coordinates plot; the curves of an adaptation are the
+    change of accuracy against token reduction.
 
     Args:
         measured: Metrics of the newest row. MLflow hides a plot with a metric that no run has.
 
     Returns:
-        None if the row lacks what the plot is about, such as that of a baseline.
+        None if the row lacks what the plots are about, such as that of a baseline.
     """
-    if not set(_AGREEMENT) <= set(measured):
-        return None
-    metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
-    columns = [f"params.`{name}`" for name in _PARAMS] + [f"metrics.`{name}`" for name in metrics]
+    if set(_AGREEMENT) <= set(measured):
+        metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
+        plot = {
+            "type": "PARALLEL",
+            "selectedParams": list(_PARAMS),
+            "selectedMetrics": metrics,
+            "showAllRuns": True,
+        }
+        rows = f"{_ROWS} != '{ADAPTATION_SOURCE}'"
+        return COMPARISON_VIEW, _state("Comparison", rows, _PARAMS, metrics, plot)
+    if set(_CURVE) <= set(measured):
+        reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
+        plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
+        rows, params = f"{_ROWS} = '{ADAPTATION_SOURCE}'", ("task", *_PARAMS, "seed")
+        metrics = [*_CURVE, *_CURVE_COLUMNS]
+        return ADAPTATION_VIEW, _state("Adaptation", rows, params, metrics, plot)
+    return None
+
+
+def _state(
+    title: str,
+    rows: str,
+    params: Sequence[str],
+    metrics: Sequence[str],
+    plot: Mapping[str, object],
+) -> str:
+    """Return a list of columns and one plot of the rows that a filter finds."""
+    columns = [f"params.`{name}`" for name in params] + [f"metrics.`{name}`" for name in metrics]
     chart = {
-        "type": "PARALLEL",
         "uuid": "umim-comparison-chart",
         "metricSectionId": _SECTION,
         "isGenerated": False,
         "deleted": False,
         "runsCountToCompare": 100,
-        "selectedParams": list(_PARAMS),
-        "selectedMetrics": metrics,
-        "showAllRuns": True,
+        **plot,
     }
     section = {
         "uuid": _SECTION,
-        "name": "Comparison",
+        "name": title,
         "columns": 1,
         "cardHeight": 480,
         "display": True,
@@ -52,7 +81,7 @@ def view_state(measured: Collection[str]) -> str | None:
         "isGenerated": False,
     }
     state = {
-        "searchFilter": "tags.`umim.kind` = 'comparison'",
+        "searchFilter": rows,
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",

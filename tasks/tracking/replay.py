@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, get_args
 
-from tasks.tracking.compare_view import VIEW, view_state
+from tasks.tracking.compare_view import shared_view
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Record
 from tasks.tracking.tracking_values import RunInput, Status, StoredRun, fit_name
@@ -80,8 +80,8 @@ def _comparison(store: Store, record: Record) -> None:
     if run.status != "FINISHED":
         _describe(store, run, record)
         store.set_status(run.run_id, "FINISHED", record["time_ms"])
-    if (state := view_state({name for name, _, _ in record["points"]})) is not None:
-        store.share_view(VIEW, state)
+    if (view := shared_view({name for name, _, _ in record["points"]})) is not None:
+        store.share_view(*view)
 
 
 def _describe(store: Store, run: StoredRun, record: Record) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import stop_deferred
-from tasks.tracking.compare_view import VIEW
+from tasks.tracking.compare_view import COMPARISON_VIEW
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Spool
 from tasks.tracking.spool_writer import SpoolWriter
@@ -236,8 +236,8 @@ class Tracker:
         """Return the files of the records that were refused, of every run of this root."""
         return self._spool.refused()
 
-    def pages(self, pipeline: str) -> Pages | None:
-        """Return where a pipeline and the comparison are shown; None if that is not known now."""
+    def pages(self, pipeline: str, view: str = COMPARISON_VIEW) -> Pages | None:
+        """Return where a pipeline and a view of its rows are shown; None if that is not known."""
 
         def places(store: Store) -> tuple[str, str] | None:
             run = store.find("pipeline", pipeline)
@@ -253,7 +253,7 @@ class Tracker:
         return Pages(
             # Without the type of work MLflow's pages are those of prompts and traces.
             run=f"{place}/{run_id}?{_WORK}",
-            compare=f"{place}?{_WORK}&compareRunsMode=CHART&viewStateShareKey={VIEW}",
+            compare=f"{place}?{_WORK}&compareRunsMode=CHART&viewStateShareKey={view}",
             command=None if self._store.served else start,
         )
 

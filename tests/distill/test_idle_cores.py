@@ -1,4 +1,4 @@
-"""The warning of a training that leaves cores idle."""
+"""Warnings of a training that leaves cores idle, or imitates bfloat16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from umim_core.distill import train_run
-from umim_core.distill.train_run import warn_of_idle_cores
+from umim_core.distill.train_run import warn_of_idle_cores, warn_of_slow_bfloat16
 
 CORES = 4
 
@@ -47,3 +47,16 @@ def test_threads_that_parts_of_a_flow_share_are_not_blamed_on_it(
     finally:
         torch.set_num_threads(before)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("supported", [True, False])
+def test_bfloat16_is_reported_where_the_processor_lacks_it(
+    asked: bool,
+    supported: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    warn_of_slow_bfloat16(asked)
+    assert ("bf16: false" in caplog.text) is (asked and not supported)

@@ -278,4 +278,4 @@ def test_the_comparison_is_shown_without_a_click(
     assert chart["selectedParams"] == ["model", "tau", "setting"]
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
-    assert state["searchFilter"] == "tags.`umim.kind` = 'comparison'"
+    assert state["searchFilter"].startswith("tags.`umim.kind` = 'comparison' and tags.")

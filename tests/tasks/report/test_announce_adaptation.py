@@ -1,0 +1,104 @@
+"""Points of an adaptation in MLflow: a row each, and a view of change against token reduction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from tasks.cluster.lease import ClusterLease
+from tasks.report.announce import announce_adaptation
+from tasks.run.pipeline import PipelineRun
+from tasks.run.recipes import find_recipe
+from tasks.run.stage import Artifact, StageSpec, run_stage
+from tasks.tracking.tracker import Tracker
+from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.store.artifacts import write_json
+
+BODY = {
+    "task": "questions",
+    "backbones": [
+        {
+            "checkpoint": "own",
+            "backbone": "umim-docs-llama",
+            "base": {"accuracy": 0.5, "margin": -0.25, "token_reduction": 0.0},
+            "points": [
+                {"setting": "WT + Rules", "tau": 5, "seed": None, "token_reduction": 0.25,
+                 "accuracy": 0.375, "difference": -0.125, "difference_se": 0.0625},
+                {"setting": "lora", "tau": None, "seed": 1, "token_reduction": 0.0,
+                 "accuracy": 0.75, "difference": 0.25, "difference_se": 0.125},
+            ],
+        }
+    ],
+}  # fmt: skip
+
+
+def _adaptation(root: Path) -> Artifact:
+    def build(out: Path) -> dict[str, float]:
+        write_json(out / "adaptation.json", BODY)
+        (out / "adaptation.md").write_text("# Page\n", "utf-8")
+        return {"points": 2.0}
+
+    return run_stage(root, StageSpec("adaptation", 1, {}, {}), build)
+
+
+@pytest.fixture(scope="module")
+def recipe() -> AdaptationRecipe:
+    found = find_recipe("adaptation/docstrings-llama")
+    assert isinstance(found, AdaptationRecipe)
+    return found
+
+
+def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
+    recipe: AdaptationRecipe, store: str, tmp_path: Path
+) -> None:
+    tracker = Tracker(store, tmp_path)
+    tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
+    with ClusterLease(recipe.cluster) as lease:
+        run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
+        adaptation = _adaptation(tmp_path)
+        announce_adaptation(run, adaptation)
+        announce_adaptation(run, adaptation)  # equal rows are found, not added
+        pages = run.pages()
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("umim")
+    assert experiment is not None and pages is not None
+    name = pages.compare.partition("viewStateShareKey=")[2]
+    assert name == "umim-adaptation"
+    state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
+    rows: list[Any] = client.search_runs(
+        [experiment.experiment_id], state["searchFilter"], order_by=["params.setting"]
+    )
+    assert [row.data.params["setting"] for row in rows] == ["WT + Rules", "base", "lora"]
+    assert rows[0].data.params["model"] == "docs-llama" and rows[0].data.params["tau"] == "5"
+    (chart,) = state["compareRunCharts"]
+    for row in (rows[0], rows[2]):  # the base model has no difference to itself
+        measured = row.data.metrics
+        assert {chart[axis]["key"] for axis in ("xaxis", "yaxis")} <= set(measured)
+    assert rows[2].data.metrics["difference"] == 0.25
+    comparison = MlflowClient(store).search_runs(
+        [experiment.experiment_id],
+        "tags.`umim.kind` = 'comparison' and tags.`umim.source` != 'adaptation'",
+    )
+    assert not comparison
+
+
+def test_the_page_is_kept_with_the_pipelines_run(
+    recipe: AdaptationRecipe, store: str, tmp_path: Path
+) -> None:
+    tracker = Tracker(store, tmp_path)
+    tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
+    with ClusterLease(recipe.cluster) as lease:
+        run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
+        announce_adaptation(run, _adaptation(tmp_path))
+        pages = run.pages()
+    assert pages is not None
+    client, run_id = MlflowClient(store), pages.run.rpartition("/")[2].partition("?")[0]
+    (folder,) = [entry.path for entry in client.list_artifacts(run_id)]
+    assert {Path(entry.path).name for entry in client.list_artifacts(run_id, folder)} >= {
+        "adaptation.json",
+        "adaptation.md",
+    }
