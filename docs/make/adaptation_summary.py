@@ -11,7 +11,8 @@ from tasks.paper.adaptation_rows import adaptation_rows
 from tasks.report.page_template import Report, filled_in, page
 from umim_core.adaptation.settings import ADAPTED, WT
 
-_SETTINGS: Final = (WT, "WT + Rules", ADAPTED)
+_CONTROLS: Final = ("input-adapter", "lora")
+_SETTINGS: Final = (WT, "WT + Rules", ADAPTED, *_CONTROLS)
 _CELL: Final = "{change!p:+.1f}, TR {token_reduction:.1%}"
 _SUMMARY: Final = page(
     """\
@@ -23,10 +24,13 @@ base, %      | {base.accuracy!p:.1f}
 WT           | {WT}
 WT + Rules   | {WT + Rules}
 Task-Adapted | {Task-Adapted}
+input adapter | {input-adapter}
+LoRA         | {lora}
 
 Change of the accuracy against the base model in points, mean over seeds, ± its standard error over
 questions alone, paired; TR of the context. Rules of the task at the lowest threshold that was run,
-whatever came of it.
+whatever came of it. *Input adapter* and *LoRA* are controls: as many weights, trained by DPO on the
+same answers without merging, at the learning rate that was chosen for the merge module.
 """,
     rows=lambda report: report["rows"],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS, Document
-from tasks.paper.adaptation_rows import CLEARLY, CONTROL, adaptation_rows, clear, label
+from tasks.paper.adaptation_rows import CLEARLY, adaptation_rows, clear, label
 from tasks.report.page_template import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
@@ -24,7 +24,7 @@ _SIDES: Final = {
 
 
 def _shown(report: Report) -> Iterator[Report]:
-    """Yield the base model, the start, and every setting at the checkpoint's threshold."""
+    """Yield base model, start, every setting at the checkpoint's threshold, and controls."""
     base = report["base"]
     accuracy = {"mean": base["accuracy"], "std": base.get("accuracy_se")}
     yield {"setting": "base", "token_reduction": 0.0, "accuracy": accuracy}
@@ -34,11 +34,7 @@ def _shown(report: Report) -> Iterator[Report]:
 
 
 def _rows(report: Report) -> list[Report]:
-    return [
-        row
-        for row in adaptation_rows(report)
-        if row["kind"] != CONTROL and row["tau"] in (None, report["tau"])
-    ]
+    return [row for row in adaptation_rows(report) if row["tau"] in (None, report["tau"])]
 
 
 def _verdict(report: Report) -> str:
@@ -60,8 +56,9 @@ little of other text.
 **Rules**: {rules:,} bigrams that occur at least {tau} times in {questions.train:,} training
 questions.
 
-**Module**: {parameters:,} parameters in float32, as it was measured. It is of seed {seed};
-thresholds {taus_run} and seeds {seeds_run} were run.
+**Module**: {parameters:,} parameters in float32, as it was measured. Its setting and threshold
+were named before the test questions were scored, and it is of the first seed; thresholds {taus_run}
+and seeds {seeds_run} were run.
 
 @ verdict
 
@@ -74,7 +71,8 @@ change, points | {change?–!p:+.1f}
 over seeds | {spread?–!p:.1f}
 
 {questions.test:,} test questions, means over seeds. TR: share of the
-tokens of contexts that merging saves. *Change*: against the base model, ± its standard error over
+tokens of contexts that merging saves; what has none there and is trained is a control that merges
+nothing. *Change*: against the base model, ± its standard error over
 questions, paired. The checkpoint that ships reaches {point.accuracy!p:.1f} % at a TR of
 {point.token_reduction:.1%}.
 

@@ -201,15 +201,25 @@ def ship(
 def ship_adapted(checkpoint: Path, shipped: Path, results: Path) -> None:
     """Store an adapted checkpoint with a note of its setting and of its results.
 
+    Its setting and threshold are to be named before test questions are scored, as the card says.
+
     Args:
         checkpoint: The run's checkpoint.
         shipped: Where it goes; what is there is replaced.
         results: Content of the run's ``adaptation.json``, among the committed results.
 
     Raises:
-        ConfigError: If its rules are too large, or the results are not of it.
+        ConfigError: If its rules are too large, it is not of the first seed, or the results are
+            not of it.
     """
-    place, point = adapted_point(checkpoint, json.loads(results.read_text(encoding="utf-8")))
+    report = json.loads(results.read_text(encoding="utf-8"))
+    place, point = adapted_point(checkpoint, report)
+    if point["seed"] != report["seeds"][0]:
+        raise ConfigError(
+            "a checkpoint that ships must be of the first seed, not of the best one",
+            point["seed"],
+            f"Name the checkpoint of seed {report['seeds'][0]}.",
+        )
     noted = {"setting": point["setting"], "start": place["checkpoint"], "results": results.stem}
     training = read_config(checkpoint).training | noted
     with TemporaryDirectory() as folder:

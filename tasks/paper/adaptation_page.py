@@ -76,6 +76,9 @@ def _trainings(report: Report) -> str:
     )
 
 
+_CRITERIA: Final = ("highest accuracy (then the lowest loss)", "lowest cross-entropy")
+
+
 def _training(words: str, by: Report, questions: Report) -> str:
     """Say how long a training may be and what selects its step, as the training loop does."""
     passes, batch = by["max_epochs"], by["batch_size"]
@@ -84,9 +87,18 @@ def _training(words: str, by: Report, questions: Report) -> str:
     selected = min(questions["valid"], by["validation_rows"])
     return (
         f"{words}: at most {min(by['max_steps'], whole):,} steps of {batch} questions{limit}, "
-        f"learning rate {by['learning_rate']:g}; the step that is best on {selected:,} validation "
-        "questions is taken."
+        f"learning rate {by['learning_rate']:g}. Of the start and every {by['validate_every']:,}th "
+        f"step, the one with the {_CRITERIA[words == 'SFT']} on {selected:,} validation questions "
+        "is taken."
     )
+
+
+def _kept(report: Report) -> str:
+    """Say how many trainings were worse than their start wherever they were validated."""
+    runs = [point for place in report["backbones"] for point in _runs(place)]
+    kept = sum(point.get("best_step") == 0 for point in runs)
+    words = f"{kept} of {len(runs)} trainings kept their start: no later step was better."
+    return words if runs else ""
 
 
 def _settings(report: Report) -> str:
@@ -183,6 +195,8 @@ most {{max_tokens:,}} tokens; scores are computed in {{dtype}}.
 
 @ trainings
 
+@ kept
+
 @ runs
 
 @ missing
@@ -210,6 +224,7 @@ Commit {{commit?:.12}}.
     spread=_seeds,
     rounding=_rounding,
     trainings=_trainings,
+    kept=_kept,
 )
 
 

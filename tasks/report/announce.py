@@ -17,8 +17,7 @@ from tasks.report.tables import table_markdown
 from tasks.run.pipeline import PipelineRun
 from tasks.run.prefect_runs import prefect_may_be_away
 from tasks.run.stage import Artifact
-from tasks.stages.adaptation_result import RESULT
-from tasks.tracking.compare_view import ADAPTATION_SOURCE
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
 from umim_core.adaptation.settings import BASE
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes
@@ -73,7 +72,7 @@ def announce_ablation(run: PipelineRun, ablation: Artifact) -> None:
 
 
 def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact) -> None:
-    """Write every point of the curves as a row of its own, and publish their page and figure.
+    """Write every point of the curves as a row of its own, keep their files, publish their page.
 
     Args:
         run: The open pipeline run.
@@ -81,18 +80,20 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
     """
     if adaptation.executed:
         run.tracker.attach(run.key, [adaptation.path])
-    for params, metrics in adaptation_points(read_json(adaptation.path / f"{RESULT}.json")):
+    made = adaptation.path / adaptation.stage
+    for params, metrics in adaptation_points(read_json(made.with_suffix(".json"))):
         run.tracker.comparison_run(
             sha256_bytes(canonical_json([run.key, params, metrics]).encode()),
             params,
             metrics,
             name=f"{params['setting']} {params['model']}",
             pipeline=run.key,
-            tags={"umim.source": ADAPTATION_SOURCE},
+            tags={SOURCE_TAG: ADAPTATION_SOURCE},
         )
     if FlowRunContext.get() is not None:
         with prefect_may_be_away():
-            page = (adaptation.path / f"{RESULT}.md").read_text(encoding="utf-8")
+            lines = made.with_suffix(".md").read_text(encoding="utf-8").splitlines(keepends=True)
+            page = "".join(line for line in lines if not line.startswith("!["))  # a figure of files
             create_markdown_artifact(page, key="umim-adaptation")
             _link_mlflow(run)
 

@@ -17,6 +17,7 @@ from tasks.report.comparison import (
 from tasks.report.row_labels import RowRules, cell_words, given_name
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
+from tasks.tracking.compare_view import SOURCE_TAG
 from umim_core.adaptation.settings import BASE, WT, find_setting, measures
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
@@ -228,5 +229,5 @@ def record_comparison(run: PipelineRun, rows: list[ComparisonRow]) -> None:
             row.measured(),
             name=run_label(row),
             pipeline=run.key,
-            tags={"umim.source": row.source},
+            tags={SOURCE_TAG: row.source},
         )

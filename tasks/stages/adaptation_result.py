@@ -77,7 +77,7 @@ def adaptation_stage(
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
     return run_stage(
-        root, StageSpec(RESULT, 3, {"recipe": dumped, **form_key(task)}, inputs), build
+        root, StageSpec(RESULT, 4, {"recipe": dumped, **form_key(task)}, inputs), build
     )
 
 

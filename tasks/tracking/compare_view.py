@@ -12,13 +12,15 @@ from typing import Final
 
 COMPARISON_VIEW: Final = "umim-comparison"
 ADAPTATION_VIEW: Final = "umim-adaptation"
+SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
 _AGREEMENT: Final = ("token_reduction", "top1", "kl")
 _ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
 _CURVE: Final = ("token_reduction", "difference")
 _CURVE_COLUMNS: Final = ("difference_se", "margin_difference", "margin_difference_se")
-_ROWS: Final = "tags.`umim.kind` = 'comparison' and tags.`umim.source`"
+_ROWS: Final = f"tags.`umim.kind` = 'comparison' and tags.`{SOURCE_TAG}`"
+_MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
 
 
@@ -67,7 +69,7 @@ def _state(
         "metricSectionId": _SECTION,
         "isGenerated": False,
         "deleted": False,
-        "runsCountToCompare": 100,
+        "runsCountToCompare": _MOST_ROWS,
         **plot,
     }
     section = {

@@ -20,7 +20,7 @@ from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import stop_deferred
-from tasks.tracking.compare_view import COMPARISON_VIEW
+from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.spool import Spool
 from tasks.tracking.spool_writer import SpoolWriter
@@ -176,7 +176,7 @@ class Tracker:
             name: What the run is called in lists; its key if None.
             pipeline: Key of the pipeline that measured it; its run is kept as a tag (not as the
                 parent, because nested runs are folded away in the list).
-            tags: Extra tags, e.g. ``{"umim.source": "shipped"}``.
+            tags: Extra tags, e.g. ``{SOURCE_TAG: "shipped"}``; the source is this run if not given.
         """
         self._record(
             "comparison",
@@ -185,7 +185,7 @@ class Tracker:
             name=name or key,
             params=flatten({n: v for n, v in params.items() if v is not None}),
             points=_final(metrics),
-            tags=dict(tags or {}),
+            tags={SOURCE_TAG: "this run", **(tags or {})},
         )
 
     def attach(self, pipeline: str, paths: Sequence[Path]) -> None:

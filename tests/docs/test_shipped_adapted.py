@@ -26,7 +26,7 @@ RESULTS = "adaptation-tiny"
 
 @pytest.fixture
 def adapted(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """A checkpoint as stage dpo leaves it, scored by stage choice-scores as τ 5, seed 1."""
+    """A checkpoint as stage dpo leaves it, scored by choice-scores as τ 5, seed 1 (first)."""
     made = Checkpoint.load(tiny_checkpoint)
     counts = {n: support + 5 for n, support in made.rules.support_by_order.items()}
     origin = made.rules.origin.model_copy(update={"tau": 5})
@@ -47,9 +47,9 @@ def adapted(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def results(*more: Report) -> Report:
-    """Results of two seeds, the second of them the checkpoint's."""
+    """Results of two seeds, the first of them the checkpoint's."""
     others = [one for one in points() if (one["setting"], one["tau"]) != ("Task-Adapted", 5)]
-    return adaptation([*others, point("Task-Adapted", 5, 0), *more], seeds=[0, 1])
+    return adaptation([*others, point("Task-Adapted", 5, 0), *more], seeds=[1, 0])
 
 
 def own(**of: object) -> Report:
@@ -104,6 +104,9 @@ def test_what_ships_stays_where_results_or_size_are_refused(
     other.write_text(json.dumps(results()), "utf-8")
     with pytest.raises(ConfigError, match="must hold a point"):
         shipping.ship_adapted(adapted, shipped, other)
+    other.write_text(json.dumps(results(own()) | {"seeds": [0, 1]}), "utf-8")
+    with pytest.raises(ConfigError, match="must be of the first seed"):
+        shipping.ship_adapted(adapted, shipped, other)
     monkeypatch.setattr(shipping, "MAX_RULES_BYTES", 1)
     with pytest.raises(ConfigError, match="at most 1 bytes"):
         shipping.ship_adapted(adapted, shipped, file)
@@ -117,7 +120,8 @@ def test_its_card_shows_what_was_measured_at_its_threshold(
     shipping.ship_adapted(adapted, shipped, file)
     text = card(str(shipped), tmp_path)
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
-    assert list(rows)[2:] == ["base", "WT", "WT + Rules", "WT + FT", "Task-Adapted"]  # no control
+    settings = {"base", "WT", "WT + Rules", "WT + FT", "Task-Adapted", "input-adapter", "lora"}
+    assert set(list(rows)[2:]) == settings
     assert "46.0 |" in rows["Task-Adapted"]  # the mean of 45.0 and 47.0
     assert "reaches 47.0 % at a TR of 20.0%" in text
     assert "at τ 5 is not told apart from the base model's" in text

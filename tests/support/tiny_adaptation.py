@@ -62,7 +62,7 @@ def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
     """
     own = points() if given is None else given
     training = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "learning_rate": 0.001}
-    training["validation_rows"] = 64
+    training |= {"validation_rows": 64, "validate_every": 20}
     return {
         "kind": "adaptation", "name": "tiny", "figure": "fig:arc_compar", "task": "umim_tiny",
         "chance": 0.25, "dtype": "float32", "questions": {"train": 1500, "valid": 200, "test": 500},

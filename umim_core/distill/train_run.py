@@ -162,7 +162,7 @@ def warn_of_slow_bfloat16(asked: bool) -> None:
     if asked and not (found and found()):
         logger.warning(
             "this processor has no instructions for bfloat16: large models train several times "
-            "faster with bf16: false in the recipe"
+            "faster with --float32, in a recipe bf16: false"
         )
 
 

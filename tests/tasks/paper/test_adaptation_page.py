@@ -185,7 +185,14 @@ def test_a_training_that_was_not_run_is_not_described(absent: str) -> None:
 def test_selection_is_on_the_questions_that_were_asked(rows: int, selected: int) -> None:
     page = adaptation_page(adaptation(dpo=_training(validation_rows=rows)))
     (line,) = (line for line in page.splitlines() if line.startswith("DPO: "))
-    assert f"best on {selected} validation questions" in line
+    assert f"the highest accuracy (then the lowest loss) on {selected} validation questions" in line
+    assert "Of the start and every 20th step" in line
+
+
+def test_trainings_that_kept_their_start_are_counted() -> None:
+    best = {0: 0, 1: 20}
+    runs = [point("Task-Adapted", 5, seed, steps=40, best_step=at) for seed, at in best.items()]
+    assert "1 of 2 trainings kept their start" in adaptation_page(adaptation(runs))
 
 
 @pytest.mark.parametrize("most", [40, 749, 750, 751, 100_000])
@@ -201,7 +208,7 @@ def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> 
 
 def _training(**of: int) -> dict[str, float]:
     given = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "validation_rows": 64}
-    return {**given, "learning_rate": 0.001, **of}
+    return {**given, "validate_every": 20, "learning_rate": 0.001, **of}
 
 
 def test_rounding_is_a_limit_of_scores_in_bfloat16_alone() -> None:

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from support.tracked_runs import held, record_end, record_pipeline, record_stage
 from tasks.report.comparison import COMPARISON_METRICS
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
 from tasks.tracking.patience import Patience
 from tasks.tracking.spool import SPOOL, Spool
 from tasks.tracking.tracker import REPLAY_COMMAND, Tracker
@@ -271,11 +272,16 @@ def test_the_comparison_is_shown_without_a_click(
     pages = tracker.pages("p")
     assert pages is not None
     name = pages.compare.partition("viewStateShareKey=")[2]
-    experiment = MlflowClient(store).get_experiment_by_name("umim")
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("umim")
     assert experiment is not None
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     (chart,) = state["compareRunCharts"]
     assert chart["selectedParams"] == ["model", "tau", "setting"]
     assert chart["selectedMetrics"] == shown
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
-    assert state["searchFilter"].startswith("tags.`umim.kind` = 'comparison' and tags.")
+    point = {"token_reduction": 0.1, "difference": 0.0}
+    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
+    tracker.comparison_run("point", {"tau": 5}, point, name="a point", pipeline="p", tags=tags)
+    found = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert {run.info.run_name for run in found} == {"p-row", "a row"}
