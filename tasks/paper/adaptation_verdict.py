@@ -38,14 +38,25 @@ def verdict(place: Report) -> str:
 
 def _against_base(rows: list[Report], name: str, prefix: str, shown: str) -> str:
     """Say which rows lie clearly above the base model, clearly below it, and how many neither."""
-    sides: dict[int, list[str]] = {1: [], -1: [], 0: []}
-    for row in rows:
-        told = f"{label(row)} ({filled_in(shown, row)})"
-        sides[clear(row[f"{prefix}difference"], row[f"{prefix}reach"])].append(told)
-    above, below = (", ".join(sides[side]) or "none" for side in (1, -1))
+    found = [
+        (
+            f"{label(row)} ({filled_in(shown, row)})",
+            clear(row[f"{prefix}difference"], row[f"{prefix}reach"]),
+        )
+        for row in rows
+    ]
+    return f"{name} against the base model, {_sides(found)}"
+
+
+def _sides(found: list[tuple[str, int]]) -> str:
+    """Name what is clearly above and clearly below, and count the others."""
+    above, below = (
+        ", ".join(words for words, side in found if side == wanted) or "none" for wanted in (1, -1)
+    )
+    neither = sum(side == 0 for _, side in found)
     return (
-        f"{name}, clearly above the base model: {above}; clearly below: {below}; not told apart "
-        f"from it: {len(sides[0])} of {len(rows)}."
+        f"clearly above: {above}; clearly below: {below}; not told apart: {neither} of "
+        f"{len(found)}."
     )
 
 
@@ -59,12 +70,11 @@ def _guessing(place: Report) -> Iterator[str]:
         )
 
 
-def _compared(row: Report, name: str) -> str:
-    """Return a row's difference to another model in words, paired by question."""
+def _compared(row: Report, name: str) -> tuple[str, int]:
+    """Return a row's difference to another model in words, paired by question, and its side."""
     found = row["against"][name]
-    words = {1: "clearly more", -1: "clearly less", 0: "not told apart"}
-    side = words[clear(found["difference"], found["reach"])]
-    return f"{label(row)} {filled_in('{difference!p:+.1f}', found)} points ({side})"
+    words = f"{label(row)} ({filled_in('{difference!p:+.1f}', found)} points)"
+    return words, clear(found["difference"], found["reach"])
 
 
 def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
@@ -77,8 +87,7 @@ def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
     def compared(name: str, **of: object) -> list[Report]:
         return [row for row in rows if name in row["against"] and of.items() <= row.items()]
 
-    for tau in dict.fromkeys(row["tau"] for row in rows):
-        yield "Training, against the rules alone", RULES_ALONE, compared(RULES_ALONE, tau=tau)
+    yield "Training, against the rules alone at equal threshold", RULES_ALONE, compared(RULES_ALONE)
     for name in (row["setting"] for row in rows if row["kind"] == CONTROL):
         for setting, words in _BESIDE_CONTROLS.items():
             told = f"{words}, against {name}, which has DPO alone and merges nothing"
@@ -89,7 +98,7 @@ def _against_others(rows: list[Report]) -> Iterator[str]:
     """Say what training adds to the rules, and how it compares with training without merging."""
     for words, name, found in _others(rows):
         if found:
-            yield f"{words}: {', '.join(_compared(row, name) for row in found)}."
+            yield f"{words}, {_sides([_compared(row, name) for row in found])}"
 
 
 def _missing_controls(rows: list[Report]) -> Iterator[str]:

@@ -82,11 +82,12 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
         run.tracker.attach(run.key, [adaptation.path])
     made = adaptation.path / adaptation.stage
     for params, metrics in adaptation_points(read_json(made.with_suffix(".json"))):
+        tau = "" if params["tau"] is None else f" τ {params['tau']}"
         run.tracker.comparison_run(
             sha256_bytes(canonical_json([run.key, params, metrics]).encode()),
             params,
             metrics,
-            name=f"{params['setting']} {params['model']}",
+            name=f"{params['setting']}{tau} {params['model']}",
             pipeline=run.key,
             tags={SOURCE_TAG: ADAPTATION_SOURCE},
         )

@@ -66,7 +66,7 @@ def test_a_margin_that_differs_between_seeds_is_not_clear() -> None:
     """Over questions alone it would be: 0.05 ± 0.01."""
     given = [point("WT + FT", 5, s, margin_difference=d) for s, d in ((0, 0.02), (1, 0.08))]
     (line,) = lines(adaptation_page(adaptation(given)), "Margin")
-    assert "above the base model: none;" in line
+    assert "clearly above: none;" in line
     alone = [point("WT + FT", 5, 0, margin_difference=0.05)]
     assert "WT + FT at τ 5 (+0.050 nats)" in adaptation_page(adaptation(alone))
 
@@ -89,24 +89,27 @@ def test_settings_are_told_from_the_base_model_beyond_two_errors_only() -> None:
     above, below, neither = line.split(";")
     assert "lora (+4.0 points)" in above
     assert "WT (-5.0 points)" in below and "WT + Rules at τ 5" in below
-    assert neither == " not told apart from it: 5 of 9."  # -1.6 ± 1.0 is
+    assert neither == " not told apart: 5 of 9."  # -1.6 ± 1.0 is
 
 
 def test_an_unknown_error_claims_nothing() -> None:
     given = [point("WT + Rules", 5, None, difference=-0.4, difference_se=None)]
     (line,) = lines(adaptation_page(adaptation(given)), "Accuracy")
-    assert "clearly below: none; not told apart from it: 1 of 1." in line
+    assert "clearly below: none; not told apart: 1 of 1." in line
 
 
-@pytest.mark.parametrize(("gain", "words"), [(0.03, "clearly more"), (0.02, "not told apart")])
+@pytest.mark.parametrize(
+    ("gain", "above", "neither"), [(0.03, "WT + FT at τ 5 (+3.0 points)", 0), (0.02, "none", 1)]
+)
 def test_training_is_compared_with_the_rules_alone_at_equal_threshold(
-    gain: float, words: str
+    gain: float, above: str, neither: int
 ) -> None:
     given = [point("WT + Rules", tau, None) for tau in (50, 5)]
     given.append(point("WT + FT", 5, 0, against={"WT + Rules": against(gain)}))
     (line,) = lines(adaptation_page(adaptation(given)), "Training")
     assert line == (
-        f"- Training, against the rules alone: WT + FT at τ 5 {100 * gain:+.1f} points ({words})."
+        "- Training, against the rules alone at equal threshold, "
+        f"clearly above: {above}; clearly below: none; not told apart: {neither} of 1."
     )
 
 
@@ -116,16 +119,16 @@ def test_a_comparison_that_differs_between_seeds_claims_less() -> None:
         for seed, gain in ((0, 0.0), (1, 0.05))
     ]
     (line,) = lines(adaptation_page(adaptation(given)), "Training")
-    assert "+2.5 points (not told apart)" in line  # 2.5 ± 2.7, over questions alone ± 1.0
+    assert "not told apart: 1 of 1." in line  # 2.5 ± 2.7, over questions alone ± 1.0
 
 
 def test_what_merges_is_compared_with_controls_that_do_not() -> None:
     page = adaptation_page(adaptation())
     (line,) = lines(page, "DPO after SFT, against lora")
-    assert "Task-Adapted at τ 5 -5.0 points (clearly less)" in line
-    assert "Task-Adapted at τ 50 -2.6 points (clearly less)" in line
+    below = "Task-Adapted at τ 50 (-2.6 points), Task-Adapted at τ 5 (-5.0 points)"
+    assert f"clearly below: {below}; not told apart: 0 of 2." in line
     (line,) = lines(page, "DPO after SFT, against input-adapter")
-    assert "Task-Adapted at τ 50 +1.2 points (not told apart)" in line
+    assert "Task-Adapted at τ 50" not in line  # +1.2 points
     assert "WT + DPO was not run" in page
     without = [one for one in points() if one["kind"] == "setting"]
     assert "what training alone would give is not known" in adaptation_page(adaptation(without))
@@ -136,8 +139,8 @@ def test_controls_are_compared_first_with_what_is_trained_like_them() -> None:
     page = adaptation_page(adaptation([*points((5,)), trained]))
     first, second = (line for line in lines(page, "DPO") if "against lora" in line)
     assert first == (
-        "- DPO, against lora, which has DPO alone and merges nothing: "
-        "WT + DPO at τ 5 +3.0 points (clearly more)."
+        "- DPO, against lora, which has DPO alone and merges nothing, clearly above: "
+        "WT + DPO at τ 5 (+3.0 points); clearly below: none; not told apart: 0 of 1."
     )
     assert second.startswith("- DPO after SFT")
     assert "was not run" not in page
@@ -146,7 +149,7 @@ def test_controls_are_compared_first_with_what_is_trained_like_them() -> None:
 def test_every_comparison_that_is_told_is_counted() -> None:
     """Nine rows by accuracy and margin; four trainings against the rules; two with two controls."""
     page = adaptation_page(adaptation())
-    told = len(re.findall(r"points \((?:clearly|not told)", page))
+    told = sum(int(count) for count in re.findall(r"not told apart: \d+ of (\d+)", page)) - 2 * 9
     assert told == 4 + 2 * 2
     assert f"{2 * 9 + told} differences are called clear or not." in page
     assert f"up to 5 % of them ({0.05 * (2 * 9 + told):.1f})" in page
