@@ -1,4 +1,4 @@
-"""Warnings of a training that leaves cores idle, or imitates bfloat16."""
+"""The warning of a training that leaves cores idle, and products in float32 without bfloat16."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from umim_core.distill import train_run
-from umim_core.distill.train_run import warn_of_idle_cores, warn_of_slow_bfloat16
+from umim_core.distill.train_job import in_bfloat16
+from umim_core.distill.train_run import warn_of_idle_cores
 
 CORES = 4
 
@@ -49,14 +50,11 @@ def test_threads_that_parts_of_a_flow_share_are_not_blamed_on_it(
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("supported", [True, False])
-def test_bfloat16_is_reported_where_the_processor_lacks_it(
-    asked: bool,
-    supported: bool,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+def test_products_are_in_float32_where_a_processor_would_imitate_bfloat16(
+    supported: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    warn_of_slow_bfloat16(asked)
-    assert ("bf16: false" in caplog.text) is (asked and not supported)
+    caplog.set_level("INFO")
+    assert in_bfloat16("cpu") is supported and in_bfloat16("cuda")
+    assert ("products are in float32" in caplog.text) is not supported

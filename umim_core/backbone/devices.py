@@ -30,6 +30,23 @@ def has_device(name: str) -> bool:
     return bool(kind.is_available()) and (device.index or 0) < int(kind.device_count())
 
 
+def computes_bfloat16(name: str) -> bool:
+    """Return whether a device has instructions for products in bfloat16.
+
+    A processor without them imitates them: a training step of SmolLM2-135M took 76 s so, and 9 s in
+    float32.
+
+    Args:
+        name: As torch names it.
+    """
+    import torch
+
+    if torch.device(name).type != "cpu":
+        return True
+    found = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # torch built without it
+    return found is not None and bool(found())
+
+
 def usable_device(asked: str) -> str:
     """Return the device asked for.
 

@@ -74,13 +74,6 @@ def train(
         Literal["cpu", "cuda"] | None,
         typer.Option(help="Where the model runs; without it, a GPU where there is one."),
     ] = None,
-    float32: Annotated[
-        bool,
-        typer.Option(
-            "--float32",
-            help="Compute products in float32: faster on processors without bfloat16 instructions.",
-        ),
-    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a merge module; killed or stopped, the same command goes on where it was.
@@ -120,7 +113,6 @@ def train(
             "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
             "hidden_terms": terms,
-            "bf16": not float32,
         },
         "the options",
     )

@@ -5,6 +5,7 @@ A job is a plain mapping of paths and settings, so that it travels to any worker
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ import torch.distributed as dist
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.control import Control, fresh_control
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.devices import computes_bfloat16
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.untrained import fresh_module
 from umim_core.config.form import ModuleForm
-from umim_core.config.recipe import DistillConfig, PreferenceConfig
+from umim_core.config.recipe import Device, DistillConfig, PreferenceConfig
 from umim_core.distill.objectives import DistillObjective, PreferenceObjective, spread_rows
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_loop import asked_items
@@ -32,6 +34,8 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.publication import STATE
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import QuestionForm
+
+logger = logging.getLogger("umim.train")
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,17 @@ def make_objective(
     return DistillObjective(
         compressed,
         *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
-        bf16=config.bf16,
+        bf16=config.bf16 and in_bfloat16("cuda" if job.use_gpu else "cpu"),
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
         hidden_terms=config.hidden_terms,
         batch_size=per_rank,
     )
+
+
+def in_bfloat16(device: Device) -> bool:
+    """Return whether a device computes products in bfloat16; say so where it does not."""
+    if found := computes_bfloat16(device):
+        return found
+    logger.info("products are in float32: this processor has no instructions for bfloat16")
+    return False

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import distributed as dist
 from torch import nn
 
@@ -21,7 +20,7 @@ from umim_core.adaptation.control_files import write_control
 from umim_core.backbone.backbone import Backbone, load_backbone
 from umim_core.backbone.model_identity import weight_lines
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.recipe import Device, DistillConfig, TrainConfig
+from umim_core.config.recipe import Device, TrainConfig
 from umim_core.distill.optimizer import Strategy
 from umim_core.distill.token_rows import TokenRows
 from umim_core.distill.train_job import TrainJob, job_config, make_objective, start_of
@@ -70,7 +69,6 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     objective = make_objective(job, start)
     if not job.use_gpu:
         warn_of_idle_cores()
-        warn_of_slow_bfloat16(isinstance(config, DistillConfig) and config.bf16)
     _say(state, "measuring before the first step")
     result = train(
         objective,
@@ -147,22 +145,6 @@ def warn_of_idle_cores() -> None:
             "unset OMP_NUM_THREADS to use them",
             limit,
             cores,
-        )
-
-
-def warn_of_slow_bfloat16(asked: bool) -> None:
-    """Say so where a processor without bfloat16 instructions would imitate them.
-
-    SmolLM2-135M took 76 seconds for a step so, and 9 in float32.
-
-    Args:
-        asked: Whether the training's products are in bfloat16.
-    """
-    found = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # torch built without it
-    if asked and not (found and found()):
-        logger.warning(
-            "this processor has no instructions for bfloat16: large models train several times "
-            "faster with --float32, in a recipe bf16: false"
         )
 
 
