@@ -88,7 +88,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(
     parts = objective_of(tiny_backbone, tmp_path / "parts", seven(), micro_batch)
     found, gradients = step(parts, indices)
     assert abs(loss / 7 - math.log(2)) > 1e-2
-    assert found == pytest.approx(loss, abs=1e-6)
+    assert found == pytest.approx(loss, rel=1e-6)
     for name, value in wanted.items():
         assert float(value.abs().max()) > 1e-4, name
         torch.testing.assert_close(gradients[name], value, atol=1e-6, rtol=1e-5, msg=name)

@@ -108,8 +108,7 @@ class DistillConfig(TrainConfig, StableDump):
 
     bf16: bool = Field(
         default=True,
-        description="Run the backbone's products in bfloat16, where a device has instructions for "
-        "it; on GPUs its weights are, too.",
+        description="Products in bfloat16, where a device computes it; on GPUs weights are, too.",
     )
     micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
         None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."

@@ -107,7 +107,10 @@ def chunk_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def blocked_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return :func:`chunk_terms` bit for bit, formed in blocks of rows that fit a core's cache.
+    """Return :func:`chunk_terms`, formed in blocks of rows that fit a core's cache.
+
+    On some processors a single row is summed in another order than rows together, so that the last
+    bits differ.
 
     Args:
         teacher: Logits of the teacher [C, V].
