@@ -76,19 +76,18 @@ def _trainings(report: Report) -> str:
     )
 
 
-_CRITERIA: Final = ("highest accuracy (then the lowest loss)", "lowest cross-entropy")
-
-
 def _training(words: str, by: Report, questions: Report) -> str:
     """Say how long a training may be and what selects its step, as the training loop does."""
     passes, batch = by["max_epochs"], by["batch_size"]
     whole = max(1, passes * questions["train"] // batch)
     limit = f" ({passes} passes over the training questions)" if whole < by["max_steps"] else ""
     selected = min(questions["valid"], by["validation_rows"])
+    accurate = "highest accuracy (then the lowest loss)"
+    best = "lowest cross-entropy" if words == "SFT" else accurate
     return (
         f"{words}: at most {min(by['max_steps'], whole):,} steps of {batch} questions{limit}, "
         f"learning rate {by['learning_rate']:g}. Of the start and every {by['validate_every']:,}th "
-        f"step, the one with the {_CRITERIA[words == 'SFT']} on {selected:,} validation questions "
+        f"step, the one with the {best} on {selected:,} validation questions "
         "is taken."
     )
 

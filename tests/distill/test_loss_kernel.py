@@ -54,7 +54,10 @@ def test_blocks_of_rows_give_the_terms_of_the_whole_chunk(rows: int, vocab: int)
     teacher, student = logits(rows, vocab)
     whole = chunk_terms(teacher, student)
     for found, expected in zip(blocked_terms(teacher, student.clone()), whole, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        if vocab == 300_000:  # a row alone in its block
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+        else:
+            assert torch.equal(found, expected)
 
 
 def test_the_default_stays_out_of_dumps_and_so_of_stage_keys() -> None:

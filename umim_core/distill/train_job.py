@@ -182,7 +182,7 @@ def make_objective(
 
 def in_bfloat16(device: Device) -> bool:
     """Return whether a device computes products in bfloat16; say so where it does not."""
-    if found := computes_bfloat16(device):
-        return found
-    logger.info("products are in float32: this processor has no instructions for bfloat16")
-    return False
+    found = computes_bfloat16(device)
+    if not found:
+        logger.info("products are in float32: this processor has no instructions for bfloat16")
+    return found
