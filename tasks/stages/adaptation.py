@@ -194,7 +194,11 @@ def choice_scores_stage(
         base: Scores of the base model, which the metrics are compared with; None for itself.
     """
     checkpoint = model.artifact.path / "checkpoint"
-    source = read_config(checkpoint).backbone_fingerprint if base is None else model.artifact.digest
+    if base is None:
+        config = read_config(checkpoint)
+        scored = {"model": config.backbone_fingerprint, "tokenizer": config.tokenizer_fingerprint}
+    else:
+        scored = {"model": (model.control or model.artifact).digest, "base": base.digest}
     spec = StageSpec(
         "choice-scores",
         1,
@@ -208,11 +212,7 @@ def choice_scores_stage(
             **dtype_key(recipe.dtype),
             **form_key(task),
         },
-        {
-            "task": task.digest,
-            "model": source if model.control is None else model.control.digest,
-            **({} if base is None else {"base": base.digest}),
-        },
+        {"task": task.digest, **scored},
     )
 
     def build(out: Path) -> Metrics:

@@ -23,7 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tasks.training.strategies import make_strategy
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.backbone_recipe import Architecture, LanguageModelConfig
+from umim_core.config.recipe import Device
 from umim_core.distill.objectives import BatchLoss, spread_rows
+from umim_core.distill.train_job import in_bfloat16
 from umim_core.distill.train_loop import train
 from umim_core.distill.train_run import step_reporter, write_results
 from umim_core.distill.train_state import load_parameters
@@ -154,14 +156,15 @@ def train_language_model(fields: dict[str, object]) -> None:
     config = LanguageModelConfig.model_validate(job.config)
     tokenizer = load_tokenizer(job.tokenizer)
     model = fresh_model(job.architecture, len(tokenizer), tokenizer.eos_token_id, job.seed)
-    nn.Module.to(model, "cuda" if job.use_gpu else "cpu")
+    device: Device = "cuda" if job.use_gpu else "cpu"
+    nn.Module.to(model, device)
     world = dist.get_world_size() if dist.is_initialized() else 1
     objective = LanguageModelObjective(
         model,
         TokenShards.open(Path(job.train)),
         TokenShards.open(Path(job.valid)),
         length=config.sequence_length,
-        bf16=config.bf16,
+        bf16=config.bf16 and in_bfloat16(device),
         batch_size=config.batch_size // world,
     )
     result = train(
