@@ -55,7 +55,7 @@ def task_rules_stage(
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     spec = StageSpec(
         "task-rules",
-        2 if rules.rule_budget is None else 3,  # version 2 took no notice of a budget
+        4,
         {
             **rules.model_dump(),
             "max_tokens": max_tokens,
@@ -132,7 +132,7 @@ def sft_stage(
 
         return train_on_rows(job, {split: rows(split) for split in ("train", "valid")}, lease)
 
-    return _trained(root, "sft", adapt.sft, (recipe, adapt, cell, task, start), train)
+    return _trained(root, "sft", 5, adapt.sft, (recipe, adapt, cell, task, start), train)
 
 
 def preference_job(job: TrainJob, task: Artifact) -> TrainJob:
@@ -157,7 +157,7 @@ def dpo_stage(
     def train(job: TrainJob) -> Metrics:
         return launch(preference_job(job, task), lease)
 
-    return _trained(root, "dpo", adapt.dpo, (recipe, adapt, cell, task, start), train)
+    return _trained(root, "dpo", 4, adapt.dpo, (recipe, adapt, cell, task, start), train)
 
 
 TRAININGS: Final[dict[Training, Callable[..., Artifact]]] = {"sft": sft_stage, "dpo": dpo_stage}
@@ -167,6 +167,7 @@ TRAININGS: Final[dict[Training, Callable[..., Artifact]]] = {"sft": sft_stage, "
 def _trained(
     root: Path,
     name: str,
+    version: int,
     optimisation: Optimisation,
     of: tuple[RunRecipe, AdaptConfig, Cell, Artifact, Artifact],
     train: Callable[[TrainJob], Metrics],
@@ -189,4 +190,4 @@ def _trained(
         length = adapt.max_tokens
         return train(cell_job(recipe, cell, optimisation, out, rules, length, checkpoint))
 
-    return run_stage(root, StageSpec(name, 4, config, inputs, resumable=True), build)
+    return run_stage(root, StageSpec(name, version, config, inputs, resumable=True), build)

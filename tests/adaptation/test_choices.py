@@ -43,10 +43,20 @@ def test_the_worked_example_of_the_module_docstring() -> None:
     assert encoded.gold == 1
 
 
-def test_sequences_are_cut_on_the_right_and_the_prompt_length_with_them() -> None:
-    [sequence] = task_sequences([QUESTION], characters, CONTEXT, max_length=2)
-    assert text_of(sequence.ids) == "ab"
-    assert (sequence.context_length, sequence.mergeable) == (2, 2)
+@pytest.mark.parametrize("gold", [0, 1])
+@pytest.mark.parametrize("length", [4, 5, 7, 20])
+def test_a_sequence_is_the_question_as_it_is_scored(length: int, gold: int) -> None:
+    questions = [Question("abcdef", ("x", "yz"), gold)]
+    [sequence] = task_sequences(questions, characters, CONTEXT, max_length=length)
+    [encoded] = encode_questions(questions, characters, CONTEXT, max_length=length)
+    assert sequence.ids.tolist() == [*encoded.context, *encoded.endings[gold]]
+    assert sequence.context_length == sequence.mergeable == len(encoded.context)
+
+
+def test_an_answer_longer_than_the_limit_is_cut_behind_one_token_of_the_prompt() -> None:
+    [sequence] = task_sequences([QUESTION], characters, CONTEXT, max_length=3)
+    assert text_of(sequence.ids) == "b y"
+    assert (sequence.context_length, sequence.mergeable) == (1, 1)
 
 
 def test_merging_the_context_only_leaves_the_answer_raw() -> None:

@@ -80,7 +80,10 @@ def task_sequences(
     form: QuestionForm,
     max_length: int = DEFAULT_MAX_LENGTH,
 ) -> list[TaskSequence]:
-    """Build one sequence per question: prompt, delimiter, correct answer, cut on the right.
+    """Build one sequence per question: prompt, delimiter, correct answer.
+
+    The prompt loses the leading tokens that it loses where the answers are scored, so that rules
+    and SFT see what scores and preferences see. An answer that alone is longer is cut on the right.
 
     Args:
         questions: The questions.
@@ -94,11 +97,10 @@ def task_sequences(
     _check(max_length)
     sequences = []
     for question in questions:
-        text = form.prompt.format(context=question.context)
-        answer = form.delimiter + question.choices[question.gold]
-        context, ending = encode_pair(encode, text, answer)
-        ids = np.concatenate([context, ending])[:max_length]
-        length = min(len(context), len(ids))
+        context, endings = _encode(question, encode, form)
+        kept = _fitting(context, endings, max_length)
+        ids = np.concatenate([kept, endings[question.gold]])[:max_length]
+        length = len(kept)
         sequences.append(TaskSequence(ids, length, length if form.part == "context" else len(ids)))
     return sequences
 
@@ -142,18 +144,31 @@ def encode_questions(
 def _encode_question(
     question: Question, encode: Encode, form: QuestionForm, max_length: int
 ) -> EncodedQuestion:
-    text = form.prompt.format(context=question.context)
-    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
-    endings = tuple(ending for _, ending in pairs)
-    longest = max(len(ending) for ending in endings)
-    if longest >= max_length or min(len(ending) for ending in endings) == 0:
+    context, endings = _encode(question, encode, form)
+    sizes = [len(ending) for ending in endings]
+    if max(sizes) >= max_length or min(sizes) == 0:
         raise CorpusError(
             f"every answer must hold 1 to {max_length - 1} tokens",
-            [len(ending) for ending in endings],
-            "Raise max_length or shorten the answers.",
+            f"{sizes} in question {question.id or question.context!r}",
+            "Give every answer a text that the tokenizer knows."
+            if min(sizes) == 0
+            else "Raise max_tokens or shorten the answers.",
         )
-    context = pairs[0][0][-(max_length - longest) :]  # the prompt's ids are the same in every pair
-    return EncodedQuestion(context, endings, question.gold)
+    return EncodedQuestion(_fitting(context, endings, max_length), endings, question.gold)
+
+
+def _encode(
+    question: Question, encode: Encode, form: QuestionForm
+) -> tuple[Ints, tuple[Ints, ...]]:
+    """Return the ids of a whole prompt and of every answer."""
+    text = form.prompt.format(context=question.context)
+    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
+    return pairs[0][0], tuple(ending for _, ending in pairs)  # every pair has the same prompt
+
+
+def _fitting(context: Ints, endings: Sequence[Ints], max_length: int) -> Ints:
+    """Return the prompt's last tokens that fit with the longest answer, one at least."""
+    return context[-max(1, max_length - max(map(len, endings))) :]
 
 
 def _check(max_length: int) -> None:

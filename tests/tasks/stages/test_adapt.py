@@ -15,5 +15,3 @@ def test_the_budget_of_a_recipe_limits_the_task_rules(tiny_run: Walk, tmp_path: 
     limited = rules.model_copy(update={"rule_budget": free // 2})
     made = task_rules_stage(tmp_path, task, cell, limited, max_tokens)
     assert 0 < made.metrics["rules_2"] <= free // 2 < free
-    assert made.manifest()["version"] == 3
-    assert call.artifact.manifest()["version"] == 2  # the key of before
