@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from transformers import AutoConfig
@@ -12,6 +13,7 @@ from umim_core.backbone.devices import gpu_count, has_device
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
+from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.corpus import GeneratedCorpus
 from umim_core.config.evaluate import HeadlineConfig
@@ -19,6 +21,7 @@ from umim_core.config.recipe import Device, Recipe, RunRecipe
 from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ArtifactError, BackboneError, CheckpointError, ConfigError
 from umim_core.evaluation.model_args import target_of
+from umim_core.task_sets.spec import SPLITS, QuestionForm
 
 # Flows by where they need a device: in this process even if a cluster measures, or not at all.
 _TIMING: Final = ("umim", "umim-benchmark")
@@ -111,6 +114,33 @@ def check_positions(recipe: Recipe) -> None:
     headline = recipe.headline
     if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
         check_headline_positions(recipe, headline)
+
+
+def check_adaptation(recipe: AdaptationRecipe) -> None:
+    """Refuse question files that are absent, and questions longer than a backbone's positions.
+
+    Configurations alone are read; of a checkpoint whose backbone is not on this machine, nothing.
+
+    Raises:
+        ConfigError: If so, or if the prompt lacks its field.
+        BackboneError: If a configuration cannot be read.
+    """
+    asked = recipe.questions
+    if isinstance(asked, QuestionFiles):
+        QuestionForm(asked.prompt, asked.delimiter, recipe.part)
+        for split in SPLITS:
+            path = getattr(asked, split)
+            if path is not None and not Path(path).is_file():
+                raise ConfigError(
+                    f"questions.{split} must be a file of JSON lines",
+                    path,
+                    "Correct the path; it is taken from the folder where the command runs.",
+                )
+    for name in recipe.checkpoints:
+        if why_absent(name, local_files_only=True) is None:
+            config = read_config(resolve_checkpoint(name))
+            wanted = {"max_tokens": recipe.max_tokens}
+            _check_model(config.backbone, config.backbone_revision, wanted)
 
 
 def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:

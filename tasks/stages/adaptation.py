@@ -26,7 +26,8 @@ from umim_core.adaptation.choice_scores import ChoiceScores, score_choices
 from umim_core.adaptation.choices import encode_questions
 from umim_core.adaptation.control_files import load_control
 from umim_core.adaptation.question_splits import split_questions
-from umim_core.backbone.fingerprint import backbone_identity
+from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import (
@@ -131,8 +132,11 @@ def control_stage(
         "max_tokens": recipe.max_tokens,
         **form_key(task),
     }
-    inputs = {"backbone": backbone_identity(cell.backbone, cell.revision)}
-    inputs |= question_digests(task, "train", "valid")
+    inputs = {
+        "backbone": backbone_identity(cell.backbone, cell.revision),
+        "tokenizer": tokenizer_fingerprint(load_tokenizer(cell.backbone, revision=cell.revision)),
+        **question_digests(task, "train", "valid"),
+    }
 
     def build(out: Path) -> Metrics:
         job = cell_job(recipe, cell, optimisation, out, None, recipe.max_tokens)

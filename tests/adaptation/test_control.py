@@ -145,7 +145,7 @@ def test_a_copy_of_an_objective_trains_its_own_control(control: Control, tmp_pat
 
 def test_an_unknown_control_lists_all(tiny_llama: Backbone) -> None:
     assert CONTROLS.names() == KINDS
-    message = "adaptation control must be one of input-adapter, lora.*Did you mean 'lora'"
+    message = "control of adaptation must be one of input-adapter, lora.*Did you mean 'lora'"
     with pytest.raises(ConfigError, match=message):
         fresh_control("lorra", tiny_llama, seed=0)
 

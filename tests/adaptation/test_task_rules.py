@@ -11,11 +11,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from umim_core.adaptation.task_rules import mine_task_rules
+from umim_core.config.evaluate import MergedPart
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.rules.grams import ORDERS
 from umim_core.rules.ruleset import RuleSet
 from umim_core.task_sets.choice_questions import Question, read_questions
-from umim_core.task_sets.spec import Part, QuestionForm
+from umim_core.task_sets.spec import QuestionForm
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TAUS = (2000, 200, 50, 5, 1)
@@ -59,7 +60,7 @@ def questions_of(task: str) -> list[Question]:
 @pytest.mark.parametrize("part", ["sequence", "context"])
 @pytest.mark.parametrize("task", TASKS)
 def test_every_threshold_gives_the_bigrams_of_a_counter(
-    task: str, part: Part, encode: Callable[[str], list[int]]
+    task: str, part: MergedPart, encode: Callable[[str], list[int]]
 ) -> None:
     questions = questions_of(task)
     counts: Counter[tuple[int, ...]] = Counter()

@@ -224,3 +224,22 @@ def test_the_papers_hyper_parameters() -> None:
 def test_a_malformed_recipe_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validated(AdaptationRecipe, fields(Path("x"), Path("y")) | change, "tiny.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": 5000}, "max_tokens must be at most"),
+        ({"questions": {"prompt": "no field"}}, "the prompt must hold the field"),
+        ({"questions": {"valid": "absent.jsonl"}}, "questions.valid must be a file"),
+        ({"questions": {"train": "."}}, "questions.train must be a file"),
+    ],
+)
+def test_what_must_fail_is_refused_before_anything_runs(
+    change: dict[str, Any], message: str, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    usual = fields(tiny_checkpoint, write_questions(tmp_path))
+    given = change.get("questions", {})
+    body = usual | change | {"questions": usual["questions"] | given}
+    with pytest.raises(ConfigError, match=message):
+        plan(validated(AdaptationRecipe, body, "tiny.yaml"))

@@ -13,7 +13,7 @@ import torch
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import ending_scores
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.compressed import Compressed
 
 
@@ -67,6 +67,7 @@ def score_choices(
 
     Raises:
         EvaluationError: If there is no question.
+        NumericalError: If an answer's score is not finite.
     """
     if not questions:
         raise EvaluationError("a task must have questions", "none", "Give some.")
@@ -76,6 +77,12 @@ def score_choices(
         places = order[start : start + batch_size]
         found = ending_scores([questions[place] for place in places], compressed)
         for place, row in zip(places, found, strict=True):
+            if not bool(row.isfinite().all()):
+                raise NumericalError(
+                    "the score of every answer must be finite",
+                    f"{row.tolist()} in question {place}, counted from 0",
+                    "Score in float32, or train with a lower learning rate.",
+                )
             scores[place] = row.tolist()
     raw = sum(len(question.context) for question in questions)
     units = sum(len(compressed.segment_prompt(question.context)[0]) for question in questions)

@@ -27,7 +27,7 @@ from umim_core.merging.compressed import Compressed
 from umim_core.registry import Registry
 
 Install = Callable[[Backbone], nn.Module]
-CONTROLS: Final = Registry[Install]("umim_core.adaptation.controls", "adaptation control")
+CONTROLS: Final = Registry[Install]("umim_core.adaptation.controls", "control of adaptation")
 """Functions that put untrained weights into a backbone's model and return the module of just them.
 
 The backbone is a twin that they may change; its weights, which it shares, they leave alone.

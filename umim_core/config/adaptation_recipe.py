@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from umim_core.config.evaluate import TaskSizes
+from umim_core.config.evaluate import MergedPart, TaskSizes
 from umim_core.config.model_base import LATER, Model, StableDump
 from umim_core.config.recipe import (
     AdaptConfig,
@@ -27,8 +27,6 @@ from umim_core.config.recipe import (
     RunRecipe,
 )
 from umim_core.config.rule_fields import RulesConfig
-
-MergedPart = Literal["context", "sequence"]
 
 
 class DocstringQuestions(Model):

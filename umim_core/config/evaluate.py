@@ -10,6 +10,7 @@ from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.config.model_base import LATER, Model, StableDump
 
 Segments = Literal["first", "spread"]
+MergedPart = Literal["context", "sequence"]
 
 
 class EvaluateConfig(Model, StableDump):

@@ -22,7 +22,7 @@ class Question:
         id: Name of the question in its data; empty where that has none.
 
     Raises:
-        CorpusError: If a text is blank, or the index points at no choice.
+        CorpusError: If a text is blank or no Unicode text, or the index points at no choice.
     """
 
     context: str
@@ -31,6 +31,13 @@ class Question:
     id: str = ""
 
     def __post_init__(self) -> None:
+        for text in (self.context, *self.choices, self.id):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise CorpusError(
+                    "a question must be text that UTF-8 can hold", str(error), "Correct it."
+                ) from error
         if not self.context.strip():
             raise CorpusError("a question's context must hold text", self.context, "Fill it in.")
         if len(self.choices) < 2 or not all(choice.strip() for choice in self.choices):

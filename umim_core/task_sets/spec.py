@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Final, Literal
 
+from umim_core.config.evaluate import MergedPart
 from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.errors import ConfigError
 from umim_core.registry import Registry
@@ -20,7 +21,6 @@ from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.store.locking import directory_lock
 from umim_core.store.publication import publish_directory
 
-Part = Literal["context", "sequence"]
 TaskSplit = Literal["train", "valid", "test"]
 WriteQuestions = Callable[[Path, Mapping[TaskSplit, int] | None, Path | None], None]
 SPLITS: Final[tuple[TaskSplit, ...]] = ("train", "valid", "test")
@@ -43,7 +43,7 @@ class QuestionForm:
 
     prompt: str = "{context}"
     delimiter: str = " "
-    part: Part = "sequence"
+    part: MergedPart = "sequence"
 
     def __post_init__(self) -> None:
         try:

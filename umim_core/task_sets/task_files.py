@@ -171,7 +171,7 @@ def read_objects(path: str | Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
 def _object(line: str, place: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON; endless numbers; too many brackets
         raise CorpusError(
             f"{place} must be one JSON object", str(error), "Correct the line."
         ) from error
