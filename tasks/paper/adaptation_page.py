@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tasks.paper.adaptation_rows import CLEARLY, adaptation_rows, label
+from tasks.paper.adaptation_rows import CLEARLY, RULES_ALONE, adaptation_rows, label
 from tasks.paper.adaptation_verdict import number_compared, verdict
 from tasks.report.page_template import Report, each, page
-from umim_core.adaptation.settings import find_setting, setting_names
+from umim_core.adaptation.settings import WT, find_setting, setting_names
 
 ADAPTATION_TITLE: Final = "Accuracy change against token reduction"
 
@@ -122,6 +122,20 @@ def _settings(report: Report) -> str:
     return "; ".join(parts) + "."
 
 
+def _offsets(report: Report) -> str:
+    """Say where settings lack the rule rows that WT has."""
+    lines = []
+    for place in report["backbones"]:
+        rows = {point["setting"]: point.get("rule_rows", 0) for point in place["points"]}
+        own, kept = rows.get(WT, 0), rows.get(RULES_ALONE, 0)
+        if own > kept:
+            lines.append(
+                f"WT of {place['checkpoint']} has {own:,} rule rows, offsets of its own for "
+                f"frequent rules; the task's rules have {kept:,} of them."
+            )
+    return " ".join(lines)
+
+
 _BACKBONE: Final = page(
     """\
 ## {checkpoint} on {backbone}
@@ -189,6 +203,8 @@ Guessing answers {{chance?:.0%}} of the questions rightly.
 
 @ settings
 
+@ offsets
+
 Rules: bigrams of {{questions.train:,}} training questions that occur τ times or more. Texts have at
 most {{max_tokens:,}} tokens; scores are computed in {{dtype}}.
 
@@ -213,11 +229,12 @@ most {{max_tokens:,}} tokens; scores are computed in {{dtype}}.
 `python -m flows run adaptation/{{name}}` measures it again. This page and its figure are
 made of its `adaptation.json` alone.
 
-Commit {{commit?:.12}}.
+SHA-256 of the test questions: {{question_digests.test?:.12}}.
 """,
     backbones=each("backbones.*place", _BACKBONE),
     runs=each("backbones.*place", _RUNS),
     settings=_settings,
+    offsets=_offsets,
     missing=_missing,
     comparisons=number_compared,
     spread=_seeds,

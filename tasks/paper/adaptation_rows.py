@@ -35,7 +35,7 @@ def adaptation_rows(place: Report) -> list[Report]:
     model on the same questions, ``change`` (accuracy) and ``margin_change``, each with ``std``, the
     standard error over questions. ``reach`` and ``margin_reach`` are what they must exceed to be
     clear, see :func:`reach`. ``against`` has ``difference`` and ``reach`` of the accuracy to other
-    models, by their names.
+    models, by their names. ``kept`` is True where every training kept its start.
 
     Args:
         place: An entry of ``backbones``.
@@ -54,6 +54,7 @@ def _row(points: list[Report]) -> Report:
         **{name: points[0][name] for name in ("setting", "kind", "tau")},
         **mean,
         "trained": any(point["seed"] is not None for point in points),
+        "kept": all(point.get("best_step") == 0 for point in points),
         "seeds": len({point["seed"] for point in points} - {None}),
         "spread": _spread(points, "difference"),  # the accuracy's: the base model is the same
         "change": {"mean": mean["difference"], "std": mean["difference_se"]},

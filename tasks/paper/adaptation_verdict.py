@@ -17,7 +17,7 @@ from tasks.paper.adaptation_rows import (
     reach,
 )
 from tasks.report.page_template import Report, filled_in
-from umim_core.adaptation.settings import ADAPTED
+from umim_core.adaptation.settings import ADAPTED, WT
 
 _BY_PREFERENCE: Final = "WT + DPO"  # trained as controls are
 _BESIDE_CONTROLS: Final = {_BY_PREFERENCE: "DPO", ADAPTED: "DPO after SFT"}
@@ -80,15 +80,19 @@ def _compared(row: Report, name: str) -> tuple[str, int]:
 def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
     """Yield what trained settings are compared with: words for it, its name, the settings' rows.
 
-    These are the rules alone, at equal threshold, and every control: first with what is trained
-    like it, then with what is trained longer.
+    These are WT, the rules alone at equal threshold, and every control that has learned: first with
+    what is trained like it, then with what is trained longer.
     """
 
     def compared(name: str, **of: object) -> list[Report]:
         return [row for row in rows if name in row["against"] and of.items() <= row.items()]
 
+    for row in rows:
+        if row["setting"] == WT:
+            own = filled_in("its own rules, TR {token_reduction:.1%}", row)
+            yield f"Training, against WT ({own})", WT, compared(WT)
     yield "Training, against the rules alone at equal threshold", RULES_ALONE, compared(RULES_ALONE)
-    for name in (row["setting"] for row in rows if row["kind"] == CONTROL):
+    for name in (row["setting"] for row in rows if row["kind"] == CONTROL and not row["kept"]):
         for setting, words in _BESIDE_CONTROLS.items():
             told = f"{words}, against {name}, which has DPO alone and merges nothing"
             yield told, name, compared(name, setting=setting)
@@ -103,6 +107,12 @@ def _against_others(rows: list[Report]) -> Iterator[str]:
 
 def _missing_controls(rows: list[Report]) -> Iterator[str]:
     """Say what a comparison with controls would need."""
+    for row in rows:
+        if row["kind"] == CONTROL and row["kept"]:
+            yield (
+                f"The control {row['setting']} kept its start, which is the base model: how far it "
+                "would come by another training is not known."
+            )
     if not any(row["kind"] == CONTROL for row in rows):
         yield "No control without merging was run: what training alone would give is not known."
     elif not any(row["setting"] == _BY_PREFERENCE for row in rows):

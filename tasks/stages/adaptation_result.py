@@ -14,6 +14,7 @@ from tasks.paper.adaptation_rows import RULES_ALONE
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.adaptation import ScoredModel, paired, read_scores
 from tasks.stages.corpus import form_key, form_of
+from umim_core.adaptation.settings import WT, adaptation_steps
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
@@ -67,8 +68,11 @@ def adaptation_stage(
                 for split in ("train", "valid", "test")
             },
             **{name: dumped[name] for name in _SHOWN},
+            "question_digests": {
+                split: task.file_digest(f"{split}.jsonl") for split in ("train", "valid", "test")
+            },
             "part": form_of(task).part,
-            "control_dpo": dumped.get("control_dpo") or dumped["dpo"],
+            **_trainings(recipe),
             "backbones": [_backbone(curve) for curve in curves],
         }
         write_json(out / f"{RESULT}.json", body)
@@ -77,14 +81,21 @@ def adaptation_stage(
         return {"points": float(sum(len(curve.points) for curve in curves))}
 
     return run_stage(
-        root, StageSpec(RESULT, 4, {"recipe": dumped, **form_key(task)}, inputs), build
+        root, StageSpec(RESULT, 5, {"recipe": dumped, **form_key(task)}, inputs), build
     )
 
 
 _SHOWN: Final = (
-    *("name", "description", "figure", "taus", "seeds", "overlap", "max_tokens"),
-    *("sft", "dpo", "dtype"),
+    *("name", "description", "figure", "taus", "seeds", "overlap", "max_tokens", "dtype"),
 )
+
+
+def _trainings(recipe: AdaptationRecipe) -> Report:
+    """Return how each training was run; None for one that no setting and no control needs."""
+    run = {step.training for step in adaptation_steps(recipe.settings)}
+    by = {"sft": recipe.sft if "sft" in run else None, "dpo": recipe.dpo if "dpo" in run else None}
+    by["control_dpo"] = (recipe.control_dpo or recipe.dpo) if recipe.controls else None
+    return {name: None if one is None else one.model_dump(mode="json") for name, one in by.items()}
 
 
 def _chance(task: Artifact) -> float:
@@ -93,9 +104,9 @@ def _chance(task: Artifact) -> float:
 
 
 def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
-    """Return what a trained setting gains over the rules alone, and over the controls.
+    """Return what a trained setting gains over WT, over the rules alone, and over the controls.
 
-    Both are paired by question: at its threshold, and with its seed.
+    All are paired by question; the rules are of its threshold, the controls of its seed.
     """
     own = point.model
     if own.seed is None or own.control is not None:
@@ -103,7 +114,7 @@ def _against(point: ScoredPoint, points: Sequence[ScoredPoint]) -> Report:
     others = [
         other
         for other in points
-        if (other.model.setting, other.model.tau) == (RULES_ALONE, own.tau)
+        if (other.model.setting, other.model.tau) in ((WT, None), (RULES_ALONE, own.tau))
         or (other.model.control is not None and other.model.seed == own.seed)
     ]
     hits = read_scores(point.scores).hits()
@@ -135,6 +146,7 @@ def _point(point: ScoredPoint) -> Report:
         "tau": model.tau,
         "seed": model.seed,
         "rules": None if point.rules is None else round(sum(point.rules.metrics.values())),
+        "rule_rows": read_config(model.artifact.path / "checkpoint").rule_rows,
         **point.scores.metrics,
         **{name: found.get(name) for name in _TRAINED},
     }

@@ -20,7 +20,7 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe_files import validated
 from umim_core.errors import ConfigError
-from umim_core.store.artifacts import read_json
+from umim_core.store.artifacts import read_json, sha256_file
 
 _STEP = {
     "max_steps": 2,
@@ -133,6 +133,7 @@ def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(cu
             assert "against" not in point
             continue
         others = {
+            "WT": hits["WT", None, None],
             "WT + Rules": hits["WT + Rules", tau, None],
             "input-adapter": hits["input-adapter", None, seed],
         }
@@ -150,6 +151,30 @@ def test_the_result_names_its_task_and_what_guessing_gives(curves: Any) -> None:
     choices = [len(json.loads(line)["choices"]) for line in lines]
     assert body["task"] == "questions"
     assert body["chance"] == pytest.approx(np.mean([1 / count for count in choices]))
+
+
+def test_a_result_has_the_trainings_that_were_run_alone(curves: Any) -> None:
+    folder, recipe, _, body = curves
+    for name in ("sft", "dpo", "control_dpo"):
+        assert body[name]["max_steps"] == _STEP["max_steps"]
+    changes = {"settings": ("WT + FT",), "controls": (), "taus": (2,), "seeds": (0,)}
+    _, fewer = measured(folder / "root", recipe.model_copy(update=changes))
+    assert fewer["sft"] and fewer["dpo"] is None and fewer["control_dpo"] is None
+    _, none = measured(
+        folder / "root", recipe.model_copy(update=changes | {"settings": ("WT + Rules",)})
+    )
+    assert none["sft"] is None
+
+
+def test_a_result_names_the_questions_and_the_rule_rows(curves: Any, tiny_checkpoint: Path) -> None:
+    folder, _, _, body = curves
+    (task,) = (folder / "root" / "choices").glob("[0-9a-f]*")
+    digests = {split: sha256_file(task / f"{split}.jsonl") for split in body["question_digests"]}
+    assert body["question_digests"] == digests and len(digests) == 3
+    points = body["backbones"][0]["points"]
+    assert {point["rule_rows"] for point in points} == {
+        Checkpoint.load(tiny_checkpoint).config.rule_rows
+    }
 
 
 def test_a_second_run_finds_everything(curves: Any) -> None:

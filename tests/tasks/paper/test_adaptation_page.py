@@ -146,6 +146,34 @@ def test_controls_are_compared_first_with_what_is_trained_like_them() -> None:
     assert "was not run" not in page
 
 
+def test_nothing_is_compared_with_a_control_that_kept_its_start() -> None:
+    given = [
+        one | {"best_step": 0, "difference": 0.0} if one["setting"] == "lora" else one
+        for one in points()
+    ]
+    page = adaptation_page(adaptation(given))
+    assert not any("against lora" in line for line in lines(page, "DPO"))
+    assert "The control lora kept its start, which is the base model" in page
+    assert "kept its start, which" not in adaptation_page(adaptation())
+
+
+def test_training_is_compared_with_the_checkpoint_that_it_started_from() -> None:
+    given = [point("WT", None, None, token_reduction=0.14)]
+    given.append(point("WT + FT", 5, 0, against={"WT": against(-0.03)}))
+    (line,) = lines(adaptation_page(adaptation(given)), "Training, against WT")
+    assert line == (
+        "- Training, against WT (its own rules, TR 14.0%), clearly above: none; clearly below: "
+        "WT + FT at τ 5 (-3.0 points); not told apart: 0 of 1."
+    )
+
+
+def test_rule_rows_that_the_rules_of_a_task_lack_are_named() -> None:
+    given = [point("WT", None, None, rule_rows=9000), point("WT + Rules", 5, None, rule_rows=3)]
+    page = adaptation_page(adaptation(given))
+    assert "WT of umim-small has 9,000 rule rows" in page and "the task's rules have 3 of" in page
+    assert "rule rows" not in adaptation_page(adaptation())
+
+
 def test_every_comparison_that_is_told_is_counted() -> None:
     """Nine rows by accuracy and margin; four trainings against the rules; two with two controls."""
     page = adaptation_page(adaptation())
