@@ -16,6 +16,7 @@ from typing import Final
 from docs.make import (
     cards,
     files,
+    missed_gates,
     paper_tables,
     readme,
     recipe_fields,
@@ -31,6 +32,7 @@ MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "files": files.documents,
     "cards": lambda: [*cards.documents(), *shipped_model.cards(), *shipped_adapted.cards()],
     "recipe-fields": recipe_fields.documents,
+    "performance": missed_gates.documents,
     "paper-tables": paper_tables.documents,
 }
 

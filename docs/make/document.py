@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,3 +37,16 @@ class Document:
     def write(self) -> None:
         """Make the file anew."""
         self.path.write_text(self.make() + self.mark, encoding="utf-8")
+
+
+def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
+    """Return a text whose blocks between ``<!-- NAME -->`` and ``<!-- /NAME -->`` are made anew.
+
+    Args:
+        text: The document as it is.
+        blocks: What stands between the marks of each name.
+    """
+    for name, block in blocks.items():
+        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
+    return text

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from docs.make.adaptation_summary import adaptation_summary
-from docs.make.document import RESULTS, ROOT, Document
+from docs.make.document import RESULTS, ROOT, Document, with_blocks
 from docs.make.files import rooms
 from docs.make.first_screen import first_screen
 from docs.make.reduction_pages import reduction_summary
@@ -56,10 +55,7 @@ def _readme() -> str:
         "results:embedded": _results(),
         "tree": rooms(),
     }
-    for name, block in blocks.items():
-        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = between.sub(lambda match, block=block: match[1] + block + match[2], text)
-    return text
+    return with_blocks(text, blocks)
 
 
 def _results() -> str:
