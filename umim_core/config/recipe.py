@@ -159,9 +159,9 @@ class AdaptConfig(Model, StableDump):
     )
 
     rules: RulesConfig = RulesConfig(tau=5, overlap="none", containment="keep")
-    max_tokens: Annotated[int, Field(ge=8, description="A task sequence is cut after so many.")] = (
-        512
-    )
+    max_tokens: Annotated[
+        int, Field(ge=8, description="Longer questions lose their beginning.")
+    ] = 512
     sft: DistillConfig
     dpo: PreferenceConfig
 
