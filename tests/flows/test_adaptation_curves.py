@@ -107,7 +107,7 @@ def test_differences_are_paired_with_the_base_model(curves: Any) -> None:
     assert point["gained"] - point["lost"] == sum(a - b for a, b in pairs)
 
 
-def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
+def test_scores_of_the_base_model_and_controls_are_of_its_weights_and_tokenizer(
     curves: Any, tiny_checkpoint: Path
 ) -> None:
     _, _, run, _ = curves
@@ -116,6 +116,8 @@ def test_scores_of_the_base_model_are_of_its_weights_and_tokenizer(
     assert base["model"] == config.backbone_fingerprint
     assert base["tokenizer"] == config.tokenizer_fingerprint
     assert others and all(set(inputs) == {"task", "model", "base"} for inputs in others)
+    controls = [a.manifest()["inputs"] for a in run.artifacts if a.stage == "control"]
+    assert {inputs["tokenizer"] for inputs in controls} == {config.tokenizer_fingerprint}
 
 
 def test_trained_settings_are_compared_with_the_rules_alone_and_with_controls(curves: Any) -> None:
