@@ -31,7 +31,7 @@ from tasks.run.recipes import find_recipe
 from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
 from tasks.run.stage_times import time_lines
-from tasks.tracking.compare_view import ADAPTATION_VIEW, COMPARISON_VIEW
+from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
 from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Pages, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
@@ -177,7 +177,8 @@ class PipelineRun(Generic[R]):
     def pages(self) -> Pages | None:
         """Return where MLflow shows the run and its comparison; None if that is not known now."""
         adapts = isinstance(self.recipe, AdaptationRecipe)
-        return self.tracker.pages(self.key, ADAPTATION_VIEW if adapts else COMPARISON_VIEW)
+        view = adaptation_view(self.recipe.task_name) if adapts else COMPARISON_VIEW
+        return self.tracker.pages(self.key, view)
 
     def links(self) -> dict[str, str]:
         """Return the addresses of the run's pages that a server shows."""

@@ -55,13 +55,13 @@ SCORES: Final = "scores.json"
 
 def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
     """Write ``train.jsonl``, ``valid.jsonl`` and ``test.jsonl`` of the recipe's questions."""
-    name, form, given = _given(recipe)
+    form, given = _given(recipe)
     splits = split_questions(given, recipe.sizes.model_dump())
     rows = {split: [asdict(question) for question in part] for split, part in splits.items()}
     spec = StageSpec(
         "choices",
         1,
-        {"task": name, "form": vars(form)},
+        {"task": recipe.task_name, "form": vars(form)},
         {"questions": sha256_bytes(canonical_json(rows).encode())},
     )
 
@@ -75,14 +75,14 @@ def choices_stage(root: Path, recipe: AdaptationRecipe) -> Artifact:
 
 def _given(
     recipe: AdaptationRecipe,
-) -> tuple[str, QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
-    """Return name, form and questions of the recipe's source."""
+) -> tuple[QuestionForm, Mapping[TaskSplit, Sequence[Question]]]:
+    """Return form and questions of the recipe's source."""
     source = recipe.questions
     if isinstance(source, HarnessQuestions):
         from umim_core.evaluation.tasks.harness_questions import harness_questions
 
         form, found = harness_questions(source.task, Path(source.hub) if source.hub else None)
-        return source.task, QuestionForm(form.prompt, form.delimiter, recipe.part), found
+        return QuestionForm(form.prompt, form.delimiter, recipe.part), found
     if isinstance(source, DocstringQuestions):
         raise ConfigError(
             "questions of docstrings are made from their corpus", source.kind, "Use stage task."
@@ -94,7 +94,7 @@ def _given(
     }
     given = {split: read_questions(path) for split, path in paths.items() if path is not None}
     form = QuestionForm(source.prompt, source.delimiter, recipe.part)
-    return source.name, form, given
+    return form, given
 
 
 def start_stage(root: Path, checkpoint: str) -> Artifact:

@@ -7,11 +7,11 @@ MLflow keeps the state of a page in the browser, or in a tag of the experiment t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 COMPARISON_VIEW: Final = "umim-comparison"
-ADAPTATION_VIEW: Final = "umim-adaptation"
 SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
@@ -24,14 +24,20 @@ _MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
 
 
-def shared_view(measured: Collection[str]) -> tuple[str, str] | None:
+def adaptation_view(task: str) -> str:
+    """Return the name of the view of a task's curves."""
+    return f"umim-adaptation-{re.sub('[^0-9A-Za-z_.-]', '-', task)}"
+
+
+def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tuple[str, str] | None:
     """Return name and state of the view that shows a row, as MLflow reads it.
 
     A comparison of checkpoints is a parallel coordinates plot; the curves of an adaptation are the
-    change of accuracy against token reduction.
+    change of accuracy against token reduction, of one task.
 
     Args:
         measured: Metrics of the newest row. MLflow hides a plot with a metric that no run has.
+        params: Parameters of that row.
 
     Returns:
         None if the row lacks what the plots are about, such as that of a baseline.
@@ -49,9 +55,12 @@ def shared_view(measured: Collection[str]) -> tuple[str, str] | None:
     if set(_CURVE) <= set(measured):
         reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
         plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
-        rows, params = f"{_ROWS} = '{ADAPTATION_SOURCE}'", ("task", *_PARAMS, "seed")
-        metrics = [*_CURVE, *_CURVE_COLUMNS]
-        return ADAPTATION_VIEW, _state("Adaptation", rows, params, metrics, plot)
+        task = str(params["task"])
+        quote = '"' if "'" in task else "'"
+        rows = f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = {quote}{task}{quote}"
+        columns, metrics = (*_PARAMS, "seed"), [*_CURVE, *_CURVE_COLUMNS]
+        title = f"Adaptation to {task}"
+        return adaptation_view(task), _state(title, rows, columns, metrics, plot)
     return None
 
 

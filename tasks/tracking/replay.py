@@ -80,7 +80,8 @@ def _comparison(store: Store, record: Record) -> None:
     if run.status != "FINISHED":
         _describe(store, run, record)
         store.set_status(run.run_id, "FINISHED", record["time_ms"])
-    if (view := shared_view({name for name, _, _ in record["points"]})) is not None:
+    view = shared_view({name for name, _, _ in record["points"]}, record["params"])
+    if view is not None:
         store.share_view(*view)
 
 

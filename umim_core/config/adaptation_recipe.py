@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from umim_core.config.evaluate import MergedPart, TaskSizes
 from umim_core.config.model_base import LATER, Model, StableDump
 from umim_core.config.recipe import (
+    DEFAULT_TASK,
     AdaptConfig,
     BackboneDtype,
     DistillConfig,
@@ -108,6 +109,14 @@ class AdaptationRecipe(RunRecipe, StableDump):
     )
     batch_size: Annotated[int, Field(ge=1, description="Questions scored at a time.")] = 16
     dtype: BackboneDtype = "float32"
+
+    @property
+    def task_name(self) -> str:
+        """What results call the task."""
+        asked = self.questions
+        if isinstance(asked, QuestionFiles):
+            return asked.name
+        return asked.task if isinstance(asked, HarnessQuestions) else DEFAULT_TASK
 
     def adapt_config(self, tau: int) -> AdaptConfig:
         """Return the adaptation under one threshold, as the stages of a pipeline take it."""

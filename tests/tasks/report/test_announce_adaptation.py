@@ -14,12 +14,14 @@ from tasks.report.announce import announce_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, StageSpec, run_stage
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
 from tasks.tracking.tracker import Tracker
 from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.store.artifacts import write_json
 
 BODY = {
-    "task": "questions",
+    "task": DEFAULT_TASK,
     "backbones": [
         {
             "checkpoint": "own",
@@ -59,6 +61,9 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
     agreement = {"token_reduction": 0.5, "top1": 0.5, "kl": 0.5}
     tracker.comparison_run("row", {"setting": "of a pipeline"}, agreement, pipeline="p")
+    other, change = {"setting": "of another task", "task": "it's"}, {"difference": 0.5}
+    tags = {SOURCE_TAG: ADAPTATION_SOURCE}
+    tracker.comparison_run("other", other, change | {"token_reduction": 0.5}, tags=tags)
     with ClusterLease(recipe.cluster) as lease:
         run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
         adaptation = _adaptation(tmp_path)
@@ -69,7 +74,7 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     experiment = client.get_experiment_by_name("umim")
     assert experiment is not None and pages is not None
     name = pages.compare.partition("viewStateShareKey=")[2]
-    assert name == "umim-adaptation"
+    assert name == f"umim-adaptation-{recipe.task_name}"
     state = json.loads(experiment.tags[f"mlflow.sharedViewState.{name}"])
     rows: list[Any] = client.search_runs(
         [experiment.experiment_id], state["searchFilter"], order_by=["params.setting"]

@@ -282,6 +282,6 @@ def test_the_comparison_is_shown_without_a_click(
     assert set(chart["selectedMetrics"]) <= set(COMPARISON_METRICS)
     point = {"token_reduction": 0.1, "difference": 0.0}
     tags = {SOURCE_TAG: ADAPTATION_SOURCE}
-    tracker.comparison_run("point", {"tau": 5}, point, name="a point", pipeline="p", tags=tags)
+    tracker.comparison_run("point", {"task": "t"}, point, name="a point", pipeline="p", tags=tags)
     found = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert {run.info.run_name for run in found} == {"p-row", "a row"}
