@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tasks.run.checks import check_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
@@ -30,7 +29,6 @@ AdaptationRun = PipelineRun[AdaptationRecipe]
 
 def measure_adaptation(run: AdaptationRun) -> Artifact:
     """Questions; every setting, threshold, seed and control of every checkpoint; the curves."""
-    check_adaptation(run.recipe)
     task = _questions(run)
     curves = [_measured(run, task, checkpoint) for checkpoint in run.recipe.checkpoints]
     return run.stage(adaptation_stage, run.recipe, task, curves)

@@ -11,6 +11,7 @@ from flows.shipped import benchmark_shipped, find_shipped, measurements
 from flows.table import measure_table
 from tasks.plan.planner import Planner
 from tasks.report.compare import CellResult, ShippedResult, cell_label
+from tasks.run.checks import check_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.side_by_side import Part
 from tasks.run.stage import Artifact
@@ -67,6 +68,7 @@ def plan(recipe: RunRecipe) -> list[dict[str, str]]:
     elif isinstance(recipe, TableRecipe):
         measure_table(planner)
     elif isinstance(recipe, AdaptationRecipe):
+        check_adaptation(recipe)
         measure_adaptation(planner)
     else:
         run_everything(planner)

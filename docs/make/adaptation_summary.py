@@ -30,8 +30,8 @@ LoRA         | {lora}
 Change of the accuracy against the base model in points, mean over seeds, ± half of a 95 % interval
 over questions and, of several seeds, over seeds. TR is that of the context. Rules of the task at
 the lowest threshold that was run, whatever came of it. *Input adapter* and *LoRA* are controls: as
-many weights, trained by DPO on the same answers without merging, at the merge module's learning
-rate. *Kept its start*: no trained step was better on validation questions than the base model.
+many weights, trained by DPO on the same answers without merging; their pages name the learning
+rates. *Kept its start*: no trained step was better on validation questions than the base model.
 """,
     rows=lambda report: report["rows"],
 )

@@ -80,8 +80,9 @@ def _compared(row: Report, name: str) -> tuple[str, int]:
 def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
     """Yield what trained settings are compared with: words for it, its name, the settings' rows.
 
-    These are WT, the rules alone at equal threshold, and every control that has learned: first with
-    what is trained like it, then with what is trained longer.
+    These are WT, the rules alone at equal threshold, and every control: first with what is trained
+    like it, then with what is trained longer. A training that kept its start is not compared with
+    controls, for it is none by DPO; nor is a control that did.
     """
 
     def compared(name: str, **of: object) -> list[Report]:
@@ -95,7 +96,7 @@ def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
     for name in (row["setting"] for row in rows if row["kind"] == CONTROL and not row["kept"]):
         for setting, words in _BESIDE_CONTROLS.items():
             told = f"{words}, against {name}, which has DPO alone and merges nothing"
-            yield told, name, compared(name, setting=setting)
+            yield told, name, compared(name, setting=setting, kept=False)
 
 
 def _against_others(rows: list[Report]) -> Iterator[str]:

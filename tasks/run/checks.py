@@ -117,7 +117,7 @@ def check_positions(recipe: Recipe) -> None:
 
 
 def check_adaptation(recipe: AdaptationRecipe) -> None:
-    """Refuse question files that are absent, and questions longer than a backbone's positions.
+    """Refuse question files that are absent, and more ``max_tokens`` than a backbone's positions.
 
     Configurations alone are read; of a checkpoint whose backbone is not on this machine, nothing.
 
@@ -127,7 +127,7 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
     """
     asked = recipe.questions
     if isinstance(asked, QuestionFiles):
-        QuestionForm(asked.prompt, asked.delimiter, recipe.part)
+        QuestionForm(asked.prompt, asked.delimiter, recipe.part)  # refuses a prompt by itself
         for split in SPLITS:
             path = getattr(asked, split)
             if path is not None and not Path(path).is_file():

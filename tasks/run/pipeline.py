@@ -24,7 +24,7 @@ from prefect.states import State
 
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
-from tasks.run.checks import check_machine, check_positions
+from tasks.run.checks import check_adaptation, check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
@@ -225,6 +225,8 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     check_machine(recipe, flow_name)
     if isinstance(recipe, Recipe):
         check_positions(recipe)
+    elif isinstance(recipe, AdaptationRecipe):
+        check_adaptation(recipe)
     root, began = artifact_root(), time.monotonic()
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())

@@ -22,6 +22,7 @@ from umim_core.distill.train_run import read_summary
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
 from umim_core.task_sets.choice_questions import read_questions
+from umim_core.task_sets.spec import SPLITS
 
 RESULT: Final = "adaptation"
 Report = dict[str, object]
@@ -65,12 +66,10 @@ def adaptation_stage(
             "chance": _chance(task),
             "questions": {
                 split: len((task.path / f"{split}.jsonl").read_text("utf-8").splitlines())
-                for split in ("train", "valid", "test")
+                for split in SPLITS
             },
             **{name: dumped[name] for name in _SHOWN},
-            "question_digests": {
-                split: task.file_digest(f"{split}.jsonl") for split in ("train", "valid", "test")
-            },
+            "question_digests": {split: task.file_digest(f"{split}.jsonl") for split in SPLITS},
             "part": form_of(task).part,
             **_trainings(recipe),
             "backbones": [_backbone(curve) for curve in curves],
@@ -85,9 +84,7 @@ def adaptation_stage(
     )
 
 
-_SHOWN: Final = (
-    *("name", "description", "figure", "taus", "seeds", "overlap", "max_tokens", "dtype"),
-)
+_SHOWN: Final = ["name", "description", "figure", "taus", "seeds", "overlap", "max_tokens", "dtype"]
 
 
 def _trainings(recipe: AdaptationRecipe) -> Report:
@@ -137,6 +134,10 @@ def _backbone(curve: Curve) -> Report:
     }
 
 
+def _rule_rows(trained: Artifact) -> int:
+    return read_config(trained.path / "checkpoint").rule_rows
+
+
 def _point(point: ScoredPoint) -> Report:
     model, trained = point.model, point.model.control or point.model.artifact
     found = {} if model.seed is None else read_summary(trained.path)
@@ -146,7 +147,7 @@ def _point(point: ScoredPoint) -> Report:
         "tau": model.tau,
         "seed": model.seed,
         "rules": None if point.rules is None else round(sum(point.rules.metrics.values())),
-        "rule_rows": read_config(model.artifact.path / "checkpoint").rule_rows,
+        "rule_rows": None if model.control is not None else _rule_rows(model.artifact),
         **point.scores.metrics,
         **{name: found.get(name) for name in _TRAINED},
     }

@@ -11,6 +11,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from umim_core.store.artifacts import sha256_bytes
+
 COMPARISON_VIEW: Final = "umim-comparison"
 SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
@@ -26,7 +28,9 @@ _SECTION: Final = "umim-comparison-section"
 
 def adaptation_view(task: str) -> str:
     """Return the name of the view of a task's curves."""
-    return f"umim-adaptation-{re.sub('[^0-9A-Za-z_.-]', '-', task)}"
+    plain = re.sub("[^0-9A-Za-z_.-]", "-", task)  # what the name of a tag may hold
+    digest = "" if plain == task else f"-{sha256_bytes(task.encode())[:8]}"
+    return f"umim-adaptation-{plain}{digest}"
 
 
 def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tuple[str, str] | None:
@@ -56,8 +60,7 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
         reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
         plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
         task = str(params["task"])
-        quote = '"' if "'" in task else "'"
-        rows = f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = {quote}{task}{quote}"
+        rows = f"{_ROWS} = '{ADAPTATION_SOURCE}' and params.task = '{task}'"
         columns, metrics = (*_PARAMS, "seed"), [*_CURVE, *_CURVE_COLUMNS]
         title = f"Adaptation to {task}"
         return adaptation_view(task), _state(title, rows, columns, metrics, plot)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from support.tiny_table import write_questions
 from tasks.stages.adaptation import compared
 from umim_core.adaptation.choice_scores import ChoiceScores, score_choices
-from umim_core.adaptation.choices import encode_questions
+from umim_core.adaptation.choices import EncodedQuestion, encode_questions
+from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.config.recipe import DEFAULT_TASK
-from umim_core.errors import EvaluationError
+from umim_core.errors import EvaluationError, NumericalError
 from umim_core.evaluation.multiple_choice import evaluate_task
+from umim_core.merging.compressed import Compressed
 from umim_core.model.umim import UMIM
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import TASKS
@@ -61,3 +66,15 @@ def test_accuracy_and_reduction_are_those_of_lm_eval(
 def test_no_question_is_refused(tiny_umim: UMIM) -> None:
     with pytest.raises(EvaluationError):
         score_choices([], tiny_umim.compressed, 4)
+
+
+def test_a_score_that_is_not_finite_is_refused(tiny_llama: Backbone) -> None:
+    broken = copy.deepcopy(tiny_llama.model)
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[7] = float("nan")
+    compressed = Compressed(
+        wrap_backbone(broken, tiny_llama.tokenizer, name="broken"), None, None, "compact"
+    )
+    question = EncodedQuestion(np.array([1, 2]), (np.array([3]), np.array([4])), 0)
+    with pytest.raises(NumericalError, match="score of every answer must be finite"):
+        score_choices([question], compressed, 1)

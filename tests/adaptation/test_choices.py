@@ -53,12 +53,6 @@ def test_a_sequence_is_the_question_as_it_is_scored(length: int, gold: int) -> N
     assert sequence.context_length == sequence.mergeable == len(encoded.context)
 
 
-def test_an_answer_longer_than_the_limit_is_cut_behind_one_token_of_the_prompt() -> None:
-    [sequence] = task_sequences([QUESTION], characters, CONTEXT, max_length=3)
-    assert text_of(sequence.ids) == "b y"
-    assert (sequence.context_length, sequence.mergeable) == (1, 1)
-
-
 def test_merging_the_context_only_leaves_the_answer_raw() -> None:
     question = Question("abab", ("cab", "d"), gold=0)
     matcher = Matcher(RuleSet.from_spans([tuple(characters("ab"))]))
@@ -100,8 +94,9 @@ def test_long_prompts_lose_leading_tokens_and_answers_stay_whole() -> None:
 
 
 def test_an_answer_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(CorpusError, match="1 to 2 tokens"):
-        encode_questions([QUESTION], characters, CONTEXT, max_length=3)
+    for build in (encode_questions, task_sequences):
+        with pytest.raises(CorpusError, match="1 to 2 tokens"):
+            build([QUESTION], characters, CONTEXT, max_length=3)
 
 
 def test_blanks_at_the_end_of_a_prompt_move_to_the_answer() -> None:

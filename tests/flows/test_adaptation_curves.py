@@ -17,9 +17,12 @@ from tasks.run.recipes import adaptation_names, find_recipe
 from tasks.stages.adaptation import read_scores
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.untrained import untrained_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe_files import validated
 from umim_core.errors import ConfigError
+from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import read_json, sha256_file
 
 _STEP = {
@@ -168,15 +171,30 @@ def test_a_result_has_the_trainings_that_were_run_alone(curves: Any) -> None:
     assert none["sft"] is None
 
 
-def test_a_result_names_the_questions_and_the_rule_rows(curves: Any, tiny_checkpoint: Path) -> None:
+def test_a_result_names_the_questions(curves: Any) -> None:
     folder, _, _, body = curves
     (task,) = (folder / "root" / "choices").glob("[0-9a-f]*")
     digests = {split: sha256_file(task / f"{split}.jsonl") for split in body["question_digests"]}
     assert body["question_digests"] == digests and len(digests) == 3
-    points = body["backbones"][0]["points"]
-    assert {point["rule_rows"] for point in points} == {
-        Checkpoint.load(tiny_checkpoint).config.rule_rows
-    }
+
+
+def test_a_result_names_the_rule_rows_that_the_rules_of_a_task_lack(
+    curves: Any, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    _, recipe, _, body = curves
+    backbone = load_backbone(Checkpoint.load(tiny_checkpoint).config.backbone)
+    spans = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]  # one is a bigram, as the task's rules are
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
+    form = ModuleForm(rule_rows=3, residual="last")
+    (tmp_path / "rows").mkdir()
+    untrained_checkpoint(backbone, rules, form).write(tmp_path / "rows")
+    changes = {"settings": ("WT + Rules",), "controls": (), "taus": (1,), "seeds": (0,)}
+    changes["checkpoints"] = (str(tmp_path / "rows"),)
+    _, found = measured(tmp_path / "root", recipe.model_copy(update=changes))
+    rows = {point["setting"]: point["rule_rows"] for point in found["backbones"][0]["points"]}
+    assert rows == {"WT": 3, "WT + Rules": 1}
+    controls = [p for p in body["backbones"][0]["points"] if p["kind"] == "control"]
+    assert controls and all(point["rule_rows"] is None for point in controls)
 
 
 def test_a_second_run_finds_everything(curves: Any) -> None:

@@ -29,6 +29,7 @@ def run(tiny_run: Walk, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wa
     """
     raw = tiny_run.recipe.model_dump(mode="json")
     raw["adapt"]["settings"] = [NEW_ROW.name, "Task-trained"]
+    raw["adapt"]["sft"]["learning_rate"] /= 2  # or a DPO that kept its start leaves WT + FT
     root = shutil.copytree(tiny_run.root, tmp_path_factory.mktemp("settings") / "root")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "SETTINGS", (*settings.SETTINGS, NEW_ROW))

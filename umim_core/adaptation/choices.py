@@ -80,27 +80,24 @@ def task_sequences(
     form: QuestionForm,
     max_length: int = DEFAULT_MAX_LENGTH,
 ) -> list[TaskSequence]:
-    """Build one sequence per question: prompt, delimiter, correct answer.
+    """Build one sequence per question: prompt and correct answer, as :func:`encode_questions` does.
 
-    The prompt loses the leading tokens that it loses where the answers are scored, so that rules
-    and SFT see what scores and preferences see. An answer that alone is longer is cut on the right.
+    Rules and SFT so read what is scored and what preferences are trained on.
 
     Args:
         questions: The questions.
         encode: Text to token ids, without special tokens.
         form: Prompt, delimiter and merged part.
-        max_length: Tokens kept.
+        max_length: Most raw tokens of prompt and one answer together.
 
     Raises:
         ConfigError: If ``max_length`` is below 2.
+        CorpusError: If an answer leaves no room for a prompt token, or encodes to nothing.
     """
-    _check(max_length)
     sequences = []
-    for question in questions:
-        context, endings = _encode(question, encode, form)
-        kept = _fitting(context, endings, max_length)
-        ids = np.concatenate([kept, endings[question.gold]])[:max_length]
-        length = len(kept)
+    for question in encode_questions(questions, encode, form, max_length):
+        ids = np.concatenate([question.context, question.endings[question.gold]])
+        length = len(question.context)
         sequences.append(TaskSequence(ids, length, length if form.part == "context" else len(ids)))
     return sequences
 
@@ -144,7 +141,9 @@ def encode_questions(
 def _encode_question(
     question: Question, encode: Encode, form: QuestionForm, max_length: int
 ) -> EncodedQuestion:
-    context, endings = _encode(question, encode, form)
+    text = form.prompt.format(context=question.context)
+    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
+    endings = tuple(ending for _, ending in pairs)
     sizes = [len(ending) for ending in endings]
     if max(sizes) >= max_length or min(sizes) == 0:
         raise CorpusError(
@@ -154,21 +153,8 @@ def _encode_question(
             if min(sizes) == 0
             else "Raise max_tokens or shorten the answers.",
         )
-    return EncodedQuestion(_fitting(context, endings, max_length), endings, question.gold)
-
-
-def _encode(
-    question: Question, encode: Encode, form: QuestionForm
-) -> tuple[Ints, tuple[Ints, ...]]:
-    """Return the ids of a whole prompt and of every answer."""
-    text = form.prompt.format(context=question.context)
-    pairs = [encode_pair(encode, text, form.delimiter + choice) for choice in question.choices]
-    return pairs[0][0], tuple(ending for _, ending in pairs)  # every pair has the same prompt
-
-
-def _fitting(context: Ints, endings: Sequence[Ints], max_length: int) -> Ints:
-    """Return the prompt's last tokens that fit with the longest answer, one at least."""
-    return context[-max(1, max_length - max(map(len, endings))) :]
+    context = pairs[0][0][-(max_length - max(sizes)) :]  # every pair has the same prompt
+    return EncodedQuestion(context, endings, question.gold)
 
 
 def _check(max_length: int) -> None:

@@ -58,7 +58,7 @@ def mine_task_rules(
         taus: Least counts; the paper takes 2000, 200, 50, 5 and 1 for HellaSwag, 5 for ARC.
         form: Prompt, delimiter and merged part; bigrams of what may merge are counted.
         budget: Most rules; where a threshold leaves more, it is raised until they fit.
-        max_length: Tokens kept of a question and its answer.
+        max_length: Most tokens of a question and one answer; longer ones lose their beginning.
         excluded: Ids that take part in no rule.
         overlap: ``none`` as in the paper, or ``greedy``.
         containment: Of no effect among bigrams; recorded.

@@ -43,7 +43,7 @@ class QuestionFiles(Model):
     """
 
     kind: Literal["files"]
-    name: Annotated[str, Field(min_length=1)] = Field(
+    name: Annotated[str, Field(min_length=1, pattern=r"^[^'\"\n]+$")] = Field(
         "questions", description="What results call the task."
     )
     train: str = Field(description="File of training questions.")
@@ -112,7 +112,7 @@ class AdaptationRecipe(RunRecipe, StableDump):
 
     @property
     def task_name(self) -> str:
-        """What results call the task."""
+        """Name of the task in results."""
         asked = self.questions
         if isinstance(asked, QuestionFiles):
             return asked.name

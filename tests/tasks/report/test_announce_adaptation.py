@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tasks.report.announce import announce_adaptation
 from tasks.run.pipeline import PipelineRun
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact, StageSpec, run_stage
-from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG
+from tasks.tracking.compare_view import ADAPTATION_SOURCE, SOURCE_TAG, adaptation_view
 from tasks.tracking.tracker import Tracker
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import DEFAULT_TASK
@@ -61,7 +62,7 @@ def test_every_point_is_a_row_of_the_view_that_the_run_links_to(
     tracker.pipeline_run("p", {"recipe": "tiny"}, name="tiny")
     agreement = {"token_reduction": 0.5, "top1": 0.5, "kl": 0.5}
     tracker.comparison_run("row", {"setting": "of a pipeline"}, agreement, pipeline="p")
-    other, change = {"setting": "of another task", "task": "it's"}, {"difference": 0.5}
+    other, change = {"setting": "of another task", "task": "another task"}, {"difference": 0.5}
     tags = {SOURCE_TAG: ADAPTATION_SOURCE}
     tracker.comparison_run("other", other, change | {"token_reduction": 0.5}, tags=tags)
     with ClusterLease(recipe.cluster) as lease:
@@ -104,3 +105,11 @@ def test_the_page_is_kept_with_the_pipelines_run(
         "adaptation.json",
         "adaptation.md",
     }
+
+
+def test_every_task_has_a_view_of_its_own() -> None:
+    tasks = ["arc_easy", "my-task", "my task", "my/task", "задача", "работа"]
+    views = [adaptation_view(task) for task in tasks]
+    assert views[:2] == ["umim-adaptation-arc_easy", "umim-adaptation-my-task"]
+    assert len(set(views)) == len(tasks)
+    assert all(re.fullmatch("[0-9A-Za-z_.-]+", view) for view in views)

@@ -1,4 +1,4 @@
-"""Task rules of a recipe: within its budget, and under another key only where there is one."""
+"""Task rules of a recipe: within its budget."""
 
 from __future__ import annotations
 
