@@ -67,12 +67,13 @@ def _rounding(report: Report) -> str:
 
 
 def _trainings(report: Report) -> str:
-    """Say how each training that the recipe has was run."""
-    named = {"sft": "SFT", "dpo": "DPO", "control_dpo": "DPO of the controls"}
+    """Say how each training that was run was run."""
+    settings = {"SFT": report.get("sft"), "DPO": report.get("dpo")}
+    controls = {f"DPO of {name}": by for name, by in report["control_dpo"].items()}
     return "\n\n".join(
-        _training(words, report[name], report["questions"])
-        for name, words in named.items()
-        if report.get(name)
+        _training(words, by, report["questions"])
+        for words, by in (settings | controls).items()
+        if by is not None
     )
 
 

@@ -126,7 +126,7 @@ def control_stage(
     control: str,
 ) -> Artifact:
     """Train a control by preferences between answers; the artifact holds ``control``."""
-    optimisation = recipe.control_dpo or recipe.dpo
+    optimisation = recipe.control_config(control)
     config = training_key(recipe, cell, optimisation) | {
         "control": control,
         "max_tokens": recipe.max_tokens,

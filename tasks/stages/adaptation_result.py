@@ -88,11 +88,15 @@ _SHOWN: Final = ["name", "description", "figure", "taus", "seeds", "overlap", "m
 
 
 def _trainings(recipe: AdaptationRecipe) -> Report:
-    """Return how each training was run; None for one that no setting and no control needs."""
+    """Return how each training was run; nothing of one that no setting and no control needs."""
     run = {step.training for step in adaptation_steps(recipe.settings)}
-    by = {"sft": recipe.sft if "sft" in run else None, "dpo": recipe.dpo if "dpo" in run else None}
-    by["control_dpo"] = (recipe.control_dpo or recipe.dpo) if recipe.controls else None
-    return {name: None if one is None else one.model_dump(mode="json") for name, one in by.items()}
+    trainings = {"sft": recipe.sft, "dpo": recipe.dpo}
+    return {
+        **{name: by.model_dump(mode="json") for name, by in trainings.items() if name in run},
+        "control_dpo": {
+            name: recipe.control_config(name).model_dump(mode="json") for name in recipe.controls
+        },
+    }
 
 
 def _chance(task: Artifact) -> float:

@@ -160,15 +160,15 @@ def test_the_result_names_its_task_and_what_guessing_gives(curves: Any) -> None:
 
 def test_a_result_has_the_trainings_that_were_run_alone(curves: Any) -> None:
     folder, recipe, _, body = curves
-    for name in ("sft", "dpo", "control_dpo"):
-        assert body[name]["max_steps"] == _STEP["max_steps"]
+    for name, by in {"sft": body["sft"], "dpo": body["dpo"], **body["control_dpo"]}.items():
+        assert by["max_steps"] == _STEP["max_steps"], name
     changes = {"settings": ("WT + FT",), "controls": (), "taus": (2,), "seeds": (0,)}
     _, fewer = measured(folder / "root", recipe.model_copy(update=changes))
-    assert fewer["sft"] and fewer["dpo"] is None and fewer["control_dpo"] is None
+    assert fewer["sft"] and "dpo" not in fewer and fewer["control_dpo"] == {}
     _, none = measured(
         folder / "root", recipe.model_copy(update=changes | {"settings": ("WT + Rules",)})
     )
-    assert none["sft"] is None
+    assert "sft" not in none
 
 
 def test_a_result_names_the_questions(curves: Any) -> None:
@@ -258,7 +258,7 @@ def test_the_papers_hyper_parameters() -> None:
         ({"taus": [5, 5]}, "taus must all be different"),
         ({"seeds": []}, "seeds"),
         ({"taus": [0]}, "taus"),
-        ({"controls": [], "control_dpo": _STEP}, "control_dpo is of controls"),
+        ({"control_dpo": {"lora": _STEP}}, r"control_dpo must name controls .*'lora'"),
         ({"checkpoints": []}, "checkpoints"),
         ({"seed": 3}, "name them as seeds"),
         ({"questions": {"kind": "docstrings"}, "part": "sequence"}, "leave out part"),

@@ -67,7 +67,8 @@ def adaptation(given: list[Report] | None = None, **of: Any) -> Report:
         "kind": "adaptation", "name": "tiny", "figure": "fig:arc_compar", "task": "umim_tiny",
         "chance": 0.25, "dtype": "float32", "questions": {"train": 1500, "valid": 200, "test": 500},
         "taus": [50, 5], "seeds": [0], "max_tokens": 128, "sft": training, "dpo": training,
-        "control_dpo": training, "question_digests": {"test": "0123456789abcdef"},
+        "control_dpo": dict.fromkeys(CONTROLS, training),
+        "question_digests": {"test": "0123456789abcdef"},
         "backbones": [
             {
                 "checkpoint": "umim-small", "backbone": "small", "backbone_fingerprint": "f" * 64,

@@ -104,8 +104,8 @@ class AdaptationRecipe(RunRecipe, StableDump):
     max_tokens: Annotated[int, Field(ge=8, description="Most tokens of a question.")] = 128
     sft: DistillConfig
     dpo: PreferenceConfig
-    control_dpo: Annotated[PreferenceConfig | None, LATER] = Field(
-        None, description="Optimisation of the controls; null: that of dpo."
+    control_dpo: Annotated[dict[str, PreferenceConfig], LATER] = Field(
+        {}, description="Optimisation of controls, by their names; of others it is that of dpo."
     )
     batch_size: Annotated[int, Field(ge=1, description="Questions scored at a time.")] = 16
     dtype: BackboneDtype = "float32"
@@ -117,6 +117,10 @@ class AdaptationRecipe(RunRecipe, StableDump):
         if isinstance(asked, QuestionFiles):
             return asked.name
         return asked.task if isinstance(asked, HarnessQuestions) else DEFAULT_TASK
+
+    def control_config(self, control: str) -> PreferenceConfig:
+        """Return the optimisation of a control."""
+        return self.control_dpo.get(control, self.dpo)
 
     def adapt_config(self, tau: int) -> AdaptConfig:
         """Return the adaptation under one threshold, as the stages of a pipeline take it."""
@@ -145,9 +149,9 @@ class AdaptationRecipe(RunRecipe, StableDump):
             raise ValueError("every seed trains all settings: name them as seeds, not as seed")
         if self.part != "context" and isinstance(self.questions, DocstringQuestions):
             raise ValueError("the embedded task merges the context: leave out part")
-        if self.control_dpo is not None and not self.controls:
-            raise ValueError("control_dpo is of controls: name some, or leave it out")
-        trained = (self.sft, self.dpo, self.control_dpo or self.dpo)
+        if unknown := set(self.control_dpo) - set(self.controls):
+            raise ValueError(f"control_dpo must name controls of the recipe; got {sorted(unknown)}")
+        trained = (self.sft, self.dpo, *self.control_dpo.values())
         if any(config.batch_size % max(1, self.cluster.workers) for config in trained):
             raise ValueError("cluster.workers must divide every batch_size")
         return self

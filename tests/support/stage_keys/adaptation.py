@@ -47,7 +47,8 @@ def adaptation_calls(inputs: Inputs) -> dict[str, StageCall]:
             "name": "t", "kind": "adaptation", "figure": "fig:arc_compar",
             "questions": {"kind": "files", **write_questions(inputs.text.parent)},
             "sizes": {"train": 4, "valid": 4, "test": 4}, "checkpoints": ["umim-docs-llama"],
-            "controls": ["lora"], "taus": [5], "sft": TRAIN, "dpo": TRAIN, "control_dpo": TRAIN,
+            "controls": ["lora"], "taus": [5], "sft": TRAIN, "dpo": TRAIN,
+            "control_dpo": {"lora": TRAIN},
             "cluster": {"workers": 2},
         }
     )  # fmt: skip

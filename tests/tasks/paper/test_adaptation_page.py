@@ -102,8 +102,19 @@ def test_missing_seeds_are_named_and_one_seed_is_a_limit() -> None:
 
 @pytest.mark.parametrize("absent", ["sft", "dpo", "control_dpo"])
 def test_a_training_that_was_not_run_is_not_described(absent: str) -> None:
-    whole, page = (adaptation_page(adaptation(**of)) for of in ({}, {absent: None}))
-    assert whole.count("learning rate") == 3 and page.count("learning rate") == 2
+    given = adaptation()
+    given[absent] = {} if absent == "control_dpo" else None
+    whole, page = adaptation_page(adaptation()), adaptation_page(given)
+    assert whole.count("learning rate") == 4
+    assert page.count("learning rate") == (2 if absent == "control_dpo" else 3)
+
+
+def test_every_control_names_its_learning_rate() -> None:
+    rates = {name: _training(learning_rate=rate) for name, rate in (("lora", 1e-3), ("own", 3e-4))}
+    page = adaptation_page(adaptation(control_dpo=rates))
+    for name, rate in (("lora", "0.001"), ("own", "0.0003")):
+        (line,) = (line for line in page.splitlines() if line.startswith(f"DPO of {name}: "))
+        assert f"learning rate {rate}." in line
 
 
 @pytest.mark.parametrize(("rows", "selected"), [(64, 64), (500, 200)])
@@ -131,7 +142,7 @@ def test_the_steps_are_those_of_the_training_loop(most: int, questions: int) -> 
     assert ("2 passes over the training questions" in line) == (steps < most)
 
 
-def _training(**of: int) -> dict[str, float]:
+def _training(**of: float) -> dict[str, float]:
     given = {"max_steps": 40, "max_epochs": 2, "batch_size": 4, "validation_rows": 64}
     return {**given, "validate_every": 20, "learning_rate": 0.001, **of}
 
