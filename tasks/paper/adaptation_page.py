@@ -127,14 +127,19 @@ def _offsets(report: Report) -> str:
     """Say where settings lack the rule rows that WT has."""
     lines = []
     for place in report["backbones"]:
-        rows = {point["setting"]: point.get("rule_rows", 0) for point in place["points"]}
-        own, kept = rows.get(WT, 0), rows.get(RULES_ALONE, 0)
+        own, kept = _most_rows(place, WT), _most_rows(place, RULES_ALONE)
         if own > kept:
             lines.append(
                 f"WT of {place['checkpoint']} has {own:,} rule rows, offsets of its own for "
-                f"frequent rules; the task's rules have {kept:,} of them."
+                f"frequent rules; settings that start from it keep those of the task's rules, at "
+                f"most {kept:,}."
             )
     return " ".join(lines)
+
+
+def _most_rows(place: Report, setting: str) -> int:
+    found = (p.get("rule_rows", 0) for p in place["points"] if p["setting"] == setting)
+    return max(found, default=0)
 
 
 _BACKBONE: Final = page(
