@@ -110,7 +110,8 @@ def check_positions(recipe: Recipe) -> None:
         _check_model(recipe.corpus.model, recipe.corpus.revision, trajectory)
     for name in recipe.shipped:
         if why_absent(name, local_files_only=True) is None:
-            _check_checkpoint(name, recipe, _timed("benchmark", recipe.benchmark))
+            timed = _timed("benchmark", recipe.benchmark)
+            _check_checkpoint(name, {"segment_length": recipe.segment_length, **timed})
     headline = recipe.headline
     if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
         check_headline_positions(recipe, headline)
@@ -138,9 +139,7 @@ def check_adaptation(recipe: AdaptationRecipe) -> None:
                 )
     for name in recipe.checkpoints:
         if why_absent(name, local_files_only=True) is None:
-            config = read_config(resolve_checkpoint(name))
-            wanted = {"max_tokens": recipe.max_tokens}
-            _check_model(config.backbone, config.backbone_revision, wanted)
+            _check_checkpoint(name, {"max_tokens": recipe.max_tokens})
 
 
 def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
@@ -150,7 +149,7 @@ def check_headline_positions(recipe: Recipe, headline: HeadlineConfig) -> None:
         ConfigError: If a segment or a timed prompt is too long for it.
     """
     timed = _timed("headline.benchmark", headline.benchmark)
-    _check_checkpoint(headline.checkpoint, recipe, timed)
+    _check_checkpoint(headline.checkpoint, {"segment_length": recipe.segment_length, **timed})
 
 
 def why_absent(checkpoint: str, *, local_files_only: bool = False) -> str | None:
@@ -182,9 +181,8 @@ def _timed(field: str, benchmark: BenchmarkConfig | None) -> dict[str, int]:
     return {f"{field}.prompt_lengths with new_tokens": longest}
 
 
-def _check_checkpoint(name: str, recipe: Recipe, timed: Mapping[str, int]) -> None:
+def _check_checkpoint(name: str, wanted: Mapping[str, int]) -> None:
     config = read_config(resolve_checkpoint(name))
-    wanted = {"segment_length": recipe.segment_length, **timed}
     _check_model(config.backbone, config.backbone_revision, wanted)
 
 

@@ -17,7 +17,6 @@ from tasks.stages.corpus import form_key, form_of
 from umim_core.adaptation.settings import WT, adaptation_steps
 from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.config.adaptation_recipe import AdaptationRecipe
-from umim_core.config.recipe import DEFAULT_TASK
 from umim_core.distill.train_run import read_summary
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
@@ -62,7 +61,7 @@ def adaptation_stage(
     def build(out: Path) -> Metrics:
         body: Report = {
             "kind": RESULT,
-            "task": task.manifest()["config"].get("task", DEFAULT_TASK),
+            "task": recipe.task_name,
             "chance": _chance(task),
             "questions": {
                 split: len((task.path / f"{split}.jsonl").read_text("utf-8").splitlines())

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from umim_core.errors import ConfigError, CorpusError
+from umim_core.text.encodable import encoding_error
 
 CheckpointOption = Annotated[
     str | None,
@@ -42,9 +43,7 @@ def given_text(argument: str | None) -> str:
         CorpusError: If it is not UTF-8.
     """
     if argument is not None and argument != "-":
-        try:
-            argument.encode()
-        except UnicodeEncodeError as error:  # Python marks bytes that are not UTF-8 so
+        if (error := encoding_error(argument)) is not None:  # so Python marks other bytes
             raise CorpusError("a text must be UTF-8", str(error), "Convert the text.") from error
         return argument
     if sys.stdin is None or sys.stdin.isatty():

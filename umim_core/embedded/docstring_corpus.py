@@ -27,6 +27,7 @@ from typing import Final, Literal
 from umim_core.embedded.documents import Document, write_rows
 from umim_core.embedded.modules import MIN_DOCUMENT_CHARS, read_modules
 from umim_core.errors import CorpusError
+from umim_core.text.encodable import encoding_error
 
 # fmt: off
 TRAINING_PACKAGES: Final = (
@@ -213,7 +214,7 @@ def _documents(
             continue
         state.modules += 1
         for qualified, kind, docstring, repeat in found:
-            if not _is_encodable(docstring):
+            if encoding_error(docstring) is not None:
                 state.unencodable += 1
                 continue
             text, has_summary = _without_repetitions(docstring, state.seen)
@@ -254,15 +255,6 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
             seen.add(key)
         kept.append(paragraph)
     return "\n\n".join(kept).strip(), has_summary
-
-
-def _is_encodable(text: str) -> bool:
-    """Return whether the text can be written as UTF-8 (a lone surrogate cannot)."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _module_name(path: Path) -> str:

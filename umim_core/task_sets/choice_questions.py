@@ -9,6 +9,7 @@ from typing import Any
 
 from umim_core.errors import CorpusError
 from umim_core.task_sets.task_files import read_objects
+from umim_core.text.encodable import encoding_error
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class Question:
 
     def __post_init__(self) -> None:
         for text in (self.context, *self.choices, self.id):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
+            if (error := encoding_error(text)) is not None:
                 raise CorpusError(
                     "a question must be text that UTF-8 can hold", str(error), "Correct it."
                 ) from error

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from umim_core.errors import CorpusError
+from umim_core.text.encodable import encoding_error
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.hub_dataset import open_hub_dataset
 from umim_core.text.plain import Part, text_parts
@@ -154,9 +155,7 @@ def _problem(value: object, nul: NulPolicy) -> _Unreadable | None:
         return _Unreadable("the field must hold a string", value)
     if nul == "refuse" and (position := value.find("\0")) >= 0:
         return _Unreadable("text must not hold NUL", f"NUL at character {position}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
+    if (error := encoding_error(value)) is not None:
         return _Unreadable(
             "text must not hold lone surrogates",
             f"{value[error.start]!a} at character {error.start}",
