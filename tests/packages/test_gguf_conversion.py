@@ -17,7 +17,7 @@ from support.tiny_models import random_model, tiny_config
 from umim_core.backbone.backbone import load_backbone
 from umim_core.errors import BackboneError
 from umim_core.packages.gguf_conversion import convert_gguf, quantisation
-from umim_core.packages.gguf_file import read_gguf
+from umim_core.packages.gguf_file import GgufTensor, read_gguf
 from umim_core.store.artifacts import directory_digest
 
 PIPELINE = tiny_bpe()
@@ -163,6 +163,12 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         model.model.norm.weight[3] = torch.nan
     with pytest.raises(BackboneError, match=r"output_norm\.weight has NaN"):
         converted(tmp_path, model)
+
+
+def test_a_type_without_dequantisation_is_refused() -> None:
+    tensor = GgufTensor("output.weight", (4,), "I8", np.zeros(4, np.uint8))
+    with pytest.raises(BackboneError, match=r"can be dequantised; got output\.weight has I8"):
+        tensor.values()
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
