@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
-from umim_core.text.encodable import encoding_error
 
 CheckpointOption = Annotated[
     str | None,

@@ -26,8 +26,8 @@ from typing import Final, Literal
 
 from umim_core.embedded.documents import Document, write_rows
 from umim_core.embedded.modules import MIN_DOCUMENT_CHARS, read_modules
+from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
-from umim_core.text.encodable import encoding_error
 
 # fmt: off
 TRAINING_PACKAGES: Final = (

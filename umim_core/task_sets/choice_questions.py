@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
 from umim_core.task_sets.task_files import read_objects
-from umim_core.text.encodable import encoding_error
 
 
 @dataclass(frozen=True)

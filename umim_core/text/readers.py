@@ -15,8 +15,8 @@ from typing import Final, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from umim_core.encodable import encoding_error
 from umim_core.errors import CorpusError
-from umim_core.text.encodable import encoding_error
 from umim_core.text.files import CorpusFile, expand, typed_errors
 from umim_core.text.hub_dataset import open_hub_dataset
 from umim_core.text.plain import Part, text_parts
