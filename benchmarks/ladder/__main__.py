@@ -43,7 +43,7 @@ from umim_core.rules.ruleset import RuleSet
 CELLS: Final = Path(".umim/benchmarks/ladder")
 _FACTS: Final = (
     *("steps", "rows", "length", "seeds", "precision"),
-    *("rate", "row_rate", "rule_rows", "block_rate"),
+    *("rate", "row_rate", "rule_rows", "saving"),
 )
 _STATES: Final = ("untrained", "trained")
 
@@ -59,10 +59,6 @@ def check_options(options: argparse.Namespace) -> None:
         if value < least:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} must be at least {least}", value, "Leave it out.")
-    if not 0 < options.block_rate <= 1:
-        raise ConfigError(
-            "--block-rate must be above 0 and at most 1", options.block_rate, "Leave it out."
-        )
     if len(set(options.seeds)) != len(options.seeds) or min(options.seeds) < 0:
         raise ConfigError(
             "--seeds must be different and not negative", options.seeds, "Give 0 1 for two runs."
@@ -127,7 +123,7 @@ def subject_of(options: argparse.Namespace, backbone: Backbone) -> Subject:
     test = read("test", options.test, rows=options.test_rows)
     train = read("train", options.train, rows=options.steps * options.rows, others=[test])
     return Subject(
-        backbone, rules, train, test, optimisation(options), options.block_rate, options.batch_size
+        backbone, rules, options.saving, train, test, optimisation(options), options.batch_size
     )
 
 
@@ -151,9 +147,8 @@ def run(options: argparse.Namespace, report: Report) -> None:
     found = measure(subject, rows, options)
     check_same_batches({seed: cells["trained"] for seed, cells in found.items()})
     by_seed = [found[seed] for seed in options.seeds]
-    one = next(iter(by_seed[0]["trained"].values()))
     report |= {
-        "token_reduction": one["token_reduction"],
+        "layers": backbone.num_layers,
         "ppl_base": base["ppl"],
         "ladder": {name: figures(name, rows, by_seed, base) for name in rows},
     }
@@ -207,8 +202,8 @@ def figures(
     report: Report = {
         "words": row.words,
         "form": row.form.form(),
-        "hidden_terms": [term.model_dump(mode="json") for term in row.terms],
-        "blocks": list(row.blocks),
+        "kinds": dict(row.kinds),
+        "token_reduction": trained[0]["token_reduction"],
         "untrained": quality(untrained, base),
         "trained": quality(trained, base),
         "seconds_per_step": spread([found["seconds_per_step"] for found in trained]),
@@ -239,7 +234,7 @@ main = Benchmark(
         "rate": 2e-3,
         "row_rate": 2.0,
         "rule_rows": 1000,
-        "block_rate": 0.1,
+        "saving": {"type": float, "default": None},
         "precision": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
         "tokens": 50_000_000,
         "batch_size": 4,

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.common import Report, facts
 from benchmarks.finished_cells import find_cell, keep_cell
 from benchmarks.ladder.ladder_rows import LadderRow
-from benchmarks.ladder.unfrozen_blocks import UnfrozenObjective, with_trained_blocks
 from benchmarks.token_reduction.row_texts import RowText
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.untrained import fresh_module
@@ -34,7 +32,9 @@ from umim_core.distill.train_state import Progress
 from umim_core.evaluation.alignment import evaluate_alignment
 from umim_core.evaluation.perplexity import perplexity
 from umim_core.merging.compressed import Compressed
+from umim_core.rules.grams import ORDERS
 from umim_core.rules.matcher import Matcher
+from umim_core.rules.pruning import cut_to_budget
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 
@@ -50,19 +50,20 @@ class Subject:
     Attributes:
         backbone: The frozen model, which is the teacher of all.
         rules: The rules of all.
+        saving: Share of layer-tokens that every row saves, by rules of its own out of these; None
+            gives all rows all rules.
         train: Rows of training; each is read once.
         test: Rows that quality is measured on.
-        config: Optimisation of all, without hidden-state terms.
-        block_rate: Learning rate of the control's blocks over the others'.
+        config: Optimisation of all.
         batch_size: Rows per forward of a measurement.
     """
 
     backbone: Backbone
     rules: RuleSet
+    saving: float | None
     train: RowText
     test: RowText
     config: DistillConfig
-    block_rate: float
     batch_size: int
 
     def base_key(self) -> Report:
@@ -71,18 +72,33 @@ class Subject:
 
     def untrained_key(self, row: LadderRow, seed: int) -> Report:
         """Return whatever decides the measurement of a row before its first step."""
-        return self._key("untrained", seed) | {"form": row.form.form()}
+        return self._key("untrained", seed) | self._form_key(row)
 
     def trained_key(self, row: LadderRow, seed: int) -> Report:
         """Return whatever decides the measurement of a trained row."""
         config = self._config(row).model_dump(mode="json")
         return self._key("trained", seed) | {
-            "form": row.form.form(),
-            "blocks": list(row.blocks),
-            "block_rate": self.block_rate if row.blocks else None,
+            **self._form_key(row),
             "train": self.train.facts()["digest"],
             "config": config,
         }
+
+    def _form_key(self, row: LadderRow) -> Report:
+        return {"form": row.form.form(), "rules": self.rules_of(row).digest}
+
+    def rules_of(self, row: LadderRow) -> RuleSet:
+        """Return the rules of a row, which save as much as every other row's do.
+
+        k of L layers read every token, so TR (L - k) / L is saved: deeper rows merge more.
+        """
+        if self.saving is None:
+            return self.rules
+        layers = self.backbone.num_layers
+        target = self.saving * layers / (layers - row.form.merge_depth)
+        ids = np.concatenate(self.test.rows)
+        borders = np.cumsum([0, *map(len, self.test.rows)])
+        support = np.concatenate([self.rules.support_by_order[n] for n in ORDERS])
+        return cut_to_budget(self.rules, -support.astype(np.float64), (ids, borders), target).rules
 
     def _key(self, cell: str, seed: int | None) -> Report:
         return {
@@ -99,12 +115,19 @@ class Subject:
     def _config(self, row: LadderRow) -> DistillConfig:
         """Return the optimisation of a row; one without rule rows has no rate of theirs."""
         rate = self.config.row_rate if row.form.rule_rows else 1.0
-        return self.config.model_copy(update={"hidden_terms": row.terms, "row_rate": rate})
+        return self.config.model_copy(update={**row.kinds, "row_rate": rate})
 
     def fresh(self, row: LadderRow, seed: int) -> Compressed:
         """Return the model that a row's training starts from."""
-        module = fresh_module(self.backbone, self.rules, row.form, seed)
-        return Compressed(self.backbone, module, Matcher(self.rules), row.form.unit_positions)
+        rules, form = self.rules_of(row), row.form
+        module = fresh_module(self.backbone, rules, form, seed)
+        return Compressed(
+            self.backbone,
+            module,
+            Matcher(rules),
+            form.unit_positions,
+            merge_depth=form.merge_depth,
+        )
 
     def measure_base(self) -> Report:
         """Measure the base model: nats of each test row."""
@@ -141,9 +164,17 @@ class Subject:
             say: Called with lines of progress.
         """
         compressed, config = self.fresh(row, seed), self._config(row)
-        objective, student = self._objective(row, compressed, config)
-        blocks = [weight for weight in student.model.parameters() if weight.requires_grad]
-        strategy = LadderStrategy(objective, config, blocks, self.block_rate)
+        rows = token_rows(self.train.rows)
+        objective = DistillObjective(
+            compressed,
+            rows,
+            rows.take(config.batch_size),  # the loop's choice of a best step is not asked for
+            bf16=config.bf16,
+            batch_size=config.batch_size,
+            prompt_rows=config.prompt_rows,
+            copy_rows=config.copy_rows,
+        )
+        strategy = LadderStrategy(objective, config)
 
         def report(progress: Progress, total: int) -> None:
             if progress.step % _SAY == 0:
@@ -154,7 +185,7 @@ class Subject:
             result = train(objective, strategy, config, seed=seed, state_dir=state, on_step=report)
         curve = [step for step in result.progress.curve if "train_kl" in step]
         return {
-            **self.measure(replace(compressed, backbone=student)),
+            **self.measure(compressed),
             "steps": result.progress.step,
             "skipped": result.progress.skipped,
             "batches": strategy.digest(),
@@ -162,28 +193,6 @@ class Subject:
             "seconds_per_step": median(strategy.seconds),
             "module_digest": compressed.require_module().digest(),
         }
-
-    def _objective(
-        self, row: LadderRow, compressed: Compressed, config: DistillConfig
-    ) -> tuple[DistillObjective, Backbone]:
-        """Return what a row minimises, and the backbone that reads units in the end.
-
-        The loop's own validation reads one batch of training rows: its choice of a best step is
-        not asked for.
-        """
-        rows = token_rows(self.train.rows)
-        valid = rows.take(config.batch_size)
-        size, terms = config.batch_size, config.hidden_terms
-        if not row.blocks:
-            objective = DistillObjective(
-                compressed, rows, valid, bf16=config.bf16, batch_size=size, hidden_terms=terms
-            )
-            return objective, compressed.backbone
-        student = with_trained_blocks(compressed.backbone, row.blocks)
-        control = UnfrozenObjective(
-            compressed, student, rows, valid, bf16=config.bf16, batch_size=size, hidden_terms=terms
-        )
-        return control, student
 
 
 def token_rows(rows: Sequence[np.ndarray]) -> TokenRows:
@@ -201,25 +210,13 @@ def cell(folder: Path, key: Mapping[str, object], make: Callable[[], Report]) ->
 class LadderStrategy(AdamWStrategy):
     """AdamW that keeps the seconds of each step and which training rows it read.
 
-    A step of the control's blocks is cut to a share of its length. AdamW's moments do not depend on
-    the weights, so that is its step at a share of the learning rate.
-
     Args:
         objective: What is trained.
         config: Learning rate, decay and clipping.
-        blocks: Weights of the control's blocks; none in other rows.
-        block_rate: Their learning rate over the others'.
     """
 
-    def __init__(
-        self,
-        objective: DistillObjective,
-        config: DistillConfig,
-        blocks: Sequence[nn.Parameter],
-        block_rate: float,
-    ) -> None:
+    def __init__(self, objective: DistillObjective, config: DistillConfig) -> None:
         super().__init__(objective, config)
-        self._blocks, self._block_rate = blocks, block_rate
         self.seconds: list[float] = []
         self._batches: list[list[int]] = []
         self._began = 0.0
@@ -232,11 +229,7 @@ class LadderStrategy(AdamWStrategy):
 
     def update(self, scaled: Tensor, learning_rate: float) -> float:
         """Back-propagate, clip, step."""
-        before = [weight.detach().clone() for weight in self._blocks]
         norm = super().update(scaled, learning_rate)
-        with torch.no_grad():
-            for weight, old in zip(self._blocks, before, strict=True):
-                weight.copy_(old.lerp(weight, self._block_rate))
         self.seconds.append(time.perf_counter() - self._began)
         return norm
 

@@ -1,4 +1,4 @@
-"""Rows of the ladder: forms of the module, losses, and blocks that the control trains, as a table.
+"""Rows of the ladder: forms of merging and kinds of training rows, as a table.
 
 A row is a step from the row that it is compared with. The module of the paper's form makes a
 span's embedding alone; ``umim_core.config.form`` says what the policies of a form are.
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from umim_core.config.form import ModuleForm
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.errors import ConfigError, did_you_mean
 
 
@@ -23,15 +22,13 @@ class LadderRow:
         words: What is trained, for people.
         over: The row that it is compared with; None for the first.
         policies: Those of its form that are not the paper's.
-        terms: Hidden-state terms of its loss.
-        blocks: Blocks of the student's backbone that are trained, too: the control, never shipped.
+        kinds: Shares of training rows of other kinds, by field of ``DistillConfig``.
     """
 
     words: str
     over: str | None
     policies: Mapping[str, object] = field(default_factory=dict)
-    terms: tuple[HiddenTerm, ...] = ()
-    blocks: tuple[int, ...] = ()
+    kinds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def form(self) -> ModuleForm:
@@ -41,44 +38,47 @@ class LadderRow:
 
 _LEARNED: Final = {"module_positions": "learned"}
 _LAST: Final = {**_LEARNED, "residual": "last"}
-_KEPT: Final = {"unit_positions": "preserved"}
-_ENDS: Final = (0, -1)  # first and last block
-_LAST_LAYER: Final = HiddenTerm(layers="last")
-_ALL_LAYERS: Final = HiddenTerm(layers="all")
+_KEPT: Final = {**_LAST, "unit_positions": "preserved"}
+_ADAPTED: Final = {**_KEPT, "adapter_rank": 8}
+_DEPTHS: Final = (2, 4, 6, 8)
+_MIXED_AT: Final = 4  # depth of the rows that change what is trained on
 
 
 def ladder(rule_rows: int) -> dict[str, LadderRow]:
     """Return the rows of the ladder by name, each after the one that it is compared with.
 
     Args:
-        rule_rows: Rule rows of the rows that have some.
+        rule_rows: Rule rows of the row that has some.
     """
-    rows = {"rule_rows": rule_rows}
-    together = {**_LAST, **_KEPT, **rows}
+    mixed = {**_ADAPTED, "merge_depth": _MIXED_AT}
     return {
         "paper": LadderRow("the paper's form", None),
-        "positions": LadderRow("learned module positions", "paper", _LEARNED),
-        "preserved-alone": LadderRow("preserved positions", "positions", {**_LEARNED, **_KEPT}),
-        "last": LadderRow("residual: last embedding", "positions", _LAST),
-        "exponential": LadderRow(
-            "residual: exponential average", "positions", {**_LEARNED, "residual": "exponential"}
+        "last": LadderRow("residual: last embedding, learned positions", "paper", _LAST),
+        "preserved": LadderRow("last, preserved positions", "last", _KEPT),
+        "rule-rows": LadderRow(
+            "last, preserved, rule rows", "preserved", {**_KEPT, "rule_rows": rule_rows}
         ),
-        "preserved": LadderRow("last, preserved positions", "last", {**_LAST, **_KEPT}),
-        "hidden-last": LadderRow("last, states of the last layer", "last", _LAST, (_LAST_LAYER,)),
-        "hidden-all": LadderRow("last, states of all layers", "last", _LAST, (_ALL_LAYERS,)),
-        "rule-rows": LadderRow("last, rule rows", "last", {**_LAST, **rows}),
-        "rows-preserved": LadderRow("last, preserved, rule rows", "preserved", together),
-        "together": LadderRow(
-            "last, preserved, rule rows, all layers", "preserved", together, (_ALL_LAYERS,)
+        "adapters": LadderRow("last, preserved, adapters of rank 8", "preserved", _ADAPTED),
+        "depth-4-module": LadderRow(
+            "merge depth 4, no adapters", "preserved", {**_KEPT, "merge_depth": 4}
         ),
-        "paper-unfrozen": LadderRow(
-            "control: the paper's form, first and last block trained", "paper", blocks=_ENDS
+        **{
+            f"depth-{depth}": LadderRow(
+                f"adapters, merge depth {depth}", "adapters", {**_ADAPTED, "merge_depth": depth}
+            )
+            for depth in _DEPTHS
+        },
+        "prompt-rows": LadderRow(
+            f"depth {_MIXED_AT}, half of the rows with a raw rest",
+            f"depth-{_MIXED_AT}",
+            mixed,
+            {"prompt_rows": 0.5},
         ),
-        "preserved-unfrozen": LadderRow(
-            "control: last, preserved, first and last block trained",
-            "preserved",
-            {**_LAST, **_KEPT},
-            blocks=_ENDS,
+        "copy-rows": LadderRow(
+            f"depth {_MIXED_AT}, half of the rows repeat themselves raw",
+            f"depth-{_MIXED_AT}",
+            mixed,
+            {"copy_rows": 0.5},
         ),
     }
 

@@ -75,18 +75,24 @@ def _of_the_ladder(report: Report) -> str:
             f"±: sample standard deviation over seeds {', '.join(map(str, seeds))}{two}, which "
             "differ in the weights that training starts from and in the order of the rows."
         )
-    return _LADDER_TEXT({**report, "runs": runs})
+    saving, layers = report["saving"], report["layers"]
+    rules = f"{report['rules']:,} rules ({report['rules_digest']:.12})"
+    if saving is not None:
+        rules = (
+            f"the most frequent of {rules} that save {saving:.1%} of the layer-tokens: at merge "
+            f"depth k of {layers} layers the token reduction TR saves TR ({layers} - k) / {layers}"
+        )
+    return _LADDER_TEXT({**report, "runs": runs, "rules_of_rows": rules})
 
 
 _LADDER_TEXT: Final = page("""\
-Backbone *{backbone}* ({backbone_fingerprint:.12}), {rules:,} rules ({rules_digest:.12}), TR
-{token_reduction:.2%} on the measured rows. Every row is trained from fresh weights for {steps}
-steps of {rows} rows of {length} tokens of *{texts.train.name}* (ids {texts.train.digest:.12}): for
-one seed, all rows read the same batches. Learning rate {rate:g} after a warm-up over {warmup:.0%}
-of the steps, then falling to 0; of rule rows {row_rate:g} times that, of the control's blocks
-{block_rate:g} times. The frozen model's products are in {precision}. Measured in float32 on
-{texts.test.rows} rows of *{texts.test.name}* (ids {texts.test.digest:.12}), after the last step,
-not at a best one; *untrained*: before the first.
+Backbone *{backbone}* ({backbone_fingerprint:.12}), {rules_of_rows}. Every row is trained from fresh
+weights for {steps} steps of {rows} rows of {length} tokens of *{texts.train.name}* (ids
+{texts.train.digest:.12}): for one seed, all rows read the same batches. Learning rate {rate:g}
+after a warm-up over {warmup:.0%} of the steps, then falling to 0; of rule rows {row_rate:g} times
+that. The frozen model's products are in {precision}. Measured in float32 on {texts.test.rows} rows
+of *{texts.test.name}* (ids {texts.test.digest:.12}), after the last step, not at a best one;
+*untrained*: before the first.
 
 *Top-1*: how often the most probable next token is the base model's; *KL*: divergence from the base
 model in nats, both at unit ends as in the paper; *PPL ratio*: perplexity over that of the base
@@ -101,6 +107,7 @@ LADDER: Final = page(
 @ ladder.*row
 row             | {row}
 < trained       | {words}
+TR              | {token_reduction:.1%}
 KL, untrained   | {untrained.kl:.3f}
 Top-1           | {untrained.top1:.3f}
 PPL ratio       | {untrained.ppl_ratio:.3f}
@@ -108,10 +115,6 @@ KL, trained     | {trained.kl:.3f}
 Top-1           | {trained.top1:.3f}
 PPL ratio       | {trained.ppl_ratio:.3f}
 seconds a step  | {seconds_per_step:.2f}
-
-The control is never shipped: it trains first and last block of a copy of the backbone, which then
-reads the units, while the frozen backbone teaches and is compared with. Its difference is what
-freezing costs at this budget and at these rates.
 
 ## Differences
 

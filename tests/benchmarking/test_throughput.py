@@ -106,12 +106,12 @@ def test_work_is_counted_as_torch_counts_it(kind: str) -> None:
     shape = ModelShape.of(backbone.model)
     # torch counts attention over the full square; the causal half of it is what must be done.
     square = 2.0 * shape.layers * shape.query_width * units * units
-    assert shape.prefill_flops(units) + square == counter.get_total_flops()
+    assert shape.prefill_flops(units, units) + square == counter.get_total_flops()
 
 
 def test_one_decode_step_costs_the_difference_of_two_prefills() -> None:
     shape = ModelShape(1000, 2, 16, 8, 50, 4)
-    longer, shorter = shape.prefill_flops(31), shape.prefill_flops(30)
+    longer, shorter = shape.prefill_flops(31, 31), shape.prefill_flops(30, 30)
     head, self_attention = 2.0 * 50, 2.0 * 2 * 16  # the new unit's share of the causal triangle
     assert shape.decode_flops(30) == longer - shorter + head - self_attention
 

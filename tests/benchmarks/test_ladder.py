@@ -14,14 +14,14 @@ from benchmarks.ladder.__main__ import main, shipped_rules
 from benchmarks.ladder.ladder_rows import LadderRow, choose, ladder
 from benchmarks.ladder.seed_spread import check_same_batches, difference, quality, spread
 from docs.make.results import benchmark_page
-from support.tiny_ladder import LENGTH, SPANS, TERMS, ids, subject, text
+from support.tiny_ladder import LENGTH, SPANS, ids, subject, text
 from umim_core.errors import ArtifactError, ConfigError, TokenizerMismatchError
 from umim_core.rules.ruleset import RuleSet
 
 
 @pytest.mark.parametrize(
     "changed",
-    ["steps", "rate", "bf16", "seed", "rules", "train", "test", "form", "terms", "blocks"],
+    ["steps", "rate", "bf16", "seed", "rules", "saving", "train", "test", "form", "kinds"],
 )
 def test_every_input_is_part_of_a_trained_cells_key(changed: str) -> None:
     own = subject()
@@ -33,19 +33,17 @@ def test_every_input_is_part_of_a_trained_cells_key(changed: str) -> None:
     other = replace(own, config=own.config.model_copy(update=fields.get(changed, {})))
     if changed == "rules":
         other = replace(other, rules=RuleSet.from_spans(SPANS[:1]))
+    if changed == "saving":
+        other = replace(other, saving=0.1)
     if changed in ("train", "test"):
         other = replace(other, **{changed: text(2, 6)})
     rows = {
         "form": LadderRow("", None, {"residual": "last"}),
-        "terms": LadderRow("", None, terms=TERMS),
-        "blocks": LadderRow("", None, blocks=(0, -1)),
+        "kinds": LadderRow("", None, kinds={"copy_rows": 0.5}),
     }
-    assert replace(own, block_rate=0.5).trained_key(row, 0) == key  # without a control, of no use
-    slow = replace(own, block_rate=0.5).trained_key(rows["blocks"], 0)
-    assert slow != own.trained_key(rows["blocks"], 0)
     seed = int(changed == "seed")
     assert other.trained_key(rows.get(changed, row), seed) != key
-    same = changed in ("steps", "rate", "bf16", "train", "terms", "blocks")
+    same = changed in ("steps", "rate", "bf16", "train", "kinds")
     untrained = other.untrained_key(rows.get(changed, row), seed)
     assert (untrained == own.untrained_key(row, 0)) == same
 
@@ -65,22 +63,31 @@ def test_a_row_is_compared_with_one_before_it_that_differs() -> None:
         if row.over is not None:
             assert names.index(row.over) < place
             other = rows[row.over]
-            own = (row.form, row.terms, row.blocks)
-            assert own != (other.form, other.terms, other.blocks)
+            assert (row.form, row.kinds) != (other.form, other.kinds)
     assert rows["paper"].form.form() == {"positions": "none"}
-    assert rows["together"].form.rule_rows == 3
+    assert rows["rule-rows"].form.rule_rows == 3
+
+
+def test_rows_at_equal_saving_have_rules_of_their_own() -> None:
+    """Layers below the depth read every token: a deeper row has to merge more."""
+    own = replace(subject(), saving=0.2)
+    deep = LadderRow(
+        "", None, {"residual": "last", "unit_positions": "preserved", "merge_depth": 1}
+    )
+    few, many = (own.rules_of(row) for row in (LadderRow("", None), deep))
+    assert len(few) < len(many) <= len(SPANS)
 
 
 def test_a_row_whose_start_is_left_out_is_compared_with_the_nearest_before_it() -> None:
     rows = ladder(3)
     assert choose(rows, []) == rows
-    names = ["rows-preserved", "paper", "last", "paper-unfrozen"]
+    names = ["rule-rows", "paper", "last", "depth-2"]
     found = choose(rows, names)
     assert {name: row.over for name, row in found.items()} == {
         "paper": None,
         "last": "paper",
-        "rows-preserved": "last",
-        "paper-unfrozen": "paper",
+        "rule-rows": "last",
+        "depth-2": "last",
     }
     assert choose(rows, ["last"])["last"].over is None
 
@@ -143,34 +150,32 @@ def words(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
 def test_a_killed_ladder_goes_on_with_the_missing_cell_and_writes_its_page(
     words: list[str], tmp_path: Path
 ) -> None:
-    words += ["--only", "paper", "last", "hidden-all", "rule-rows", "paper-unfrozen"]
+    words += ["--only", "paper", "last", "rule-rows", "adapters"]
     assert main(words) == 0
     out, cells = tmp_path / "ladder.json", tmp_path / "cells"
     report = json.loads(out.read_text("utf-8"))
     rows = report["ladder"]
-    assert list(rows) == ["paper", "last", "hidden-all", "rule-rows", "paper-unfrozen"]
+    assert list(rows) == ["paper", "last", "rule-rows", "adapters"]
     (first, second), *others = (row["batches"] for row in rows.values())
     assert first != second and all(other == [first, second] for other in others)
     trained = [row["trained"]["kl"]["mean"] for row in rows.values()]
     assert len(set(trained)) == len(trained)
-    assert rows["last"]["untrained"] == rows["hidden-all"]["untrained"]
     assert rows["last"]["untrained"]["kl"]["std"] == 0.0  # the anchor, whatever the seed
     assert rows["paper"]["untrained"]["kl"]["std"] > 0.0
     over = {name: row.get("over") for name, row in rows.items()}
     assert over == {
         "paper": None,
         "last": "paper",  # positions, between them, is left out
-        "hidden-all": "last",
         "rule-rows": "last",
-        "paper-unfrozen": "paper",
+        "adapters": "last",
     }
     page = out.with_suffix(".md").read_text("utf-8")
     assert page == benchmark_page(report)
-    assert "seeds 0, 1" in page and "of *mine*" in page and "| hidden-all " in page
+    assert "seeds 0, 1" in page and "of *mine*" in page and "| adapters " in page
 
-    # Two forms without training, one more with rule rows; five rows trained; two seeds, one base.
+    # Four forms without training, four rows trained; two seeds, one base.
     files = {path: path.stat().st_mtime_ns for path in cells.iterdir()}
-    assert len(files) == 2 * (3 + 5) + 1
+    assert len(files) == 2 * (4 + 4) + 1
     lost = next(path for path in files if path.name.startswith("trained-1-"))
     lost.unlink()
     assert main(words) == 0
@@ -193,7 +198,7 @@ def test_a_killed_ladder_goes_on_with_the_missing_cell_and_writes_its_page(
         (["--steps", "0"], "--steps must be at least 1"),
         (["--test-rows", "1"], "--test-rows must be at least 2"),
         (["--rate", "0"], "learning_rate"),
-        (["--block-rate", "0"], "--block-rate must be above 0"),
+        (["--saving", "0"], "a target token reduction must lie above 0"),
         (["--row-rate", "-1"], "row_rate"),
     ],
 )

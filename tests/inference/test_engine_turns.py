@@ -266,7 +266,7 @@ def test_a_state_belongs_to_its_backbone_and_unit_positions() -> None:
         Engine(Compressed.without_merging(build("mistral"))),
         Engine(Compressed(backbone, None, None, "preserved")),
     ):
-        with pytest.raises(GenerationError, match="backbone and unit positions that made it"):
+        with pytest.raises(GenerationError, match="merge depth that made it"):
             other.generate([[4]], settings(2), past=state)
     Engine(Compressed.without_merging(backbone)).generate([[4]], settings(2), past=state)
 

@@ -11,14 +11,12 @@ from benchmarks.ladder.ladder_cells import Subject
 from benchmarks.token_reduction.row_texts import RowText
 from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import DistillConfig
 from umim_core.rules.ruleset import RuleSet
 
 LENGTH = 12
 SPANS = [(1, 2), (3, 4, 5), (6, 7, 8, 9)]
 UNITS = [list(span) for span in SPANS] + [[10], [11], [12]]
-TERMS = (HiddenTerm(layers="all"),)
 
 
 def ids(seed: int, rows: int = 60) -> np.ndarray:
@@ -44,9 +42,9 @@ def subject(backbone: Backbone | None = None, **config: Any) -> Subject:
     return Subject(
         three_blocks() if backbone is None else backbone,
         RuleSet.from_spans(SPANS),
+        None,
         text(0, 6),
         text(1, 4),
         DistillConfig.model_validate(fields | config),
-        block_rate=1.0,
         batch_size=4,
     )

@@ -74,6 +74,11 @@ class Backbone:
         return int(self.embedding_weight.shape[0])
 
     @property
+    def num_layers(self) -> int:
+        """Number of layers L of the trunk."""
+        return int(self.model.config.num_hidden_layers)
+
+    @property
     def embedding_weight(self) -> Tensor:
         """The input embedding matrix [V, d] as it is stored; see ``embedding_table``."""
         return self.embedding.get_parameter("weight")

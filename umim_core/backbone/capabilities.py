@@ -69,12 +69,16 @@ def check_capabilities(backbone: Backbone) -> None:
     """
     _check_parts(backbone)
     n = _units(backbone)
-    with _typed(backbone, "a backbone must answer token ids with logits"):
+    with typed_failures(backbone, "a backbone must answer token ids with logits"):
         plain = _check_head(backbone, n)
     row = _ids(backbone, 0, n)
-    with _typed(backbone, "a backbone must read embeddings at given positions, under a 4-D mask"):
+    with typed_failures(
+        backbone, "a backbone must read embeddings at given positions, under a 4-D mask"
+    ):
         _check_positions(backbone, row, plain)
-    with _typed(backbone, "a backbone must read rows of different lengths on top of a cache"):
+    with typed_failures(
+        backbone, "a backbone must read rows of different lengths on top of a cache"
+    ):
         _check_cache(backbone, row, _ids(backbone, n, 2 * n - 2), plain)
 
 
@@ -151,7 +155,7 @@ def _check_head(backbone: Backbone, n: int) -> Tensor:
         inputs.append(given[0])
         weight, bias = backbone.head_weight, backbone.head_bias
         straight = nn.functional.linear(given[0].to(weight.dtype), weight, bias)
-        linear.append(_difference(out, straight))
+        linear.append(state_difference(out, straight))
         return _ramp(out)
 
     handle = backbone.projection.register_forward_hook(with_ramp)
@@ -159,7 +163,7 @@ def _check_head(backbone: Backbone, n: int) -> Tensor:
         logits = backbone.model(input_ids=_ids(backbone, 0, n), use_cache=False).logits
     finally:
         handle.remove()
-    if len(inputs) != 1 or linear[0] > _tolerance(backbone):
+    if len(inputs) != 1 or linear[0] > state_tolerance(backbone):
         _refuse(
             backbone,
             "a backbone's head must be one linear projection",
@@ -258,24 +262,25 @@ def _cached(backbone: Backbone, ids: Tensor, cache: RowCache) -> Tensor:
     return out
 
 
-def _tolerance(backbone: Backbone) -> float:
+def state_tolerance(backbone: Backbone) -> float:
+    """Return the largest difference of two ways to the same states, of their norm."""
     return _TOLERANCE.get(backbone.dtype, max(_TOLERANCE.values()))
 
 
-def _difference(found: Tensor, wanted: Tensor) -> float:
+def state_difference(found: Tensor, wanted: Tensor) -> float:
     """Return the norm of the difference, of the norm of what is wanted."""
     wide = wanted.detach().cpu().double()
     return float((found.detach().cpu().double() - wide).norm()) / max(float(wide.norm()), 1e-30)
 
 
 def _same(backbone: Backbone, rule: str, found: Tensor, wanted: Tensor, remedy: str) -> None:
-    off = _difference(found, wanted) if found.shape == wanted.shape else float("inf")
-    if not off <= _tolerance(backbone):  # NaN is refused, too
+    off = state_difference(found, wanted) if found.shape == wanted.shape else float("inf")
+    if not off <= state_tolerance(backbone):  # NaN is refused, too
         _refuse(backbone, rule, f"off by {off:.2g} of the norm", remedy)
 
 
 @contextmanager
-def _typed(backbone: Backbone, rule: str) -> Iterator[None]:
+def typed_failures(backbone: Backbone, rule: str) -> Iterator[None]:
     """Turn what foreign code raises into an error that names the model."""
     try:
         yield

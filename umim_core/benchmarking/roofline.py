@@ -7,6 +7,7 @@ Symbols: P weights in the blocks' matrices, l layers, d width of all query heads
 
     forward FLOPs     2 P S + 2 l d S^2      (projections; causal scores and weighted sums)
     prefill bound     FLOPs(L) / FLOPs(r L)  = (1 + a) / (r + a r^2),  a = L l d / P
+                      at merge depth k, k of l layers keep FLOPs(L)
     decode bound      (W + B KV(L)) / (W + B KV(r L))   bytes read per token
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ class ModelShape:
         kv_width: Width of all key heads together.
         head_weights: Weights of the output projection.
         weight_bytes: Bytes per weight and per cached number.
+        raw_layers: Layers k of them that read raw tokens whatever is merged (the merge depth).
     """
 
     matrix_weights: int
@@ -47,10 +49,11 @@ class ModelShape:
     kv_width: int
     head_weights: int
     weight_bytes: int
+    raw_layers: int = 0
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> ModelShape:
-        """Read the shape of a causal language model."""
+    def of(cls, model: PreTrainedModel, raw_layers: int = 0) -> ModelShape:
+        """Read the shape of a causal language model whose first layers read raw tokens."""
         config, trunk = model.config, model.base_model
         tables = {id(m.weight) for m in trunk.modules() if isinstance(m, nn.Embedding)}
         weights = [p for p in trunk.parameters() if p.ndim == 2 and id(p) not in tables]
@@ -65,12 +68,30 @@ class ModelShape:
             kv_width=kv_heads * size,
             head_weights=head.weight.numel(),
             weight_bytes=head.weight.element_size(),
+            raw_layers=raw_layers,
         )
 
-    def prefill_flops(self, units: float) -> float:
-        """Return the FLOPs that reading one row of ``units`` needs at least (last logits only)."""
-        attention = 2.0 * self.layers * self.query_width * units * units
-        return 2.0 * self.matrix_weights * units + attention + 2.0 * self.head_weights
+    def columns(self, raw: Any, units: Any) -> Any:
+        """Return what a layer holds on average: raw tokens below the depth, units above.
+
+        Args:
+            raw: A number, or numbers.
+            units: As many.
+        """
+        return units + (raw - units) * self.raw_layers / self.layers
+
+    def prefill_flops(self, units: float, raw: float) -> float:
+        """Return the FLOPs that reading one row needs at least (last logits only).
+
+        Args:
+            units: Of the row.
+            raw: Its raw tokens, which the layers below the merge depth read.
+        """
+        read, merged = (
+            2.0 * self.matrix_weights * n + 2.0 * self.layers * self.query_width * n * n
+            for n in (raw, units)
+        )
+        return merged + (read - merged) * self.raw_layers / self.layers + 2.0 * self.head_weights
 
     def decode_flops(self, units: float) -> float:
         """Return the FLOPs of one new unit on top of ``units`` cached ones."""
@@ -79,7 +100,7 @@ class ModelShape:
 
     def prefill_bound(self, raw: float, units: float) -> float:
         """Return the largest speed-up that ``units`` in place of ``raw`` tokens can give."""
-        return self.prefill_flops(raw) / self.prefill_flops(units)
+        return self.prefill_flops(raw, raw) / self.prefill_flops(units, raw)
 
     def kv_bytes(self, units: float) -> float:
         """Return the bytes of the keys and values of ``units`` in all layers."""
@@ -88,7 +109,8 @@ class ModelShape:
     def decode_bound(self, raw: float, units: float, batch_size: int) -> float:
         """Return the largest decode speed-up, which reading weights and cache allows."""
         weights = (self.matrix_weights + self.head_weights) * self.weight_bytes
-        held = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(units)
+        mixed = self.columns(raw, units)
+        held = batch_size * self.kv_bytes(raw), batch_size * self.kv_bytes(mixed)
         return (weights + held[0]) / (weights + held[1])
 
 

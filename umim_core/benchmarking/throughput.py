@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.benchmarking.break_even import Phase, ThroughputRow
@@ -106,7 +107,7 @@ def measure_throughput(
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))
-    shape = ModelShape.of(backbone.model)
+    shape = ModelShape.of(backbone.model, compressed.merge_depth)
     return [
         _row(phase, kind, sizes, found, ceiling)
         for sizes, kind, found in measured
@@ -149,15 +150,20 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
     raw, units = (
         np.stack([run.cache_lengths for run in runs]) for runs in (measured.base, measured.umim)
     )  # [pairs, B, new]
+    # what a layer holds on average: below the merge depth it holds raw tokens
+    columns = shape.columns(raw, units)
     first, last = (
-        (_kv_bytes(shape, raw[..., at]), _kv_bytes(shape, units[..., at])) for at in (0, -1)
+        (_kv_bytes(shape, raw[..., at]), _kv_bytes(shape, columns[..., at])) for at in (0, -1)
     )
     before = float(units[..., 0].mean())
     prefill = _Phase(
         name="prefill",
         tokens=length * batch,
         seconds=[(b.prefill, u.prefill) for b, u in pairs],
-        work=(_prefill_flops(shape, raw[..., 0]), _prefill_flops(shape, units[..., 0])),
+        work=(
+            _prefill_flops(shape, raw[..., 0], raw[..., 0]),
+            _prefill_flops(shape, units[..., 0], raw[..., 0]),
+        ),
         bound=shape.prefill_bound(length, before),
         token_reduction=1.0 - before / length,
         kv_bytes=first,
@@ -167,7 +173,10 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
         name="decode",
         tokens=steps,
         seconds=[(b.decode, u.decode) for b, u in pairs],
-        work=(shape.decode_flops(held) * steps, shape.decode_flops(kept) * steps),
+        work=(
+            shape.decode_flops(held) * steps,
+            shape.decode_flops(shape.columns(held, kept)) * steps,
+        ),
         bound=shape.decode_bound(held, kept, batch),
         token_reduction=1.0 - kept / held,
         kv_bytes=last,
@@ -185,14 +194,15 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
     return [prefill, decode, request]
 
 
-def _kv_bytes(shape: ModelShape, units: Ints) -> int:
-    """Return the bytes that all rows hold, of units per pair and row [pairs, B]."""
-    return round(shape.kv_bytes(float(units.sum(axis=1).mean())))
+def _kv_bytes(shape: ModelShape, columns: NDArray[np.number]) -> int:
+    """Return the bytes that all rows hold, of columns per layer, pair and row [pairs, B]."""
+    return round(shape.kv_bytes(float(columns.sum(axis=1).mean())))
 
 
-def _prefill_flops(shape: ModelShape, units: Ints) -> float:
-    """Return the FLOPs of reading all rows, of units per pair and row [pairs, B]."""
-    return sum(map(shape.prefill_flops, units.reshape(-1).tolist())) / len(units)
+def _prefill_flops(shape: ModelShape, units: Ints, raw: Ints) -> float:
+    """Return the FLOPs of reading all rows, of units and tokens per pair and row [pairs, B]."""
+    pairs = zip(units.reshape(-1).tolist(), raw.reshape(-1).tolist(), strict=True)
+    return sum(shape.prefill_flops(*pair) for pair in pairs) / len(units)
 
 
 def _row(

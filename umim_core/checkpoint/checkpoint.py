@@ -79,6 +79,7 @@ class Checkpoint:
         config = CheckpointConfig(
             **_shape(module),
             unit_positions=compressed.unit_positions,
+            merge_depth=compressed.merge_depth,
             backbone=backbone.name,
             backbone_revision=backbone.revision,
             backbone_fingerprint=backbone.fingerprint,
@@ -239,4 +240,5 @@ def _shape(module: MergeModule) -> dict[str, Any]:
         "kind": module.kind,
         "residual": module.residual,
         "rule_rows": 0 if module.rows is None else len(module.rows),
+        "adapter_rank": 0 if module.adapters is None else module.adapters.rank,
     }

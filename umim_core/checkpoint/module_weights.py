@@ -14,6 +14,7 @@ from torch import nn
 
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.errors import CheckpointError, ConfigError
+from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.rule_rows import RuleRows
 from umim_core.merging.module import MAX_SPAN, MergeModule
 from umim_core.rules.ruleset import RuleSet
@@ -21,12 +22,16 @@ from umim_core.rules.ruleset import RuleSet
 WEIGHTS: Final = "model.safetensors"
 _SPANS: Final = "rows.spans"  # tensors of rule rows
 _TABLE: Final = "rows.table"
+_ADAPTERS: Final = "adapters."
+_DOWN: Final = "adapters.down."
+_UP: Final = "adapters.up."
+_WIDEST: Final = 1 << 20  # inputs or outputs of a linear map
 
 
 def write_module(module: nn.Module, path: Path) -> None:
-    """Write a module's weights in single precision."""
+    """Write a module's weights in single precision, those of adapters in bfloat16."""
     weights = {
-        name: _single(name, value.detach()).cpu().contiguous()
+        name: _stored(name, value.detach()).cpu().contiguous()
         for name, value in module.state_dict().items()
     }
     save_file(weights, path)
@@ -50,11 +55,67 @@ def read_module(path: Path, config: CheckpointConfig, rules: RuleSet) -> MergeMo
     if config.rule_rows:
         wanted |= {_SPANS: (config.rule_rows, MAX_SPAN)}
         wanted |= {_TABLE: (config.rule_rows, config.hidden_size)}
+    if config.adapter_rank:
+        wanted |= _adapter_shapes(path, config.adapter_rank)
     weights = read_weights(path, wanted)
     if config.rule_rows:
         module.rows = _rows(path.parent, weights, rules)
+    if config.adapter_rank:
+        module.adapters = _adapters(weights)
     module.load_state_dict(weights, assign=True)
     return module.eval().requires_grad_(False)
+
+
+def _stored(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the type of the file: adapters are half of what a reader has to fetch."""
+    return value.bfloat16() if name.startswith(_ADAPTERS) else _single(name, value)
+
+
+def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the adapters in a file, which the backbone's layers decide.
+
+    Raises:
+        CheckpointError: If they are no pairs [K, in, r] and [K, r, out] of one number of layers.
+    """
+    found = {name: shape for name, shape in _shapes(path).items() if name.startswith(_ADAPTERS)}
+    down = {n.removeprefix(_DOWN): shape for n, shape in found.items() if n.startswith(_DOWN)}
+    up = {n.removeprefix(_UP): shape for n, shape in found.items() if n.startswith(_UP)}
+    layers = {shape[0] for shape in found.values() if len(shape) == 3}
+    paired = down.keys() == up.keys() and len(down) + len(up) == len(found)
+    formed = all(len(shape) == 3 and 0 < max(shape) <= _WIDEST for shape in found.values())
+    ranked = formed and {s[2] for s in down.values()} | {s[1] for s in up.values()} == {rank}
+    if not (paired and ranked and len(layers) == 1):
+        raise CheckpointError(
+            f"{path} must hold adapters of rank {rank}, a pair per linear map",
+            found,
+            "Train it again.",
+        )
+    return found
+
+
+def _adapters(weights: Mapping[str, torch.Tensor]) -> SpanAdapters:
+    """Return empty adapters of the sizes of a checkpoint's weights."""
+    sizes = {
+        name.removeprefix(_DOWN): (value.shape[1], weights[_UP + name.removeprefix(_DOWN)].shape[2])
+        for name, value in weights.items()
+        if name.startswith(_DOWN)
+    }
+    first = next(value for name, value in weights.items() if name.startswith(_DOWN))
+    with torch.device("meta"):
+        return SpanAdapters(sizes, first.shape[0], first.shape[2])
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a file declares.
+
+    Raises:
+        CheckpointError: If it is no file of safetensors.
+    """
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error
 
 
 def _single(name: str, value: torch.Tensor) -> torch.Tensor:
@@ -96,13 +157,12 @@ def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str,
             f"{path.stat().st_size} bytes",
             "These are other weights; name another directory.",
         )
+    if (found := _shapes(path)) != wanted:
+        raise CheckpointError(
+            f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
+        )
     try:
         with safe_open(path, framework="pt") as stream:
-            found = {key: tuple(stream.get_slice(key).get_shape()) for key in stream.keys()}  # noqa: SIM118
-            if found != wanted:
-                raise CheckpointError(
-                    f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
-                )
             weights = {key: _single(key, stream.get_tensor(key)) for key in wanted}
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} must be safetensors", str(error), "Train again.") from error

@@ -8,6 +8,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, RuleSetError
+from umim_core.merging.adapters import SpanAdapters, linear_maps
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.forms.rule_rows import RuleRows, frequent_spans
 from umim_core.merging.module import MergeModule
@@ -36,6 +37,10 @@ def fresh_module(backbone: Backbone, rules: RuleSet, form: ModuleForm, seed: int
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(seed))
     if form.rule_rows:
         module.rows = RuleRows(frequent_spans(rules, form.rule_rows), backbone.hidden_size)
+    if form.adapter_rank:
+        layers = backbone.num_layers - form.merge_depth
+        module.adapters = SpanAdapters(linear_maps(backbone), layers, form.adapter_rank)
+        module.adapters.initialise(torch.Generator().manual_seed(seed))
     return module.to(backbone.device)
 
 
@@ -63,5 +68,7 @@ def untrained_checkpoint(
         rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
     )
     module = fresh_module(backbone, rules, form, seed)
-    compressed = Compressed(backbone, module, Matcher(rules), form.unit_positions)
+    compressed = Compressed(
+        backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
+    )
     return Checkpoint.of(compressed, {"steps": 0, "seed": seed})

@@ -32,6 +32,22 @@ RuleRowsOption = Annotated[
         "module gives; 0: none (the paper).",
     ),
 ]
+MergeDepthOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Layers of the model that read every token before spans merge; 0: embeddings merge "
+        "(the paper).",
+    ),
+]
+AdapterRankOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Rank of adapters that act on merged units alone; raw text stays as it is. 0: none "
+        "(the paper).",
+    ),
+]
 
 
 def given_rules(rules: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.form_options import (
+    MergeDepthOption,
     RuleRowsOption,
     RulesOption,
     UnitPositionsOption,
@@ -37,6 +38,7 @@ def init(
     ] = "last",
     rule_rows: RuleRowsOption = 0,
     unit_positions: UnitPositionsOption = "compact",
+    merge_depth: MergeDepthOption = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights that training starts from.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -62,6 +64,7 @@ def init(
             "residual": residual,
             "rule_rows": rule_rows,
             "unit_positions": unit_positions,
+            "merge_depth": merge_depth,
         }
     )
     where = str(Path(model).resolve()) if Path(model).exists() else model
@@ -73,9 +76,10 @@ def init(
         "name": name,
         "rules": len(checkpoint.rules),
     }
+    what = "state" if merge_depth else "embedding"
     span = "its last token" if residual == "last" else "an average of its tokens"
     lines = [
-        f"{len(checkpoint.rules):,} rules, untrained: a span has the embedding of {span}",
+        f"{len(checkpoint.rules):,} rules, untrained: a span has the {what} of {span}",
         f"checkpoint: {place}",
         f"name:       {name}   (umim path lists all)",
         "",

@@ -38,10 +38,18 @@ def mine(
     ] = None,
     tau: Annotated[int, typer.Option(help="Least count of a rule.")] = 5,
     segment_length: Annotated[int, typer.Option(help="Tokens per segment.")] = 512,
-    overlap: Annotated[Literal["greedy", "none"], typer.Option(help="Overlap filter.")] = "greedy",
+    spans: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep so many n-grams by the tokens that they save, instead of the two filters."
+        ),
+    ] = None,
+    overlap: Annotated[
+        Literal["greedy", "none"] | None, typer.Option(help="Overlap filter; greedy by default.")
+    ] = None,
     containment: Annotated[
-        Literal["drop", "keep"], typer.Option(help="Containment filter.")
-    ] = "drop",
+        Literal["drop", "keep"] | None, typer.Option(help="Containment filter; drop by default.")
+    ] = None,
     policy: Annotated[
         Literal["frequency", "confidence"],
         typer.Option(help="Frequent spans, or spans that a language model is confident about."),
@@ -111,9 +119,10 @@ def mine(
     options = MiningOptions(
         tau=tau,
         segment_length=segment_length,
-        overlap=overlap,
-        containment=containment,
+        overlap=overlap or ("greedy" if spans is None else "none"),
+        containment=containment or ("drop" if spans is None else "keep"),
         rule_budget=rule_budget,
+        spans=spans,
         min_documents=min_documents,
         protect=tuple(protect or ()),
         sample_tokens=sample_tokens,

@@ -12,6 +12,8 @@ import typer
 from umim_core.checkpoint.next_steps import BATCH_SIZE, FIELD, STEPS
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.cli.form_options import (
+    AdapterRankOption,
+    MergeDepthOption,
     ResidualOption,
     RuleRowsOption,
     UnitPositionsOption,
@@ -69,6 +71,18 @@ def train(
         typer.Option(help="Weight of that comparison, next to cross-entropy; 1 by default."),
     ] = None,
     unit_positions: UnitPositionsOption = "compact",
+    merge_depth: MergeDepthOption = 0,
+    adapter_rank: AdapterRankOption = 0,
+    prompt_rows: Annotated[
+        float,
+        typer.Option(min=0.0, help="Share of rows with a merged start and the loss on the rest."),
+    ] = 0.0,
+    copy_rows: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Share of rows that repeat their merged half, with the loss there."
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[
         Literal["cpu", "cuda"] | None,
@@ -113,6 +127,8 @@ def train(
             "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
             "hidden_terms": terms,
+            "prompt_rows": prompt_rows,
+            "copy_rows": copy_rows,
         },
         "the options",
     )
@@ -129,6 +145,8 @@ def train(
                 "residual": residual,
                 "rule_rows": rule_rows,
                 "unit_positions": unit_positions,
+                "merge_depth": merge_depth,
+                "adapter_rank": adapter_rank,
             }
         ),
         segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,

@@ -16,11 +16,17 @@ rule_rows         0              the module alone makes the surrogates (the pape
                   K              the K most frequent rules add a learned vector each
 unit_positions    ``compact``    units have the positions 0, 1, 2, ... (the paper's form)
                   ``preserved``  a unit has the position of its last raw token
+merge_depth       0              spans of embeddings merge (the paper's form)
+                  k              spans of states before layer k merge: k layers read every token
+adapter_rank      0              the backbone's linear maps are as they are (the paper's form)
+                  r              layers from k on add maps of rank r, at merged units alone
 ================  =============  ==============================================================
 
 The first value of each is the default. A linear module has a weight per offset, hence sees the
-order without positions; it has one layer. ``unit_positions`` is no part of the module itself: it
-says which positions the backbone gives to units while the module is trained, and ever after::
+order without positions; it has one layer. ``merge_depth`` above 0 adds to a span's last state, at
+its raw position: it takes residual last and preserved positions. ``unit_positions`` is no part of
+the module itself: it says which positions the backbone gives to units while the module is trained,
+and ever after::
 
     ids        x1 x2 x3 x4 x5        units  [x1] [x2 x3] [x4] [x5]
     raw         0  1  2  3  4        compact  0     1      2    3      preserved  0  2  3  4
@@ -131,6 +137,20 @@ def check_form(positions: str, depth: int, kind: str, residual: str) -> None:
         )
 
 
+def check_merge_depth(depth: int, residual: str, unit_positions: str) -> None:
+    """Refuse a merge depth that the other policies cannot go with.
+
+    Raises:
+        ConfigError: If spans merge inside the model, and not into their last state at its position.
+    """
+    if depth and (residual, unit_positions) != ("last", "preserved"):
+        raise ConfigError(
+            "merge_depth above 0 must have residual 'last' and unit_positions 'preserved'",
+            f"merge_depth {depth}, residual {residual!r}, unit_positions {unit_positions!r}",
+            "Add them, or merge at depth 0.",
+        )
+
+
 class ModuleForm(StableDump):
     """The form of a merge module and of its use, as fields of a configuration.
 
@@ -162,6 +182,12 @@ class ModuleForm(StableDump):
     unit_positions: Annotated[UnitPositions, LATER] = Field(
         "compact", description="Which positions units have in the backbone."
     )
+    merge_depth: Annotated[int, Field(ge=0), LATER] = Field(
+        0, description="Layers that read every token before spans merge; 0: embeddings merge."
+    )
+    adapter_rank: Annotated[int, Field(ge=0, le=256), LATER] = Field(
+        0, description="Rank of the adapters that act on merged units alone; 0: none."
+    )
 
     @field_validator("kind")
     @classmethod
@@ -175,6 +201,7 @@ class ModuleForm(StableDump):
     def _exists(self) -> Self:
         try:
             check_form(self.module_positions, self.depth, self.kind, self.residual)
+            check_merge_depth(self.merge_depth, self.residual, self.unit_positions)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
@@ -192,6 +219,8 @@ class ModuleForm(StableDump):
             "" if self.residual == "none" else f"{self.residual} residual",
             f"{self.rule_rows:,} rule rows" if self.rule_rows else "",
             "" if self.unit_positions == "compact" else f"{self.unit_positions} unit positions",
+            f"merge depth {self.merge_depth}" if self.merge_depth else "",
+            f"adapters of rank {self.adapter_rank}" if self.adapter_rank else "",
         )
         return tuple(filter(None, words))
 

@@ -123,6 +123,20 @@ class DistillConfig(TrainConfig, StableDump):
         1.0, description="Learning rate of rule rows, as a multiple of the module's."
     )
 
+    prompt_rows: Annotated[Fraction, LATER] = Field(
+        0.0, description="Share of rows with a merged start, whose raw rest has the loss."
+    )
+    copy_rows: Annotated[Fraction, LATER] = Field(
+        0.0,
+        description="Share of rows that repeat their merged first half raw, with the loss there.",
+    )
+
+    @model_validator(mode="after")
+    def _shares_of_rows(self) -> Self:
+        if self.prompt_rows + self.copy_rows > 1.0:
+            raise ValueError("prompt_rows and copy_rows must add up to 1 at most")
+        return self
+
     def backbone_dtype(self, device: Device) -> BackboneDtype:
         """Return the data type of the frozen backbone's weights; what is measured takes it, too.
 

@@ -55,10 +55,18 @@ def alignment_masks(packed: PackedUnits) -> tuple[Tensor, Tensor]:
     return teacher, student
 
 
-def aligned_rows(packed: PackedUnits) -> AlignedRows:
-    """Return the aligned (teacher, student) positions of a batch."""
-    merged = packed.lengths > 1
-    return _rows(packed, packed.attention_mask & (merged.cumsum(dim=1) > 0))
+def aligned_rows(packed: PackedUnits, first: Tensor | None = None) -> AlignedRows:
+    """Return the aligned (teacher, student) positions of a batch.
+
+    Args:
+        packed: Rows cut into units.
+        first: Raw position [B] (int64) before which a row's units are left out, besides those
+            before its first merge; None leaves out the latter alone.
+    """
+    student = packed.attention_mask & ((packed.lengths > 1).cumsum(dim=1) > 0)
+    if first is not None:
+        student &= packed.starts + packed.lengths > first[:, None]
+    return _rows(packed, student)
 
 
 def _rows(packed: PackedUnits, student: Tensor) -> AlignedRows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.given_gradient import summed_parts
 from umim_core.distill.reference_scores import reference_scores
+from umim_core.distill.row_kinds import training_row
 from umim_core.distill.step import DistillModel, StepLoss, anchor
 from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 
 Split = Literal["train", "valid"]
+_AS_MERGED: Final[Mapping[str, float]] = {}
 
 
 class BatchLoss(NamedTuple):
@@ -106,8 +108,11 @@ class DistillObjective(nn.Module):
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
         hidden_terms: Sequence[HiddenTerm] = (),
+        prompt_rows: float = 0.0,
+        copy_rows: float = 0.0,
     ) -> None:
         super().__init__()
+        self._kinds = {"prompt": prompt_rows, "copy": copy_rows}
         self._model = DistillModel(
             compressed,
             autocast=bf16,
@@ -129,13 +134,20 @@ class DistillObjective(nn.Module):
 
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums over the aligned rows of these training rows."""
-        loss = self._loss(self._train, indices)
+        loss = self._loss(self._train, indices, self._kinds)
         return BatchLoss(loss.total, float(loss.rows), loss.kl, tuple(loss.hidden.values()))
 
-    def _loss(self, rows: TokenRows, indices: Sequence[int]) -> StepLoss:
+    def _loss(
+        self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
+    ) -> StepLoss:
+        batch = [
+            training_row(
+                rows.row(index), int(rows.merge_until[index]), self._matcher, index, **kinds
+            )
+            for index in indices
+        ]
         loss: StepLoss = self._model(
-            [rows.row(index) for index in indices],
-            [rows.segment(index, self._matcher) for index in indices],
+            [row.ids for row in batch], [row.cut for row in batch], [row.loss_from for row in batch]
         )
         return loss
 

@@ -31,6 +31,7 @@ from umim_core.backbone.attention_masks import attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.trunk_states import layer_states
 from umim_core.config.hidden_term import Layers
+from umim_core.merging.adapters import merged_rows
 
 _NAME: Final = "umim_rows"
 _SDPA: Final = "sdpa"
@@ -84,6 +85,7 @@ class PackedTrunk:
         lengths: Sequence[int],
         positions: Tensor | None = None,
         layers: Layers = "all",
+        merged: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return hidden states [N, d] after every block, or after the last alone.
 
@@ -94,12 +96,14 @@ class PackedTrunk:
             lengths: Units per row [B], at least 1 each; they add up to N.
             positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
             layers: ``all`` blocks, or the ``last``.
+            merged: Units that adapters act on [N] (bool); None for none.
         """
         if not len(units):
             return (units,) * (self._blocks if layers == "all" else 1)
         if len(set(lengths)) > 1 and max(lengths) <= self._longest:
-            return self._packed(units, lengths, positions, layers)
-        return self._padded(units, lengths, positions, layers)
+            with merged_rows(None if merged is None else merged.nonzero().view(-1)):
+                return self._packed(units, lengths, positions, layers)
+        return self._padded(units, lengths, positions, layers, merged)
 
     def _packed(
         self, units: Tensor, lengths: Sequence[int], positions: Tensor | None, layers: Layers
@@ -111,7 +115,12 @@ class PackedTrunk:
         return tuple(hidden[0] for hidden in found)
 
     def _padded(
-        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None, layers: Layers
+        self,
+        units: Tensor,
+        lengths: Sequence[int],
+        positions: Tensor | None,
+        layers: Layers,
+        merged: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Pad rows on the right: attention is causal, so no unit sees padding."""
         real = _real_units(lengths)
@@ -120,7 +129,8 @@ class PackedTrunk:
         if positions is not None:
             positions = positions.new_zeros(real.numel()).index_copy(0, index, positions)
             positions = positions.view(real.shape)
-        found = self._run(padded.view(*real.shape, -1), positions, layers)
+        with merged_rows(None if merged is None else index[merged]):
+            found = self._run(padded.view(*real.shape, -1), positions, layers)
         return tuple(hidden.flatten(0, 1)[index] for hidden in found)
 
     def _run(self, units: Tensor, positions: Tensor | None, layers: Layers) -> tuple[Tensor, ...]:

@@ -114,6 +114,7 @@ def _key(
         "weights": {name: _digest(value) for name, value in trained.state_dict().items()},
         "rules": matcher.rules.digest if isinstance(matcher, Matcher) else None,
         "unit_positions": compressed.unit_positions,
+        "merge_depth": compressed.merge_depth,
         "raw_tail": compressed.raw_tail,
         "questions": _questions_digest(questions),
         "batch_size": size,

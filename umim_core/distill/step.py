@@ -1,12 +1,15 @@
 """One distillation step: a frozen backbone is teacher on raw ids and student on merged units.
 
-The spans of a batch are merged once. Rows then pass in micro-batches; each leaves
-its loss and the gradient of that loss by the surrogates [M, d], and gives its activations back. The
-gradients add up, and one backward pass takes their sum through the merge module::
+At merge depth 0 the spans of a batch are merged once. Rows then pass in micro-batches; each leaves
+its loss and the gradient of that loss by the surrogates [M, d] and by the adapters, and gives its
+activations back. The gradients add up, and one backward pass takes their sum through the module::
 
     spans -> module -> z [M, d] --+--> micro-batch 1: loss_1, d loss_1 / dz
                                   +--> micro-batch 2: loss_2, d loss_2 / dz
     sum of losses, whose gradient by z is the sum of gradients; exact, as the backbone is frozen
+
+At a depth k above 0 a unit depends on what stands before it: each micro-batch leaves its gradient
+by all trained parameters. Teacher and student share the first k layers, which read the same tokens.
 
 Rows run without padding (``packed_trunk``), and without masks.
 
@@ -25,16 +28,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.held_weights import with_held_weights
 from umim_core.config.hidden_term import HiddenTerm, Layers
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.given_gradient import given_gradient
-from umim_core.distill.held_weights import with_held_weights
 from umim_core.distill.hidden_loss import AlignedStates, hidden_term
 from umim_core.distill.loss import distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
 from umim_core.merging.compressed import Compressed
+from umim_core.merging.merged_trunk import MergedTrunk, unit_states
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
@@ -100,7 +104,10 @@ class DistillModel(nn.Module):
         self._unit_positions = compressed.unit_positions
         self._autocast = autocast
         with self._precision():
-            self._trunk = PackedTrunk(with_held_weights(backbone) if autocast else backbone)
+            held = with_held_weights(backbone) if autocast else backbone
+            parts = MergedTrunk.of(held, compressed.merge_depth, self.module.adapters)
+            self._trunk = PackedTrunk(parts.upper)
+            self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
         self._loss_kernel: LossKernel = loss_kernel
         self._terms = tuple(hidden_terms)
         deep = any(term.layers == "all" for term in self._terms)
@@ -116,13 +123,18 @@ class DistillModel(nn.Module):
         return self._frozen[0]
 
     def forward(
-        self, rows: Sequence[NDArray[np.integer]], segmentations: Sequence[Segmentation]
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        segmentations: Sequence[Segmentation],
+        loss_from: Sequence[int] | None = None,
     ) -> StepLoss:
         """Return the loss sums of a batch.
 
         Args:
             rows: Raw ids per row [T_b].
             segmentations: Units per row (starts, lengths).
+            loss_from: Raw position per row before which units have no loss; None for the first
+                merge.
 
         Returns:
             Sums over the aligned rows. They depend on every parameter even without any merge, so
@@ -139,22 +151,34 @@ class DistillModel(nn.Module):
                 "Use shorter segments.",
             )
         packed = pack_rows(rows, segmentations)  # on the host, which then need not wait for a GPU
-        pooled = self.surrogates(packed)
-        # A frequent span adds up many gradients: in bfloat16 they would be lost.
-        wide = torch.promote_types(pooled.dtype, torch.float32)
-        leaf = pooled.detach().to(wide).requires_grad_(pooled.requires_grad)
-        gradient = torch.zeros_like(leaf)
+        first = None if loss_from is None else torch.tensor(loss_from)
+        leaf, leaves, sources = None, self._trained(), self._trained()
+        if self._lower is None:
+            pooled = self.surrogates(packed)
+            # A frequent span adds up many gradients: in bfloat16 they would be lost.
+            wide = torch.promote_types(pooled.dtype, torch.float32)
+            leaf = pooled.detach().to(wide).requires_grad_(pooled.requires_grad)
+            leaves, sources = [leaf, *leaves], [pooled, *sources]
+        gradients: list[Tensor | None] = [None] * len(leaves)
         sums: list[StepLoss] = []
         for index in self._micro_batches(packed):
             part = packed.take(index)
-            loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf)
-            if leaf.requires_grad:
-                gradient += torch.autograd.grad(loss.total, leaf)[0]
+            start = None if first is None else first[index]
+            loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf, start)
+            if loss.total.requires_grad:
+                wanted = [place for place, x in enumerate(leaves) if x.requires_grad]
+                found = torch.autograd.grad(
+                    loss.total, [leaves[place] for place in wanted], allow_unused=True
+                )
+                for place, gradient in zip(wanted, found, strict=True):
+                    before = gradients[place]
+                    if gradient is not None:
+                        gradients[place] = gradient if before is None else before + gradient
             sums.append(replace(loss, total=loss.total.detach()))
         nothing = anchor(self.module)
         none = nothing.detach()
         return StepLoss(
-            given_gradient(none + sum(loss.total for loss in sums), [pooled], [gradient]) + nothing,
+            given_gradient(none + sum(loss.total for loss in sums), sources, gradients) + nothing,
             none + sum(loss.cross_entropy for loss in sums),
             none + sum(loss.kl for loss in sums),
             sum(loss.rows for loss in sums),
@@ -164,11 +188,21 @@ class DistillModel(nn.Module):
             },
         )
 
+    def _trained(self) -> list[Tensor]:
+        """Return what micro-batches leave gradients of, besides the surrogates of depth 0."""
+        if self._lower is not None:
+            return list(self.module.parameters())
+        return [] if self.module.adapters is None else list(self.module.adapters.parameters())
+
     def _part_loss(
-        self, rows: Sequence[NDArray[np.integer]], packed: PackedUnits, pooled: Tensor
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        packed: PackedUnits,
+        pooled: Tensor | None,
+        loss_from: Tensor | None,
     ) -> StepLoss:
-        """Return the loss sums of a micro-batch; the total carries the gradient by ``pooled``."""
-        states = self.aligned_states(rows, packed, pooled)
+        """Return the loss sums of a micro-batch; the total carries the gradient."""
+        states = self.aligned_states(rows, packed, pooled, loss_from)
         student, teacher = states.student[-1], states.teacher[-1]
         loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
         total, hidden = loss.cross_entropy, {}
@@ -187,16 +221,21 @@ class DistillModel(nn.Module):
         return pooled
 
     def aligned_states(
-        self, rows: Sequence[NDArray[np.integer]], packed: PackedUnits, pooled: Tensor
+        self,
+        rows: Sequence[NDArray[np.integer]],
+        packed: PackedUnits,
+        pooled: Tensor | None,
+        loss_from: Tensor | None = None,
     ) -> AlignedStates:
         """Return hidden states of teacher and student at the aligned rows.
 
         Args:
             rows: Raw ids per row [T_b].
             packed: The same rows in units, on the CPU.
-            pooled: Surrogates of the spans of ``packed`` [M, d].
+            pooled: Surrogates of the spans of ``packed`` [M, d]; None above depth 0.
+            loss_from: Raw position [B] before which units are left out; None for the first merge.
         """
-        aligned, device = aligned_rows(packed), self.backbone.device
+        aligned, device = aligned_rows(packed, loss_from), self.backbone.device
         compact = self._unit_positions == "compact"  # what a trunk takes by itself
         positions = None if compact else packed.position_ids(self._unit_positions)
         if positions is not None:
@@ -205,14 +244,21 @@ class DistillModel(nn.Module):
         in_teacher = _starts(packed.raw_counts)[aligned.batch] + aligned.teacher
         in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
         at_teacher, at_student = in_teacher.to(device), in_student.to(device)
+        sizes, counts = [len(row) for row in rows], packed.unit_counts.tolist()
+        merged = (packed.lengths > 1)[packed.attention_mask].to(device)
         with self._precision():
             with torch.no_grad():
-                raw = self.teacher_states(tokens, [len(row) for row in rows])
+                below = self.backbone.embed(tokens)
+                if self._lower is not None:
+                    below = self._lower.hidden(below, sizes)
+                raw = self._trunk.states(below, sizes, layers=self._layers)
                 teacher = tuple(x[at_teacher] for x in raw)
             del raw  # of all layers, it would stay while the student runs
-            units = packed_embeddings(packed, self.backbone, pooled)
-            counts = packed.unit_counts.tolist()
-            student = self._trunk.states(units, counts, positions, self._layers)
+            if pooled is None:
+                units = self._merged_states(packed, tokens, below, sizes)
+            else:
+                units = packed_embeddings(packed, self.backbone, pooled)
+            student = self._trunk.states(units, counts, positions, self._layers, merged)
         return AlignedStates(
             teacher,
             tuple(x[at_student] for x in student),
@@ -220,14 +266,24 @@ class DistillModel(nn.Module):
             (packed.lengths[aligned.batch, aligned.student] == 1).to(device),
         )
 
-    def teacher_states(self, tokens: Tensor, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return hidden states [N, d] of the teacher on raw tokens, of the layers of the loss.
+    def _merged_states(
+        self, packed: PackedUnits, tokens: Tensor, states: Tensor, sizes: Sequence[int]
+    ) -> Tensor:
+        """Return the states of all units, row after row [N, d].
 
         Args:
-            tokens: Ids of all rows, one after the other [N] (int64).
-            lengths: Tokens per row [B].
+            packed: Rows in units, on the CPU.
+            tokens: Raw ids of all rows, one after the other.
+            states: Their states before the merge depth.
+            sizes: Tokens per row [B].
         """
-        return self._trunk.states(self.backbone.embed(tokens), lengths, layers=self._layers)
+        real = packed.attention_mask
+        before = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+        lengths = packed.lengths[real]
+        ends = (before[:, None] + packed.starts + packed.lengths - 1)[real]
+        return unit_states(
+            self.module, states, tokens, ends.to(tokens.device), lengths.to(tokens.device)
+        )
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(
@@ -252,11 +308,14 @@ def _starts(counts: Tensor) -> Tensor:
 def anchor(module: MergeModule) -> Tensor:
     """Return a zero that depends on every parameter of a merge module.
 
-    It runs the module on one token of zeros, so that a rank without any merge hands its gradients
-    over in the same order as the others. A mere sum over the parameters gives another order, and
-    ZeRO-2, which reduces gradients in order of arrival, then adds those of different parameters.
+    It runs the module on one token of zeros, and adds up the adapters, so that a rank without any
+    merge hands its gradients over in the same order as the others. A mere sum over the parameters
+    gives another order, and ZeRO-2, which reduces gradients in order of arrival, then adds those of
+    different parameters.
     """
     nothing = module.norm_o.weight.new_zeros(1, 1, module.hidden_size)
     one = torch.ones(1, dtype=torch.int64, device=nothing.device)
     zero: Tensor = module(nothing, one, one[:, None]).sum() * 0.0
+    for adapter in () if module.adapters is None else module.adapters.parameters():
+        zero = zero + adapter.sum() * 0.0
     return zero

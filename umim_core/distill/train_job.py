@@ -97,11 +97,14 @@ def start_model(job: TrainJob, backbone: Backbone, matcher: Matcher) -> Compress
     if job.start is None:
         form = ModuleForm.model_validate(job.form)
         module = fresh_module(backbone, matcher.rules, form, job.seed)
-        return Compressed(backbone, module, matcher, form.unit_positions)
+        return Compressed(
+            backbone, module, matcher, form.unit_positions, merge_depth=form.merge_depth
+        )
     start = Checkpoint.load(job.start)
     start.check_backbone(backbone)
     module = with_rows_of(start.module, matcher.rules).requires_grad_(True).to(backbone.device)
-    return Compressed(backbone, module, matcher, start.config.unit_positions)
+    own = start.config
+    return Compressed(backbone, module, matcher, own.unit_positions, merge_depth=own.merge_depth)
 
 
 def start_of(job: TrainJob, backbone: Backbone) -> Compressed | Control:
@@ -176,6 +179,8 @@ def make_objective(
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
         hidden_terms=config.hidden_terms,
+        prompt_rows=config.prompt_rows,
+        copy_rows=config.copy_rows,
         batch_size=per_rank,
     )
 

@@ -15,6 +15,10 @@ merged, and the columns of old spans go (``row_eviction``).
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
 Rows that have ended are fed, too, and gain nothing. Samples of one prompt share its prefill.
 
+At a merge depth k above 0 a token passes the first k layers as it is. Then its unit is made of its
+state and those of the span's earlier tokens, three of which are kept per row (``unit_cache``); only
+the other layers are rolled back. It stays one forward per token.
+
 Positions are contiguous over units (``compact``, the paper's) or those of the units' last raw
 tokens (``preserved``), as the module was trained.
 
@@ -35,6 +39,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import check_attention_window, step_mask
+from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.decode_rules import DecodeRules
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
@@ -44,6 +49,7 @@ from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
 from umim_core.inference.sampling import TokenChooser, unlikely
 from umim_core.inference.stopping import Stopper
+from umim_core.inference.unit_cache import UnitCache, new_cache
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, fill_units
 from umim_core.merging.span_cache import SpanCache
@@ -73,7 +79,8 @@ class Engine:
     def __init__(self, compressed: Compressed) -> None:
         self.compressed, self.backbone = compressed, compressed.backbone
         self._preserved = compressed.unit_positions == "preserved"
-        self._spans = None if compressed.module is None else SpanCache(compressed)
+        by_ids = compressed.module is not None and not compressed.merge_depth
+        self._spans = SpanCache(compressed) if by_ids else None
         self._decode_rules = DecodeRules(compressed)
 
     def generate(
@@ -121,7 +128,8 @@ class Engine:
         if past is not None:
             past.check(len(prompts), self.compressed)
         samples = samples_per_prompt(config)
-        request.check(self.backbone.vocab_size, len(prompts) * samples)
+        rows_asked = len(prompts) * samples
+        request.check(self.backbone.vocab_size, rows_asked, self.compressed.merge_depth)
         given = read_prompts(
             prompts,
             None if past is None else [ids[-1] for ids in past.raw_ids],
@@ -151,11 +159,11 @@ class Engine:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
             before = [row.past for row in rows[::samples]]
-            logits = self._prefill(given.packed, first_cache, before).repeat_interleave(samples, 0)
+            logits = self._prefill(given, first_cache, before).repeat_interleave(samples, 0)
             cache = first_cache.repeated(samples)
             while True:
                 if eviction is not None:
-                    eviction.drop(cache)
+                    eviction.drop(cache.evictable)
                 record_forward(rows, logits, cache.lengths, request.observer)
                 tokens = choose_tokens(rows, logits, chooser, stopper, request.logprobs)
                 if streamer is not None:
@@ -172,7 +180,8 @@ class Engine:
                     eviction.push(tokens, running)
                 given_positions = self._preserved or eviction is not None
                 raw_lengths = [len(row.raw) for row in rows] if given_positions else None
-                logits = self._feed(units.push(tokens, running), cache, raw_lengths)
+                step = units.push(tokens, running)
+                logits = self._feed(step, tokens, cache, raw_lengths)
             complete = True
         finally:
             if past is not None and not complete:  # it failed, or the generator was abandoned
@@ -197,7 +206,7 @@ class Engine:
         past: GenerationState | None,
         config: GenerationConfig,
         request: Request,
-    ) -> RowCache:
+    ) -> UnitCache:
         """Return a cache with room for the request: a new one, or that of ``past``."""
         new = config.max_new_tokens or 0
         units = given.packed.unit_counts.cpu()
@@ -206,28 +215,32 @@ class Engine:
             units = units + torch.tensor(past.cache_lengths)
             raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
         # The last token chosen is never fed.
-        limit = int(units.max()) + new - 1
-        highest = int(raw.max()) + new - 1 if self._preserved else limit
+        limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
+        highest = most_raw if self._preserved else limit
         check_room(self.backbone, highest, new, request.overlong)
         rows = len(units) * samples_per_prompt(config)
         evicts = request.span_eviction is not None
         if rows > 1 or self._preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
-            layers = self.backbone.model.config.num_hidden_layers
-            return RowCache(layers, len(units), limit, self.backbone.device)
+            depth = self.compressed.merge_depth
+            layers = (self.backbone.num_layers - depth, depth)
+            return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
         # Short prompts are padded to the widest, wherever their rows begin.
         padded = max(past.cache_lengths) + given.packed.token_ids.shape[1]
+        wide = max(len(ids) for ids in past.raw_ids) + max(map(len, given.ids))
         cache = past.take()
-        cache.allow(max(limit, padded))
+        cache.allow(max(limit, padded), max(most_raw, wide))
         return cache
 
-    def _forward(self, embeddings: Tensor, cache: RowCache, positions: Tensor | None) -> Tensor:
-        """Run W units per row [B, W, d] through the trunk on top of the cache: [B, W, d].
+    def _forward(
+        self, part: Backbone, embeddings: Tensor, cache: RowCache, positions: Tensor | None
+    ) -> Tensor:
+        """Run W units per row [B, W, d] through some layers on top of their cache: [B, W, d].
 
         ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
         """
-        out = self.backbone.trunk(
+        out = part.trunk(
             inputs_embeds=embeddings,
             attention_mask=step_mask(cache, embeddings.dtype),
             position_ids=cache.columns if positions is None else positions,
@@ -237,14 +250,16 @@ class Engine:
         assert isinstance(out, Tensor)  # noqa: S101  every transformers trunk returns one
         return out
 
-    def _prefill(self, packed: PackedUnits, cache: RowCache, past: Sequence[int]) -> Tensor:
+    def _prefill(self, given: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
         Args:
-            packed: The prompts.
-            cache: Where they go.
+            given: The prompts.
+            unit_cache: Where they go.
             past: Raw tokens that each row holds already.
         """
+        packed, cache = given.packed, unit_cache.units
+        embeddings = self._prompt_states(given, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
         if self._preserved:
             before = torch.tensor(past, device=self.backbone.device)[:, None]
@@ -252,7 +267,9 @@ class Engine:
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
             last_unit = cache.columns[:, :1] + packed.unit_counts[:, None] - 1
             positions = cache.columns.minimum(last_unit)
-        hidden = self._forward(self._unit_embeddings(packed), cache, positions)
+        trunk = self.compressed.trunk
+        with trunk.adapting(packed.lengths > 1):
+            hidden = self._forward(trunk.upper, embeddings, cache, positions)
         cache.commit(packed.unit_counts.cpu())
         last = packed.unit_counts - 1
         if hidden.dtype.itemsize > 2 and bool((last == hidden.shape[1] - 1).all()):
@@ -263,6 +280,26 @@ class Engine:
         # the head of its own; 184 ms on one core against 5, with a head of 49,152 x 576.
         return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
 
+    def _prompt_states(self, given: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
+        """Return the states of the prompts' units before the merge depth [B, S, d]."""
+        lower, packed = self.compressed.trunk.lower, given.packed
+        if lower is None or cache.raw is None:
+            return self._unit_embeddings(packed)
+        device, counts = self.backbone.device, packed.raw_counts
+        width = int(counts.max())
+        ids = torch.zeros(len(given.ids), width, dtype=torch.int64)
+        for b, row in enumerate(given.ids):
+            ids[b, : len(row)] = torch.from_numpy(row)
+        ids = ids.to(device)
+        before = torch.tensor(past, device=device)[:, None]
+        columns = torch.arange(width, device=device)
+        positions = before + torch.minimum(columns.expand_as(ids), counts[:, None] - 1)
+        cache.raw.begin(width)
+        states = self._forward(lower, self.backbone.embed(ids), cache.raw, positions)
+        cache.raw.commit(counts.cpu())
+        cache.remember(states, counts)
+        return self.compressed.unit_states(packed, ids, states)
+
     def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
         """Embed the units of the prompts [B, S, d]."""
         if self._spans is None or not len(packed.span_ids):
@@ -270,23 +307,62 @@ class Engine:
         pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
         return fill_units(packed, self.backbone, pooled)
 
-    def _feed(self, step: Advance, cache: RowCache, raw_lengths: Sequence[int] | None) -> Tensor:
+    def _feed(
+        self,
+        step: Advance,
+        tokens: NDArray[np.int64],
+        unit_cache: UnitCache,
+        raw_lengths: Sequence[int] | None,
+    ) -> Tensor:
         """Roll back, feed one unit per row, return the next logits [B, V].
 
         Args:
             step: What is taken back and fed.
-            cache: The rows.
+            tokens: The newest token of each row [B]; those of ended rows mean nothing.
+            unit_cache: The rows.
             raw_lengths: Raw tokens per row, the newest included; None where positions are columns.
         """
-        if step.rollback.any():
-            cache.rollback(torch.from_numpy(step.rollback))
-        cache.begin(1)
+        cache, trunk = unit_cache.units, self.compressed.trunk
         positions = None
         if raw_lengths is not None:
             positions = torch.tensor(raw_lengths, device=self.backbone.device)[:, None] - 1
-        hidden = self._forward(self._step_embeddings(step), cache, positions)
+        if step.rollback.any():
+            cache.rollback(torch.from_numpy(step.rollback))
+        if trunk.lower is None or unit_cache.raw is None:
+            embeddings = self._step_embeddings(step)
+        else:
+            embeddings = self._step_states(step, tokens, unit_cache, trunk.lower, positions)
+        cache.begin(1)
+        with trunk.adapting(torch.from_numpy(step.lengths > 1).to(self.backbone.device)):
+            hidden = self._forward(trunk.upper, embeddings, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
+
+    def _step_states(
+        self,
+        step: Advance,
+        tokens: NDArray[np.int64],
+        cache: UnitCache,
+        lower: Backbone,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """Return the state of each row's unit before the merge depth [B, 1, d]."""
+        running, device = torch.from_numpy(step.lengths > 0), self.backbone.device
+        raw = cache.raw
+        assert raw is not None and cache.recent is not None  # noqa: S101  prefilled
+        fed = torch.from_numpy(np.where(step.lengths > 0, tokens, 0)).to(device)
+        raw.begin(1)
+        states = self._forward(lower, self.backbone.embed(fed[:, None]), raw, positions)
+        raw.commit(running)
+        window = torch.cat([cache.recent, states], dim=1)  # [B, 4, d], the newest last
+        cache.remember(states, running.to(device, torch.int64))
+        merged = np.flatnonzero(step.lengths > 1)
+        if merged.size:
+            rows, lengths = torch.from_numpy(merged).to(device), step.lengths[merged]
+            states[rows, 0] = self.compressed.merge_states(
+                window[rows], torch.from_numpy(step.spans[merged]).to(device), lengths
+            )
+        return states
 
     def _step_embeddings(self, step: Advance) -> Tensor:
         """Embed the unit of each row [B, 1, d]; an ended row is fed id 0."""

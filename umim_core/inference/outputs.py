@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from umim_core.backbone.row_cache import RowCache
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
 from umim_core.inference.stopping import StopReason
+from umim_core.inference.unit_cache import CacheMark, UnitCache
 from umim_core.merging.compressed import Compressed
 
 Spans = tuple[tuple[int, int], ...]
@@ -34,9 +34,9 @@ class GenerationState:
     """
 
     raw_ids: tuple[tuple[int, ...], ...]
-    _cache: RowCache | None = field(repr=False)
+    _cache: UnitCache | None = field(repr=False)
     _compressed: Compressed = field(repr=False)
-    _held: tuple[int, ...] = field(default=(), repr=False)
+    _held: CacheMark | None = field(default=None, repr=False)
 
     @property
     def cache_lengths(self) -> tuple[int, ...]:
@@ -61,10 +61,12 @@ class GenerationState:
                 "Use the state of the newest output.",
             )
         backbone, own = compressed.backbone, self._compressed
-        if backbone is not own.backbone or compressed.unit_positions != own.unit_positions:
+        form = (compressed.unit_positions, compressed.merge_depth)
+        if backbone is not own.backbone or form != (own.unit_positions, own.merge_depth):
             raise GenerationError(
-                "a state can be continued by the backbone and unit positions that made it",
-                f"{backbone.name or 'another backbone'}, {compressed.unit_positions}",
+                "a state can be continued by the backbone, unit positions and merge depth that "
+                "made it",
+                f"{backbone.name or 'another backbone'}, {form[0]}, depth {form[1]}",
                 "Continue it with the same loaded model.",
             )
         if rows != len(self.raw_ids):
@@ -74,15 +76,16 @@ class GenerationState:
                 "Pass as many prompts as the output has rows.",
             )
 
-    def take(self) -> RowCache:
+    def take(self) -> UnitCache:
         """Hand the cache over; call ``check`` before."""
         assert self._cache is not None  # noqa: S101  check
-        self._held = self.cache_lengths
+        self._held = self._cache.mark()
         cache, self._cache = self._cache, None
         return cache
 
-    def give_back(self, cache: RowCache) -> None:
+    def give_back(self, cache: UnitCache) -> None:
         """Take the cache of a failed turn back; a turn writes behind what it was given only."""
+        assert self._held is not None  # noqa: S101  take
         cache.restore(self._held)
         self._cache = cache
 

@@ -169,8 +169,9 @@ class Request:
         decode_max_damage: Generated tokens merge by the rules whose price is at most this, in nats
             per saved token (``RuleSet.prices``); prompts by all. Infinity takes all rules, None the
             model's own bound.
-        span_eviction: Everything is read raw, and a span of the rules that is so many tokens old
-            keeps only its last column in the cache (``merging.span_eviction``); None keeps all.
+        span_eviction: A span of the rules that is so many tokens old keeps only its last column in
+            the cache of raw tokens (``merging.span_eviction``): of all layers, with everything read
+            raw, or of those below the merge depth. None keeps all.
         seed: For sampling; None draws one from torch's global generator.
         streams: Number of each row's random stream; by default the row's own number.
         overlong: What becomes of a prompt that the backbone has no room for: ``refuse``,
@@ -199,12 +200,13 @@ class Request:
     streamer: BaseStreamer | None = None
     observer: Observer | None = None
 
-    def check(self, vocab_size: int, rows: int) -> None:
+    def check(self, vocab_size: int, rows: int, merge_depth: int = 0) -> None:
         """Refuse what cannot be done.
 
         Args:
             vocab_size: Ids V of the backbone.
             rows: Rows to generate.
+            merge_depth: Of the model; above 0 the layers below it may evict what others merge.
 
         Raises:
             ConfigError: If ``span_eviction`` is no number of tokens.
@@ -268,7 +270,7 @@ class Request:
                 )
         if self.span_eviction is not None:
             check_age(self.span_eviction)
-            if self.merge != "none":
+            if self.merge != "none" and not merge_depth:
                 raise GenerationError(
                     "span_eviction reads prompt and generated tokens raw",
                     f"merge {self.merge!r}",

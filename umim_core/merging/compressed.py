@@ -15,16 +15,23 @@ Shapes: B rows, S units of the longest row, M spans, N tokens of the longest spa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.config.form import Merge, UnitPositions, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
+from umim_core.merging.merged_trunk import (
+    MergedTrunk,
+    merge_states,
+    span_places,
+    unit_states,
+)
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import (
     PackedUnits,
@@ -51,6 +58,8 @@ class Compressed:
             has no prompt, hence no raw tail.
         decode_max_damage: Most price of the rules that generated tokens merge by; None for all
             rules. Prompts, contexts and scored texts merge by all.
+        merge_depth: Layers that read every token before spans merge, as the module was trained.
+        parts: The layers below and from the merge depth on; made of the others if left out.
 
     Raises:
         ConfigError: If there are rules but no module, or the unit positions are unknown.
@@ -62,8 +71,17 @@ class Compressed:
     unit_positions: UnitPositions
     raw_tail: int = 0
     decode_max_damage: float | None = None
+    merge_depth: int = 0
+    parts: MergedTrunk | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        own = self.module if isinstance(self.module, MergeModule) else None
+        wanted = (self.backbone, self.merge_depth, None if own is None else own.adapters)
+        # a copy with other rules has the same parts
+        if self.parts is None or any(
+            a is not b for a, b in zip(self.parts.of_parts, wanted, strict=True)
+        ):
+            object.__setattr__(self, "parts", MergedTrunk.of(*wanted))
         ruled = isinstance(self.matcher, Matcher) and len(self.matcher.rules)
         if ruled and self.module is None:
             raise ConfigError("rules need a merge module", None, "Pass one, or no rules.")
@@ -73,6 +91,12 @@ class Compressed:
                 self.unit_positions,
                 "Take the checkpoint's.",
             )
+
+    @property
+    def trunk(self) -> MergedTrunk:
+        """The layers below and from the merge depth on."""
+        assert self.parts is not None  # noqa: S101  made where it was left out
+        return self.parts
 
     @classmethod
     def without_merging(cls, backbone: Backbone) -> Compressed:
@@ -148,8 +172,14 @@ class Compressed:
         """Return the surrogates [M, d] of spans [M, N] in the backbone's data type.
 
         Raises:
-            ConfigError: If there is no module.
+            ConfigError: If there is no module, or spans merge inside the model.
         """
+        if self.merge_depth:
+            raise ConfigError(
+                "a span has one surrogate at merge depth 0 alone",
+                f"merge depth {self.merge_depth}",
+                "There it depends on what stands before it; use a checkpoint of depth 0.",
+            )
         if self.module is None:
             raise ConfigError("merged units need a merge module", None, "Pass one, or no rules.")
         spans = self.backbone.embed(span_ids)
@@ -159,6 +189,51 @@ class Compressed:
             else self.module(spans, span_lengths)
         )
         return pooled.to(self.backbone.dtype)
+
+    def unit_states(self, packed: PackedUnits, ids: Tensor, states: Tensor) -> Tensor:
+        """Return the states of units before the merge depth [B, S, d]; padding has any.
+
+        Args:
+            packed: Rows cut into units.
+            ids: Their raw ids [B, T] (int64), right-padded.
+            states: The states of their tokens [B, T, d].
+        """
+        ends = (packed.starts + packed.lengths - 1).clamp(min=0)
+        return self.states_of(ids, states, ends, packed.lengths)
+
+    def states_of(self, ids: Tensor, states: Tensor, ends: Tensor, lengths: Tensor) -> Tensor:
+        """Return the states [B, S, d] of units that end at some tokens.
+
+        Args:
+            ids: Raw ids [B, T] (int64).
+            states: States of these tokens before the merge depth [B, T, d].
+            ends: Token that each unit ends with [B, S] (int64).
+            lengths: Its tokens [B, S] (int64); 0 counts as 1.
+        """
+        rows = torch.arange(len(ids), device=ids.device)[:, None] * ids.shape[1]
+        flat = unit_states(
+            self.module if isinstance(self.module, MergeModule) else None,
+            states.flatten(0, 1),
+            ids.reshape(-1),
+            (rows + ends).reshape(-1),
+            lengths.reshape(-1),
+        )
+        return flat.view(*ends.shape, -1)
+
+    def merge_states(self, window: Tensor, ids: Tensor, lengths: NDArray[np.int64]) -> Tensor:
+        """Return the states [M, d] of units that end with the last of four tokens.
+
+        Args:
+            window: States of four tokens before the merge depth [M, 4, d].
+            ids: Ids of each unit [M, 4] (int64), zero behind its end.
+            lengths: Its tokens [M], 2 .. 4.
+        """
+        sizes = torch.from_numpy(lengths).to(window.device)
+        ends = torch.full_like(sizes, window.shape[1] - 1)
+        width = int(lengths.max())
+        rows = torch.arange(len(window), device=window.device)[:, None]
+        places = span_places(ends, sizes)
+        return merge_states(self.require_module(), window[rows, places], sizes, ids[:, :width])
 
     def embed(self, packed: PackedUnits) -> Tensor:
         """Return the embeddings of all units [B, S, d]; padding gets the embedding of id 0."""

@@ -35,6 +35,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
+from umim_core.merging.packing import PackedUnits
 
 Ints = NDArray[np.integer]
 _PADDING: Final = -1
@@ -171,16 +172,18 @@ def score_continuations(
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)
     _check_length(positions, endings, backbone, windowed=causal and unit_positions == "compact")
-    trunk = compressed.embed(packed)
-    layout = _layout(positions, endings, trunk.device)
-    tail = backbone.embed(layout.tail_ids).to(trunk.dtype)
-    front = nn.functional.pad(trunk, (0, 0, 0, tail.shape[1] - trunk.shape[1]))
-    inputs = torch.where((layout.groups == _CONTEXT)[..., None], front, tail)
-    if causal:
-        jumps = None if unit_positions == "compact" else layout.positions
-        hidden = backbone.hidden(inputs, position_ids=jumps)
+    layout = _layout(positions, endings, packed.starts.device)
+    if compressed.merge_depth:
+        inputs = _states(contexts, endings, layout, packed, compressed)
     else:
-        hidden = backbone.hidden(inputs, block_mask(layout.groups, inputs.dtype), layout.positions)
+        units = compressed.embed(packed)
+        tail = backbone.embed(layout.tail_ids).to(units.dtype)
+        front = _widened(units, tail.shape[1])
+        inputs = torch.where((layout.groups == _CONTEXT)[..., None], front, tail)
+    merged = _widened((packed.lengths > 1)[..., None], inputs.shape[1])[..., 0]
+    jumps = None if causal and unit_positions == "compact" else layout.positions
+    mask = None if causal else block_mask(layout.groups, inputs.dtype)
+    hidden = compressed.trunk.hidden(inputs, merged, mask, jumps)
     scores = target_scores(hidden[layout.rows, layout.columns], layout.targets, backbone)
     flat = split_scores(scores, layout.sizes)
     result, start = [], 0
@@ -188,6 +191,38 @@ def score_continuations(
         result.append(flat[start : start + len(row)])
         start += len(row)
     return result
+
+
+def _widened(units: Tensor, width: int) -> Tensor:
+    """Pad units [B, S, d] on the right to ``width``, at least S."""
+    return nn.functional.pad(units, (0, 0, 0, width - units.shape[1]))
+
+
+def _states(
+    contexts: Sequence[Ints],
+    endings: Sequence[Sequence[Ints]],
+    layout: _Layout,
+    packed: PackedUnits,
+    compressed: Compressed,
+) -> Tensor:
+    """Return the states before the merge depth [B, L, d] of units and continuations.
+
+    The layers below the depth read the same rows raw: the context's tokens, then continuations.
+    """
+    raw = _layout([np.arange(len(ids)) for ids in contexts], endings, layout.groups.device)
+    ids = raw.tail_ids.clone()
+    for b, context in enumerate(contexts):
+        ids[b, : len(context)] = torch.as_tensor(np.asarray(context, dtype=np.int64))
+    mask = None if _alone(endings) else block_mask(raw.groups, compressed.backbone.dtype)
+    states = compressed.trunk.raw_states(ids, mask, raw.positions)
+    columns = torch.arange(layout.groups.shape[1], device=ids.device)
+    saved = packed.raw_counts - packed.unit_counts
+    ends = (columns + saved[:, None]).clamp(max=ids.shape[1] - 1)  # of tails and padding
+    lengths = torch.ones_like(ends)
+    front, units = layout.groups == _CONTEXT, packed.attention_mask
+    ends[front] = (packed.starts + packed.lengths - 1)[units]
+    lengths[front] = packed.lengths[units]
+    return compressed.states_of(ids, states, ends, lengths)
 
 
 def _check_length(

@@ -171,14 +171,17 @@ def state_hidden(tokens: Tensor, layout: BranchLayout, compressed: Compressed) -
     """
     backbone = compressed.backbone
     _check_positions(layout, backbone)
-    embeddings = backbone.embed(tokens)
-    merged = layout.surrogate >= 0
-    if len(layout.span_ids):
+    trunk, merged = compressed.trunk, layout.surrogate >= 0
+    states = trunk.raw_states(tokens)
+    if compressed.merge_depth:
+        columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        states = compressed.states_of(tokens, states, columns, layout.lengths)
+    elif len(layout.span_ids):
         pooled = compressed.surrogates(layout.span_ids, layout.span_lengths)
-        embeddings[merged] = pooled[layout.surrogate[merged]]
+        states[merged] = pooled[layout.surrogate[merged]]
     if layout.plain:  # causal attention, right padding included
-        return backbone.hidden(embeddings)
-    return backbone.hidden(embeddings, layout.mask(embeddings.dtype), layout.positions)
+        return trunk.hidden(states, merged)
+    return trunk.hidden(states, merged, layout.mask(states.dtype), layout.positions)
 
 
 def target_scores(hidden: Tensor, targets: Tensor, backbone: Backbone) -> TokenScores:

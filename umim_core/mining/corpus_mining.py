@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -26,6 +29,7 @@ from umim_core.rules.filters import step_counts, tau_for_budget
 from umim_core.rules.grams import NgramCounts, select
 from umim_core.rules.origin import RuleOrigin
 from umim_core.rules.ruleset import RuleSet
+from umim_core.rules.span_choice import choose_spans
 from umim_core.text.shards import TokenShards
 from umim_core.text.sources import Source
 from umim_core.text.token_ids import Offsets, UniformOffsets
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from umim_core.backbone.backbone import Backbone
+
+_CHOICE_TOKENS: Final = 1 << 25  # tokens at most that spans are chosen on
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,22 @@ class MiningReport:
     digest: str
     seconds: dict[str, float]
     candidates: CandidateReport | None = None
+
+
+def spread_segments(
+    shards: TokenShards, offsets: UniformOffsets, most: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the ids of evenly spread segments, flat, and their borders.
+
+    Args:
+        shards: A corpus.
+        offsets: Its segments.
+        most: Tokens at most.
+    """
+    count = min(offsets.count, max(1, most // offsets.length))
+    chosen = [number * offsets.count // count for number in range(count)]
+    parts = [shards[offsets[number] : offsets[number + 1]] for number in chosen]
+    return np.concatenate(parts), np.arange(count + 1, dtype=np.int64) * offsets.length
 
 
 class _Found(NamedTuple):
@@ -115,6 +137,9 @@ def mine_rules(
         counted = time.perf_counter()
         fingerprint = None if known is None else fingerprint_of(known)
         kept, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
+        if chosen.spans is not None:
+            ids, borders = spread_segments(shards, offsets, _CHOICE_TOKENS)
+            rules = choose_spans(rules, ids, borders, chosen.spans)
         if report is not None:
             missed = miss_probability(kept.tau, report.fraction, report.sample_tau)
             report = replace(report, miss_probability=missed)

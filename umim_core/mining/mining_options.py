@@ -49,6 +49,8 @@ class MiningOptions:
         overlap: Overlap policy.
         containment: Containment policy.
         rule_budget: Most rules; tau is raised until they fit. None for no limit.
+        spans: Keep so many n-grams by the tokens that they save (``rules.span_choice``); they pass
+            no filter. None keeps all rules.
         min_documents: Least number of documents that a rule occurs in.
         protect: Regular expressions of tokens that no rule may contain, or names such as "digits".
         sample_tokens: Candidate mode, see ``SearchOptions``.
@@ -63,6 +65,7 @@ class MiningOptions:
     overlap: Overlap = "greedy"
     containment: Containment = "drop"
     rule_budget: int | None = None
+    spans: int | None = None
     min_documents: int = 1
     protect: tuple[str, ...] = ()
     sample_tokens: int | None = None
@@ -82,6 +85,7 @@ class MiningOptions:
         for name, least in (
             ("segment_length", 2),
             ("rule_budget", 1),
+            ("spans", 1),
             ("min_documents", 1),
             ("sample_tokens", 1),
             ("max_candidates", 1),
@@ -91,6 +95,13 @@ class MiningOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}", value, "Raise it.")
+        unfiltered = (self.overlap, self.containment) == ("none", "keep")
+        if self.spans is not None and not (unfiltered and self.rule_budget is None):
+            raise ConfigError(
+                "spans are chosen among all n-grams: overlap none, containment keep, no budget",
+                f"{self.overlap}, {self.containment}, {self.rule_budget}",
+                "Leave spans out, or these three.",
+            )
         return self
 
     @property

@@ -79,7 +79,12 @@ class UMIM:
         self.matcher = Matcher(self.rules)
         positions, bound = checkpoint.config.unit_positions, checkpoint.config.decode_max_damage
         self.compressed = Compressed(
-            backbone, self.module, self.matcher, positions, decode_max_damage=bound
+            backbone,
+            self.module,
+            self.matcher,
+            positions,
+            decode_max_damage=bound,
+            merge_depth=checkpoint.config.merge_depth,
         )
         self.engine = Engine(self.compressed)
 

@@ -32,6 +32,7 @@ from umim_core.config.form import (
     form_name,
 )
 from umim_core.errors import ConfigError
+from umim_core.merging.adapters import SpanAdapters
 from umim_core.merging.forms.anchors import ANCHORS
 from umim_core.merging.forms.merge_form import MAX_SPAN, draw_linear, inside_spans, reset_norm
 from umim_core.merging.forms.rule_rows import RuleRows
@@ -62,6 +63,8 @@ class MergeModule(nn.Module):
     Attributes:
         norm_o: The last layer of every form, at the scale of the backbone's embeddings.
         rows: Offsets of single rules, added to the surrogates of every form; None: there are none.
+        adapters: Gated adapters of the layers that read units, trained and saved with the module;
+            None: there are none.
 
     Raises:
         ConfigError: If the heads do not divide the size or there is no such form.
@@ -70,6 +73,7 @@ class MergeModule(nn.Module):
     norm_o: nn.LayerNorm
     offset: nn.Parameter | None
     rows: RuleRows | None
+    adapters: SpanAdapters | None
 
     def __init_subclass__(
         cls, *, kind: str, depth: Depth = 1, positions: tuple[Positions, ...] = ("none",)
@@ -112,7 +116,7 @@ class MergeModule(nn.Module):
         check_form(positions, depth, kind, residual)
         self.hidden_size, self.num_heads, self.positions = hidden_size, num_heads, positions
         self.depth, self.kind, self.residual = depth, kind, residual
-        self.rows = None
+        self.rows, self.adapters = None, None
         self.make_weights()
 
     @classmethod
@@ -161,6 +165,12 @@ class MergeModule(nn.Module):
         tokens = spans.to(self.dtype).masked_fill(outside[..., None], 0.0)
         merged = self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
         return self.add_rows(merged, ids, lengths)
+
+    def addition(self, states: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
+        """Return what is added to an anchor [M, d], given states [M, N, d]; see forward."""
+        outside = ~inside_spans(lengths, states.shape[1])
+        tokens = states.to(self.dtype).masked_fill(outside[..., None], 0.0)
+        return self.add_rows(self.merge(tokens, lengths), ids, lengths)
 
     def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Add the anchors of tokens [M, N, d], with a residual, to what was merged [M, d]."""

@@ -1,0 +1,346 @@
+"""Merging inside the model: exact splits, units and adapters, against an oracle that uses hooks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from support.engine_matrix import build, random_prompts, random_rules, settings
+from support.family_configs import EXACT
+from support.family_configs import random_model as model_of_family
+from support.merged_models import merged_model, oracle_states, units_of
+from support.tiny_models import random_backbone
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.split import split_backbone
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import ModuleForm
+from umim_core.errors import BackboneError, CheckpointError, ConfigError, GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import Forward
+from umim_core.inference.request import Request
+from umim_core.merging.adapters import SpanAdapters, adapted, linear_maps, merged_rows
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.continuations import score_continuations
+from umim_core.merging.likelihood import score_rows, token_log_probs
+
+FORMS = [(1, 0), (1, 3), (0, 3)]
+# Families that cannot be split exactly: each is refused by name.
+UNSPLIT = {"biogpt", "granite-unscaled", "opt", "xglm"}
+
+
+@pytest.mark.parametrize("family", sorted(EXACT))
+def test_the_parts_of_every_family_give_the_whole_or_are_refused(family: str) -> None:
+    backbone = wrap_backbone(model_of_family(EXACT[family]), None)
+    before = {name: value.clone() for name, value in backbone.model.state_dict().items()}
+    ids = torch.arange(6)[None] + 1
+    try:
+        lower, upper = split_backbone(backbone, 1)
+    except BackboneError as error:
+        assert type(backbone.model).__name__ in str(error)
+        assert family in UNSPLIT
+        return
+    assert family not in UNSPLIT
+    embeddings = backbone.embed(ids)
+    parts = upper.hidden(lower.hidden(embeddings))
+    assert torch.allclose(parts, backbone.hidden(embeddings), atol=1e-5)
+    assert lower.num_layers + upper.num_layers == backbone.num_layers
+    shared = {p.data_ptr() for p in backbone.model.parameters()}
+    assert {p.data_ptr() for p in upper.model.parameters()} <= shared  # no weight is copied
+    assert all(torch.equal(before[n], v) for n, v in backbone.model.state_dict().items())
+
+
+@pytest.mark.parametrize("depth", [0, 2, -1])
+def test_a_part_must_have_a_layer(depth: int) -> None:
+    with pytest.raises(ConfigError, match="can be split before layer 1 to 1"):
+        split_backbone(build("llama"), depth)
+
+
+class Recorder:
+    """Logits by row and generated tokens."""
+
+    def __init__(self) -> None:
+        self.logits: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, forward: Forward) -> None:
+        for row, ids in enumerate(forward.generated):
+            if forward.running[row]:
+                self.logits[row, len(ids)] = forward.logits[row]
+
+
+@pytest.mark.parametrize("infix_free", [True, False])
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "mistral"])
+def test_decoding_equals_a_forward_from_scratch_after_every_step(
+    family: str, rank: int, infix_free: bool
+) -> None:
+    backbone, matcher = build(family), random_rules(3, infix_free)
+    model = merged_model(backbone, matcher, 1, rank, rows=20)
+    prompts, seen = random_prompts(7, 3), Recorder()
+    output = Engine(model).generate(prompts, settings(14), Request(observer=seen))
+    merged = 0
+    for row, (prompt, out) in enumerate(zip(prompts, output.rows, strict=True)):
+        merged += len(out.generated_spans)
+        for step in range(len(out.ids)):
+            ids = [*prompt.tolist(), *out.ids[:step]]
+            units = units_of(matcher, ids, len(prompt))
+            expected = backbone.head(oracle_states(model, ids, units)[-1])
+            assert torch.allclose(seen.logits[row, step], expected, rtol=0, atol=1e-10)
+            assert out.cache_lengths[step] == len(units)
+    assert merged > 3
+
+
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+def test_a_row_alone_equals_the_row_in_a_batch(depth: int, rank: int) -> None:
+    model = merged_model(build("llama"), random_rules(1, False), depth, rank)
+    prompts = random_prompts(2, 4)
+    together = Engine(model).generate(prompts, settings(10))
+    for prompt, row in zip(prompts, together.rows, strict=True):
+        assert Engine(model).generate([prompt], settings(10)).rows[0] == row
+
+
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+def test_a_sampled_batch_follows_its_streams(depth: int, rank: int) -> None:
+    model = merged_model(build("llama"), random_rules(1, False), depth, rank)
+    config = GenerationConfig(max_new_tokens=8, do_sample=True, num_return_sequences=3)
+    first, again = (Engine(model).generate([[1, 2, 3]], config, Request(seed=4)) for _ in range(2))
+    assert first.rows == again.rows
+    assert len({row.ids for row in first.rows}) > 1
+
+
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+def test_a_chat_of_two_turns_equals_one_forward_of_each_state(depth: int, rank: int) -> None:
+    """The second turn needs the last raw states and columns that the first one left."""
+    backbone, matcher = build("llama"), random_rules(5, False)
+    model = merged_model(backbone, matcher, depth, rank)
+    engine, seen = Engine(model), Recorder()
+    first = engine.generate([[1, 2, 3, 4]], settings(6))
+    second = engine.generate([[5, 6, 7]], settings(4), Request(observer=seen), past=first.state)
+    prompt, turn = [1, 2, 3, 4], list(first.rows[0].ids)
+    fed = turn[:-1]
+    units = units_of(matcher, [*prompt, *fed], len(prompt))
+    base = len(prompt) + len(fed)
+    units.append((base, 1))
+    units += [(base + 1 + s, n) for s, n in units_of(matcher, [5, 6, 7], 3)]
+    ids = [*prompt, *turn, 5, 6, 7]
+    assert second.rows[0].cache_lengths[0] == len(units)
+    if depth:
+        expected = backbone.head(oracle_states(model, ids, units)[-1])
+        assert torch.allclose(seen.logits[0, 0], expected, rtol=0, atol=1e-10)
+
+
+def test_a_failed_turn_gives_columns_and_recent_states_back() -> None:
+    model = merged_model(build("llama"), random_rules(5, False), 1, 3)
+    engine = Engine(model)
+    state, other = (engine.generate([[1, 2, 3, 4]], settings(6)).state for _ in range(2))
+
+    class Stop(Exception):
+        pass
+
+    def fail(forward: Forward) -> None:
+        if len(forward.generated[0]) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        engine.generate([[5, 6]], settings(4), Request(observer=fail), past=state)
+    again = engine.generate([[5, 6]], settings(4), past=state)
+    assert again.rows == engine.generate([[5, 6]], settings(4), past=other).rows
+
+
+def test_columns_below_the_depth_age_out_by_span_eviction_alone() -> None:
+    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
+    prompt = random_prompts(3, 1)[0].tolist() * 2
+    kept = Engine(model).generate([prompt], settings(12))
+    aged = Engine(model).generate([prompt], settings(12), Request(span_eviction=0))
+    cache, old = aged.state, kept.state._cache
+    assert old is not None and old.raw is not None and int(old.raw.lengths) == len(prompt) + 11
+    assert aged.rows[0].cache_lengths[0] == kept.rows[0].cache_lengths[0]
+    assert cache.cache_lengths == ()  # which columns are left is not known: it is not continued
+    with pytest.raises(GenerationError, match="reads prompt and generated tokens raw"):
+        Engine(merged_model(build("llama"), random_rules(1, True), 0, 3)).generate(
+            [prompt], settings(2), Request(span_eviction=0)
+        )
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_perplexity_passes_through_the_states_of_decoding(rank: int) -> None:
+    backbone, matcher = build("llama"), random_rules(3, False)
+    model = merged_model(backbone, matcher, 1, rank, rows=20)
+    rows = random_prompts(11, 3)
+    for ids, scores in zip(rows, token_log_probs(rows, model), strict=True):
+        for t in range(len(ids) - 1):
+            known = ids[: t + 1].tolist()
+            units = units_of(matcher, known, len(known))
+            logits = backbone.head(oracle_states(model, known, units)[-1])
+            expected = logits.log_softmax(-1)[ids[t + 1]]
+            assert torch.isclose(scores[t], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+def test_continuations_together_equal_each_alone_behind_its_context(depth: int, rank: int) -> None:
+    model = merged_model(build("llama"), random_rules(3, False), depth, rank)
+    contexts = [ids for ids in random_prompts(4, 3)]
+    endings = [[np.array([1, 2, 3]), np.array([4, 5])], [np.array([6, 7, 1, 2])], [np.array([3])]]
+    together = score_continuations(contexts, endings, model)
+    for context, own, scored in zip(contexts, endings, together, strict=True):
+        for ending, scores in zip(own, scored, strict=True):
+            alone = score_continuations([context], [[ending]], model)[0][0]
+            assert torch.allclose(scores.log_probs, alone.log_probs, rtol=0, atol=1e-10)
+            if depth:
+                ids = [*context.tolist(), *ending[:-1].tolist()]
+                units = units_of(model.require_matcher(), context.tolist(), len(context))
+                units += [(len(context) + k, 1) for k in range(len(ending) - 1)]
+                states = oracle_states(model, ids, units)[len(units) - len(ending) :]
+                wanted = model.backbone.head(states).log_softmax(-1)
+                exact = wanted[torch.arange(len(ending)), torch.from_numpy(ending)]
+                assert torch.allclose(scores.log_probs, exact, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("depth", "rank"), FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_raw_positions_have_the_bits_of_the_base_model(
+    depth: int, rank: int, dtype: torch.dtype
+) -> None:
+    """Before its first merge a row computes what the base model computes, next to merged rows."""
+    backbone, matcher = build("llama", dtype), random_rules(1, True)
+    model = merged_model(backbone, matcher, depth, rank)
+    rows = [np.array([0, 0, 0]), np.array([0] * 12)]
+    assert not (matcher.segment(rows[0])[1] > 1).any() or True
+    raw = [ids for ids in random_prompts(9, 40) if (matcher.segment(ids)[1] == 1).all()][:4]
+    raw = [ids for ids in raw if len(ids) > 1]
+    assert raw
+    mixed = [*raw, *(ids[: len(ids)] for ids in random_prompts(3, 4))]
+    base = Compressed.without_merging(backbone)
+    wide = max(map(len, mixed))
+    alike = [ids for ids in mixed if len(ids) == wide] or mixed
+    for ids in raw:
+        own = score_rows([ids], model)[0]
+        assert torch.equal(own.log_probs, score_rows([ids], base)[0].log_probs)
+    assert len(score_rows(alike, model)) == len(alike)
+
+
+def test_adapters_change_merged_rows_and_no_other_bit() -> None:
+    backbone = random_backbone("llama", torch.bfloat16)
+    adapters = SpanAdapters(linear_maps(backbone), backbone.num_layers, 4)
+    adapters.initialise(torch.Generator().manual_seed(0))
+    twin = adapted(backbone, adapters)
+    units = backbone.embed(torch.arange(12).view(2, 6))
+    with torch.no_grad():
+        for up in adapters.up.values():
+            up.normal_(0.0, 0.5)
+        plain = backbone.hidden(units)
+        assert torch.equal(twin.hidden(units), plain)
+        with merged_rows(torch.tensor([3, 10])):  # row 0 unit 3, row 1 unit 4
+            changed = twin.hidden(units)
+    assert torch.equal(changed[0, :3], plain[0, :3])
+    assert torch.equal(changed[1, :4], plain[1, :4])
+    assert not torch.equal(changed[0, 3], plain[0, 3])
+    assert not torch.equal(changed[1, 4], plain[1, 4])
+    assert torch.equal(backbone.hidden(units), plain)  # the backbone has no hooks
+
+
+def test_threads_have_gates_of_their_own() -> None:
+    backbone = random_backbone("llama")
+    adapters = SpanAdapters(linear_maps(backbone), backbone.num_layers, 2)
+    adapters.initialise(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for up in adapters.up.values():
+            up.normal_(0.0, 0.5)
+    twin, units = adapted(backbone, adapters), backbone.embed(torch.arange(6)[None])
+
+    @torch.no_grad()
+    def read(row: int) -> torch.Tensor:
+        with merged_rows(torch.tensor([row])):
+            return twin.hidden(units)
+
+    alone = [read(row) for row in range(6)]
+    wrong: list[int] = []
+
+    def work(row: int) -> None:
+        wrong.extend(row for _ in range(20) if not torch.equal(read(row), alone[row]))
+
+    threads = [Thread(target=work, args=(row,)) for row in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_adapters_of_another_backbone_are_refused() -> None:
+    small, large = random_backbone("llama"), random_backbone("llama", intermediate_size=32)
+    with pytest.raises(BackboneError, match="adapters must be of the backbone's linear maps"):
+        adapted(large, SpanAdapters(linear_maps(small), 2, 2))
+
+
+def test_a_changed_backbone_or_depth_makes_other_parts() -> None:
+    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
+    assert model.merging_by(random_rules(2, True)).parts is model.parts
+    other: Backbone = build("llama", torch.float32)
+    assert replace(model, backbone=other).parts is not model.parts
+
+
+@pytest.mark.parametrize(
+    ("policies", "match"),
+    [
+        ({"merge_depth": 1}, "residual 'last'"),
+        ({"merge_depth": 1, "residual": "last"}, "unit_positions 'preserved'"),
+        ({"merge_depth": -1}, "greater than or equal to 0"),
+        ({"adapter_rank": 257}, "less than or equal to 256"),
+    ],
+)
+def test_forms_that_cannot_be_are_refused(policies: dict[str, object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        ModuleForm.model_validate(policies)
+
+
+def test_spans_inside_the_model_have_no_surrogate_of_their_own() -> None:
+    model = merged_model(build("llama"), random_rules(1, True), 1, 0)
+    with pytest.raises(ConfigError, match="one surrogate at merge depth 0 alone"):
+        model.surrogates(torch.tensor([[1, 2]]), torch.tensor([2]))
+
+
+def test_a_checkpoint_keeps_depth_and_adapters(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    backbone, matcher = build("llama", torch.float32), random_rules(1, True)
+    model = merged_model(backbone, matcher, 1, 3, rows=5)
+    with torch.no_grad():  # numbers that bfloat16 holds
+        for weight in model.require_module().adapters.parameters():  # type: ignore[union-attr]
+            weight.copy_(weight.bfloat16().float())
+    Checkpoint.of(model).save(tmp_path / "saved")
+    loaded = Checkpoint.load(tmp_path / "saved")
+    assert loaded.config.merge_depth == 1 and loaded.config.adapter_rank == 3
+    again = Compressed(backbone, loaded.module, matcher, "preserved", merge_depth=1)
+    prompts = random_prompts(2, 3)
+    assert Engine(again).generate(prompts, settings(8)).rows == (
+        Engine(model).generate(prompts, settings(8)).rows
+    )
+    other = build("qwen2", torch.float32)
+    with pytest.raises(BackboneError, match="adapters must be of"):
+        Compressed(other, loaded.module, matcher, "preserved", merge_depth=0)
+
+
+def test_adapters_that_do_not_fit_are_a_checkpoint_error(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    from safetensors.torch import load_file, save_file
+
+    from umim_core.checkpoint.module_weights import read_module
+
+    model = merged_model(build("llama", torch.float32), random_rules(1, True), 1, 3)
+    checkpoint = Checkpoint.of(model)
+    checkpoint.save(tmp_path / "saved")
+    weights = load_file(tmp_path / "saved" / "model.safetensors")
+    name = next(key for key in weights if key.startswith("adapters.up."))
+    broken = {
+        "missing": {k: v for k, v in weights.items() if k != name},
+        "rank": weights | {name: weights[name][:, :2].clone()},
+        "flat": weights | {name: weights[name][0].clone()},
+        "nan": weights | {name: torch.full_like(weights[name], torch.nan)},
+    }
+    for kind, tensors in broken.items():
+        path = tmp_path / f"{kind}.safetensors"
+        save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+        with pytest.raises(CheckpointError):
+            read_module(path, checkpoint.config, checkpoint.rules)

@@ -1,0 +1,159 @@
+"""A backbone in two parts, which share its weights: its first layers, and the others.
+
+    lower    layers 0 .. k-1, no final norm      states [B, T, d] before layer k
+    upper    layers k .. L-1 and the final norm  reads such states as if they were embeddings
+
+Each part is a backbone of its own with the same embeddings and head. ``upper`` adds no learned
+positions: the states that it reads hold them already. The parts are tried once: one after the other
+they must give the states of the whole.
+
+Shapes: B rows, T tokens, d embedding size, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.capabilities import (
+    state_difference,
+    state_tolerance,
+    typed_failures,
+)
+from umim_core.backbone.model_files import frozen_twin
+from umim_core.errors import BackboneError, ConfigError
+
+_TRIED = 5  # tokens of the trial; fewer where the positions end
+
+
+class _NoPositions(nn.Module):
+    """Takes the place of learned positions: zeros [..., d] for position ids [...]."""
+
+    def __init__(self, like: nn.Embedding) -> None:
+        super().__init__()
+        self._size, self._dtype = like.embedding_dim, like.weight.dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.zeros(*ids.shape, self._size, dtype=self._dtype, device=ids.device)
+
+
+def split_backbone(backbone: Backbone, depth: int) -> tuple[Backbone, Backbone]:
+    """Return the layers below ``depth`` and those from it on, as backbones.
+
+    Args:
+        backbone: The frozen model; it stays as it is, and no weight is copied.
+        depth: Layers k of the first part, 1 .. L-1.
+
+    Raises:
+        ConfigError: If a part would have no layer.
+        BackboneError: If the layers cannot be found, or the parts do not give the whole's states.
+    """
+    layers = backbone.num_layers
+    if not 0 < depth < layers:
+        raise ConfigError(
+            f"a backbone of {layers} layers can be split before layer 1 to {layers - 1}",
+            depth,
+            "Choose a smaller merge_depth.",
+        )
+    with typed_failures(backbone, "the layers of a backbone must run in two parts"):
+        lower, upper = (layer_range(backbone, *part) for part in ((0, depth), (depth, layers)))
+        _check(backbone, lower, upper)
+    return lower, upper
+
+
+def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
+    """Return a twin with the layers ``first`` .. ``end`` - 1 alone, sharing the weights.
+
+    Without the last layer it has no final norm; without layer 0 it adds no learned positions.
+
+    Raises:
+        BackboneError: If the layers are not one list of modules.
+    """
+    model = frozen_twin(backbone.model)
+    holder, name = layer_list(model)
+    called = _called(replace(backbone, model=model, trunk=model.base_model), holder)
+    kept = nn.ModuleList(list(getattr(holder, name))[first:end])
+    for module in kept.modules():
+        if "layer_idx" in (own := vars(module)):  # the place of a layer in its cache
+            own["layer_idx"] -= first
+    setattr(holder, name, kept)
+    config = model.config
+    if (types := config.to_dict().get("layer_types")) is not None:
+        config.layer_types = list(types)[first:end]
+    config.num_hidden_layers = end - first
+    for child in called if first else ():
+        if isinstance(module := holder.get_submodule(child), nn.Embedding):
+            setattr(holder, child, _NoPositions(module))
+    if end < backbone.num_layers:
+        setattr(holder, called[-1], nn.Identity())
+    return replace(backbone, model=model, trunk=model.base_model)
+
+
+def layer_list(model: PreTrainedModel) -> tuple[nn.Module, str]:
+    """Return the module that holds a trunk's layers, and the name that the list has there.
+
+    Raises:
+        BackboneError: If no list, or more than one, has as many modules as the model has layers.
+    """
+    layers: int = model.config.num_hidden_layers
+    lists = [
+        (parent, name)
+        for parent in model.base_model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == layers
+    ]
+    outermost = lists[:1]  # modules come from the outside in
+    if not outermost:
+        raise BackboneError(
+            f"the {layers} layers of a backbone must be one list of modules",
+            type(model).__name__,
+            "This architecture can be merged at depth 0 only, without adapters.",
+        )
+    return outermost[0]
+
+
+@torch.no_grad()
+def _called(backbone: Backbone, holder: nn.Module) -> list[str]:
+    """Return which modules beside the layers a forward on embeddings calls, in order."""
+    called: list[str] = []
+    handles = [
+        child.register_forward_hook(lambda *_, name=name: called.append(name))
+        for name, child in holder.named_children()
+    ]
+    try:
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=backbone.device)
+        backbone.hidden(backbone.embed(ids))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not called:
+        raise BackboneError(
+            "a backbone must have a final norm beside its layers",
+            type(backbone.model).__name__,
+            "This architecture can be merged at depth 0 only.",
+        )
+    return called
+
+
+@torch.no_grad()
+def _check(backbone: Backbone, lower: Backbone, upper: Backbone) -> None:
+    """Refuse parts that do not give the states of the whole, at positions that jump, too."""
+    ids = torch.arange(_TRIED, device=backbone.device)[None] % backbone.vocab_size
+    most = backbone.max_positions
+    step = 2 if most is None or most >= 2 * _TRIED else 1
+    positions = torch.arange(_TRIED, device=backbone.device)[None] * step
+    embeddings = backbone.embed(ids)
+    whole = backbone.hidden(embeddings, position_ids=positions)
+    states = lower.hidden(embeddings, position_ids=positions)
+    parts = upper.hidden(states, position_ids=positions)
+    off = state_difference(parts, whole)
+    if not off <= state_tolerance(backbone):
+        raise BackboneError(
+            "the layers of a backbone must read each other's states alone",
+            f"{type(backbone.model).__name__}: off by {off:.2g} of the norm in two parts",
+            "This architecture can be merged at depth 0 only.",
+        )

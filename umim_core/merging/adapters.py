@@ -1,0 +1,165 @@
+"""Gated adapters: low-rank additions to a trunk's linear maps, at merged units alone.
+
+    y = W x + [x belongs to a merged unit] (x A) B        A [in, r], B [r, out], B zero at the start
+
+The gate is exact: rows of raw tokens never touch A and B, so they have the bits of the base model.
+Merged units are a tenth of the rows: they are gathered, pass two thin products, and are added.
+
+The adapted trunk is a twin that shares the backbone's weights; the backbone itself has no hooks and
+no other modules. Which rows are merged travels in a context variable, so threads do not meet.
+
+Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021); the gate is ours.
+
+Shapes: N units of all rows of a forward, M of them merged, r rank, K adapted layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import frozen_twin
+from umim_core.backbone.split import layer_list
+from umim_core.errors import BackboneError
+
+_merged: ContextVar[Tensor | None] = ContextVar("merged", default=None)
+_LINEAR: Final = (nn.Linear, Conv1D)
+
+
+class SpanAdapters(nn.Module):
+    """The trained matrices of all adapted layers, a pair per linear map of a layer.
+
+    Args:
+        sizes: Inputs and outputs of each linear map by its name in a layer.
+        layers: Adapted layers K.
+        rank: Rank r.
+
+    Attributes:
+        down: A of each map, all layers in one [K, in, r]; names have ``-`` for ``.``.
+        up: B likewise [K, r, out].
+    """
+
+    def __init__(self, sizes: dict[str, tuple[int, int]], layers: int, rank: int) -> None:
+        super().__init__()
+        self.rank, self.layers = rank, layers
+        names = {name.replace(".", "-"): size for name, size in sizes.items()}
+        self.down = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(layers, n, rank)) for name, (n, _) in names.items()}
+        )
+        self.up = nn.ParameterDict(
+            {name: nn.Parameter(torch.zeros(layers, rank, n)) for name, (_, n) in names.items()}
+        )
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        """Draw A from N(0, 1 / in), map after map by name; B is zero."""
+        for name, down in sorted(self.down.items()):
+            down.normal_(0.0, 1.0 / math.sqrt(down.shape[1]), generator=generator)
+            self.up[name].zero_()
+
+
+class _AdaptedLinear(nn.Module):
+    """A frozen linear map with its addition at merged rows.
+
+    The adapters are held outside of the modules: the twin is frozen, they are trained.
+    """
+
+    def __init__(self, linear: nn.Module, adapters: SpanAdapters, name: str, layer: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self._place = (adapters, name.replace(".", "-"), layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [.., in] to [.., out]."""
+        out: Tensor = self.linear(x)
+        rows = _merged.get()
+        if rows is None:
+            return out
+        adapters, name, layer = self._place
+        down, up = adapters.down[name][layer], adapters.up[name][layer]
+        flat = out.flatten(0, -2)
+        added = (x.flatten(0, -2)[rows].to(down.dtype) @ down) @ up
+        return flat.index_add(0, rows, added.to(out.dtype)).view(out.shape)
+
+
+@contextmanager
+def merged_rows(rows: Tensor | None) -> Iterator[None]:
+    """Adapt some units of the forwards within.
+
+    Args:
+        rows: Places of merged units [M] (int64) among all units of a forward, row after row; None
+            adapts nothing.
+    """
+    token = _merged.set(rows if rows is not None and len(rows) else None)
+    try:
+        yield
+    finally:
+        _merged.reset(token)
+
+
+def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of the linear maps of a layer by name, the same in every layer.
+
+    Raises:
+        BackboneError: If layers differ in them, or have none.
+    """
+    holder, name = layer_list(backbone.model)
+    found = [
+        {n: _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
+        for layer in getattr(holder, name)
+    ]
+    if not found[0] or any(sizes != found[0] for sizes in found):
+        raise BackboneError(
+            "layers that take adapters must have the same linear maps",
+            type(backbone.model).__name__,
+            "Use this architecture without adapters (adapter_rank 0).",
+        )
+    return found[0]
+
+
+def _size(linear: nn.Module) -> tuple[int, int]:
+    if isinstance(linear, Conv1D):
+        return int(linear.nx), int(linear.nf)
+    return int(linear.get_parameter("weight").shape[1]), int(
+        linear.get_parameter("weight").shape[0]
+    )
+
+
+def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
+    """Return a twin of a backbone whose linear maps have the adapters.
+
+    Args:
+        backbone: The layers that are adapted, K of them; it stays as it is.
+        adapters: Theirs; what changes them changes the twin.
+
+    Raises:
+        BackboneError: If they were made for other layers.
+    """
+    sizes = {name.replace(".", "-"): size for name, size in linear_maps(backbone).items()}
+    own = {
+        name: (down.shape[1], adapters.up[name].shape[2]) for name, down in adapters.down.items()
+    }
+    if sizes != own or adapters.layers != backbone.num_layers:
+        raise BackboneError(
+            "adapters must be of the backbone's linear maps",
+            f"{adapters.layers} layers {own}, the backbone has {backbone.num_layers} {sizes}",
+            "Load the backbone that they were trained for.",
+        )
+    model = frozen_twin(backbone.model)
+    holder, place = layer_list(model)
+    for number, layer in enumerate(getattr(holder, place)):
+        maps = [(n, m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)]
+        for name, linear in maps:
+            parent, _, leaf = name.rpartition(".")
+            wrapped = _AdaptedLinear(linear, adapters, name, number)
+            setattr(layer.get_submodule(parent), leaf, wrapped)
+    return replace(backbone, model=model, trunk=model.base_model)

@@ -1,0 +1,162 @@
+"""The trunk that reads merged units: two parts of a backbone, with adapters on the second.
+
+At merge depth k the first k layers read every token; then a span becomes one state, to which the
+module adds, and the other layers read one state per unit::
+
+    tokens   x1  x2 x3  x4          layers < k, at positions 0 1 2 3
+    states   h1  h2 h3  h4          before layer k
+    units    h1    u    h4          u = h3 + rms(h3) g module(h2 / rms(h2), h3 / rms(h3))
+                                    layers >= k, at positions 0 2 3
+
+g is the gain of the module's last norm, zero at the start. Depth 0 is the paper's form: a unit is
+made of embeddings, by its ids alone.
+
+Shapes: B rows, T raw tokens, S units, N tokens of the longest span, M merged units, d embedding
+size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.split import split_backbone
+from umim_core.merging.adapters import SpanAdapters, adapted, merged_rows
+from umim_core.merging.module import MergeModule
+from umim_core.rules.grams import ORDERS
+
+
+@dataclass(frozen=True)
+class MergedTrunk:
+    """The layers that read raw tokens, and those that read units.
+
+    Attributes:
+        lower: Layers below the merge depth; None at depth 0.
+        upper: The other layers, with adapters if there are any; without merged units they are those
+            of the backbone.
+        adapted: Whether there are adapters.
+        of_parts: Backbone, depth and adapters that it was made of.
+    """
+
+    lower: Backbone | None = field(repr=False)
+    upper: Backbone = field(repr=False)
+    adapted: bool
+    of_parts: tuple[Backbone, int, SpanAdapters | None] = field(repr=False)
+
+    @classmethod
+    def of(cls, backbone: Backbone, depth: int, adapters: SpanAdapters | None) -> Self:
+        """Take a backbone apart.
+
+        Args:
+            backbone: The frozen model.
+            depth: Merge depth k, 0 .. L-1.
+            adapters: Of layers k .. L-1, or None.
+
+        Raises:
+            ConfigError: If the depth is not below the number of layers.
+            BackboneError: If the backbone cannot be split there, or the adapters are of another.
+        """
+        lower, upper = split_backbone(backbone, depth) if depth else (None, backbone)
+        upper = upper if adapters is None else adapted(upper, adapters)
+        return cls(lower, upper, adapters is not None, (backbone, depth, adapters))
+
+    def raw_states(
+        self, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Return the states [B, T, d] of raw ids [B, T] before the merge depth.
+
+        Args:
+            ids: Raw ids.
+            mask: As in ``Backbone.hidden``.
+            positions: As there.
+        """
+        embeddings = self.upper.embed(ids)
+        return embeddings if self.lower is None else self.lower.hidden(embeddings, mask, positions)
+
+    def hidden(
+        self,
+        units: Tensor,
+        merged: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Return hidden states after the final norm [B, S, d].
+
+        Args:
+            units: Their states before the merge depth [B, S, d].
+            merged: Which of them are merged [B, S] (bool).
+            mask: As in ``Backbone.hidden``.
+            positions: As there.
+        """
+        with self.adapting(merged):
+            return self.upper.hidden(units, mask, positions)
+
+    @contextmanager
+    def adapting(self, merged: Tensor) -> Iterator[None]:
+        """Adapt merged units [B, S] (bool) of the forwards within."""
+        if not self.adapted:  # nothing waits for the device then
+            yield
+            return
+        with merged_rows(merged.reshape(-1).nonzero().view(-1)):
+            yield
+
+
+def root_mean_square(states: Tensor) -> Tensor:
+    """Return the root mean square of states [.., d]: [.., 1], above zero."""
+    return states.pow(2).mean(dim=-1, keepdim=True).add(1e-12).sqrt()
+
+
+def span_places(ends: Tensor, lengths: Tensor) -> Tensor:
+    """Return the places [M, N] of the tokens of spans that end at ``ends`` [M] (int64).
+
+    Behind a span's end stands its last token again.
+    """
+    width = int(lengths.max()) if len(lengths) else ORDERS[0]
+    first = ends - lengths + 1
+    offsets = torch.arange(width, device=ends.device)
+    return torch.minimum(first[:, None] + offsets, ends[:, None])
+
+
+def merge_states(module: MergeModule, states: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
+    """Merge the states of spans before the merge depth.
+
+    Args:
+        module: Adds to a span's last state, at that state's scale.
+        states: States of the spans' tokens [M, N, d]; what stands beyond a span has no influence.
+        lengths: Tokens of each span [M] (int64).
+        ids: Their token ids [M, N] (int64), by which rule rows are found.
+
+    Returns:
+        States of the units [M, d], in the type of ``states``.
+    """
+    wide = states.to(torch.promote_types(states.dtype, module.dtype))
+    last = wide[torch.arange(len(wide), device=wide.device), lengths - 1]
+    added = module.addition(wide / root_mean_square(wide), lengths, ids)
+    return (last + root_mean_square(last) * added).to(states.dtype)
+
+
+def unit_states(
+    module: MergeModule | None, states: Tensor, ids: Tensor, ends: Tensor, lengths: Tensor
+) -> Tensor:
+    """Return the states of units [S, d], given those of all tokens before the merge depth.
+
+    Args:
+        module: Merges; None where no unit is merged.
+        states: States of tokens, row after row [N, d].
+        ids: Their ids [N] (int64).
+        ends: Place of each unit's last token among them [S] (int64).
+        lengths: Its tokens [S] (int64).
+    """
+    units = states[ends]
+    merged = (lengths > 1).nonzero().view(-1)
+    if not len(merged) or module is None:
+        return units
+    places = span_places(ends[merged], lengths[merged])
+    pooled = merge_states(module, states[places], lengths[merged], ids[places])
+    return units.index_copy(0, merged, pooled)
