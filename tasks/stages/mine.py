@@ -31,7 +31,7 @@ from umim_core.config.recipe import Cell, MiningConfig
 from umim_core.cost.mining_forecast import predict_search
 from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
-from umim_core.mining.corpus_mining import make_rules
+from umim_core.mining.corpus_mining import make_rules, spans_of
 from umim_core.mining.finding import find_ngrams
 from umim_core.mining.mining_options import MiningOptions, SearchOptions
 from umim_core.mining.preparation import (
@@ -46,6 +46,7 @@ from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.store.arrays import save_array
 from umim_core.store.publication import STATE
 from umim_core.text.shards import TokenShards
+from umim_core.text.token_ids import UniformOffsets
 
 logger = logging.getLogger("umim.count")
 
@@ -144,6 +145,7 @@ def filter_stage(
         overlap=cell.overlap,
         containment=cell.containment,
         rule_budget=cell.rule_budget,
+        spans=cell.spans,
         min_documents=config.min_documents,
         protect=config.protect,  # recorded; the counts, and so the key, have the ids it excludes
         sample_tokens=config.sample_tokens,
@@ -159,6 +161,7 @@ def filter_stage(
             "min_documents": config.min_documents,
             "segment_length": segment_length,
             "tokenizer": fingerprint,
+            **({} if cell.spans is None else {"spans": cell.spans}),
         },
         {"counts": counted.digest, "tokens": tokenized.folder_digest("train")},
     )
@@ -171,6 +174,10 @@ def filter_stage(
             options,
             options.origin(fingerprint, corpus_digest(counted.path)),
         )
+        if cell.spans is not None:
+            shards = tokens(tokenized, "train")
+            offsets = UniformOffsets(segment_length, len(shards) // segment_length)
+            ruleset = spans_of(ruleset, shards, offsets, cell.spans)
         raw, passed = step_counts(kept, kept.tau, cell.overlap)
         return write_rules(out, ruleset, raw=raw, overlap=passed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from transformers import GenerationConfig, TextStreamer
 
 from umim_core import UMIM
 from umim_core.errors import BackboneError, ConfigError, EvaluationError, GenerationError
+from umim_core.model.chat_parts import content_places
+from umim_core.model.inputs import _render
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (
@@ -87,9 +90,77 @@ def test_a_turn_equals_the_whole_text_without_rules(umim: UMIM) -> None:
 def test_a_chat_is_rendered_by_its_template(chatty: UMIM) -> None:
     chat = [{"role": "user", "content": "Return the array."}]
     rendered = "user: Return the array.\nassistant: "
-    expected = chatty.generate(rendered, max_new_tokens=6)
-    assert chatty.generate(chat, max_new_tokens=6) == expected
-    assert chatty.generate([chat, chat], max_new_tokens=6).text == expected.text * 2
+    output = chatty.generate(chat, max_new_tokens=6)
+    assert output.prompt_ids[0] == tuple(chatty.backbone.encode(rendered))
+    base = chatty.generate(rendered, max_new_tokens=6, merge="none")
+    assert chatty.generate(chat, max_new_tokens=6, merge="none") == base
+    assert chatty.generate([chat, chat], max_new_tokens=6).text == output.text * 2
+
+
+def test_only_what_users_say_merges_in_a_chat(chatty: UMIM) -> None:
+    said = "Return the sum of the array elements over a given axis, and the shape of the array."
+    chat = [
+        {"role": "system", "content": said},
+        {"role": "user", "content": said},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": said},
+    ]
+    output = chatty.generate(chat, max_new_tokens=2, raw_tail=4)
+    ids, decode = output.prompt_ids[0], chatty.backbone.decode
+    size = len(chatty.backbone.encode(f" {said}"))
+    contents = [k for k in range(len(ids)) if decode(list(ids[k : k + size])) == f" {said}"]
+    assert len(contents) == 4
+    spans = output.prompt_spans[0]
+    inside = [
+        [(a - start, n) for a, n in spans if start <= a and a + n <= start + size - 4]
+        for start in contents
+    ]
+    assert inside[0] == inside[2] == []  # system prompt and reply
+    assert inside[1] and inside[1] == inside[3]  # each message is cut on its own
+    assert len(spans) == len(inside[1]) + len(inside[3])  # none touches the template or a raw tail
+
+
+def test_a_growing_chat_only_appends_units(chatty: UMIM) -> None:
+    """Units of turn t and the reply's ids are a prefix of turn t + 1's, so a prefix cache hits."""
+    chat: list[dict[str, str]] = []
+    before: list[tuple[int, ...]] = []
+    for turn in range(4):
+        said = f"Return the sum of the array elements over a given axis {'and shape ' * turn}."
+        chat.append({"role": "user", "content": said})
+        output = chatty.generate(chat, max_new_tokens=5, merge="prompt", raw_tail=3)
+        units = unit_ids(output.prompt_ids[0], output.prompt_spans[0])
+        assert units[: len(before)] == before
+        chat.append({"role": "assistant", "content": output.text[0]})
+        reply = chatty.backbone.encode(output.text[0])
+        before = units + [(token,) for token in reply]
+    assert sum(len(unit) > 1 for unit in before) > 4
+
+
+def unit_ids(ids: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -> list[tuple[int, ...]]:
+    """Raw ids as units, given the merged ones."""
+    sizes, units, at = dict(spans), [], 0
+    while at < len(ids):
+        size = sizes.get(at, 1)
+        units.append(tuple(ids[at : at + size]))
+        at += size
+    return units
+
+
+def test_a_template_that_rewrites_contents_merges_nothing(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shouting = TEMPLATE.replace("m['content']", "m['content'] | upper")
+    monkeypatch.setattr(umim.backbone.require_tokenizer(), "chat_template", shouting)
+    chat = [{"role": "user", "content": "return the sum of the array elements"}]
+    assert umim.generate(chat, max_new_tokens=2).prompt_spans == ((),)
+
+
+def test_a_content_that_looks_like_the_template_is_found_where_it_stands(chatty: UMIM) -> None:
+    chat = [{"role": "user", "content": "user"}, {"role": "user", "content": " user: \n"}]
+    text = "user: user\nuser:  user: \n\nassistant: "
+    render = partial(_render, backbone=chatty.backbone)
+    assert render(chat) == text
+    assert content_places(chat, text, render) == [(6, 10), (17, 25)]
 
 
 def test_a_continued_chat_reads_only_what_is_new(chatty: UMIM) -> None:

@@ -7,6 +7,7 @@ tau             least count of an n-gram         least count of a run
 overlap         ``greedy`` by default            ``none``: the paper filters no runs
 containment     ``drop`` by default              ``keep``: likewise
 rule_budget     most rules                       refused
+spans           n-grams that save the most       refused
 ==============  ===============================  =============================================
 
 A cell that names a rule directory (``rules``) has none of these: nothing is mined for it.
@@ -43,6 +44,9 @@ class CellRules(RulesConfig, StableDump):
     rules: Annotated[str | None, Field(min_length=1), LATER] = Field(
         None, description="Rule directory that umim mine wrote; then nothing is mined."
     )
+    spans: Annotated[int | None, Field(ge=1), LATER] = Field(
+        None, description="Keep so many n-grams by the tokens that they save, without filters."
+    )
     source: Annotated[CellSource, LATER] = Field(
         "frequency", description="Frequent n-grams, or spans the backbone is confident about."
     )
@@ -56,8 +60,8 @@ class CellRules(RulesConfig, StableDump):
     @model_validator(mode="before")
     @classmethod
     def _as_found(cls, raw: object) -> object:
-        """Give confidence rules the paper's form where none is named: no filters."""
-        if isinstance(raw, dict) and raw.get("source") == "confidence":
+        """Give confidence rules and chosen spans their form where none is named: no filters."""
+        if isinstance(raw, dict) and (raw.get("source") == "confidence" or raw.get("spans")):
             return _AS_FOUND | raw
         return raw
 
@@ -68,6 +72,14 @@ class CellRules(RulesConfig, StableDump):
                 if name != "rules" and getattr(self, name) != field.default:
                     raise ValueError(f"{name} belongs to mining, rules are given; leave it out")
             return self
+        unfiltered = {"overlap": self.overlap, "containment": self.containment} == _AS_FOUND
+        if self.spans is not None and not (
+            unfiltered and self.source == "frequency" and self.rule_budget is None
+        ):
+            raise ValueError(
+                "spans are chosen among all frequent n-grams: leave overlap, containment, source "
+                "and rule_budget out"
+            )
         if self.source == "frequency":
             for name in ("min_probability", "confidence_tokens"):
                 if getattr(self, name) != type(self).model_fields[name].default:

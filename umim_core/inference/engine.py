@@ -43,7 +43,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
 from umim_core.inference.decode_rules import DecodeRules
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
-from umim_core.inference.prompts import Prompts, check_room, cut_left, read_prompts
+from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
@@ -85,7 +85,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+        prompts: Sequence[TokenPrompt],
         config: GenerationConfig,
         request: Request = _PLAIN,
         past: GenerationState | None = None,
@@ -96,7 +96,7 @@ class Engine:
     @torch.no_grad()
     def steps(
         self,
-        prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+        prompts: Sequence[TokenPrompt],
         config: GenerationConfig,
         request: Request,
         past: GenerationState | None = None,
@@ -104,8 +104,9 @@ class Engine:
         """Generate token by token.
 
         Args:
-            prompts: Raw ids per row [T_b], of any lengths, at least one token each. With ``past``
-                only what is added to it.
+            prompts: Raw ids per row [T_b], of any lengths, at least one token each, with the parts
+                that may merge where that is not all (``PromptIds``). With ``past`` only what is
+                added to it.
             config: ``max_new_tokens`` and the settings named in ``sampling``; others are refused.
             request: Everything else.
             past: The state of an earlier output; its past is not read again.

@@ -21,6 +21,23 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class PromptIds:
+    """A prompt of which only some parts may merge.
+
+    Attributes:
+        ids: Raw ids [T].
+        parts: Where rules may apply, as (first token, end), in order; each is matched on its own,
+            and its last ``raw_tail`` tokens stay raw.
+    """
+
+    ids: Ids
+    parts: tuple[tuple[int, int], ...]
+
+
+TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
+
+
+@dataclass(frozen=True)
 class Prompts:
     """The rows of a request, before samples are split off.
 
@@ -36,7 +53,7 @@ class Prompts:
 
 
 def read_prompts(
-    prompts: Sequence[NDArray[np.integer] | Sequence[int]],
+    prompts: Sequence[TokenPrompt],
     unfed: Sequence[int] | None,
     compressed: Compressed,
     *,
@@ -56,18 +73,43 @@ def read_prompts(
     """
     if len(prompts) == 0:
         raise GenerationError("there must be at least one prompt", 0, "Pass one.")
-    new = [_checked(b, ids, compressed.backbone.vocab_size, unfed) for b, ids in enumerate(prompts)]
+    new = [
+        _checked(
+            b,
+            given.ids if isinstance(given, PromptIds) else given,
+            compressed.backbone.vocab_size,
+            unfed,
+        )
+        for b, given in enumerate(prompts)
+    ]
+    if any(isinstance(given, PromptIds) for given in prompts):
+        across_turns = False  # what a template writes stands between turns
     if unfed is None:
-        rows, cuts = new, [compressed.segment_prompt(ids) for ids in new]
+        rows = new
+        cuts = [_cut(*pair, compressed) for pair in zip(prompts, new, strict=True)]
     else:
         rows = [np.concatenate([[last], ids]) for last, ids in zip(unfed, new, strict=True)]
         cuts = [
             compressed.segment_prompt(ids)
             if across_turns
-            else _behind_one(compressed.segment_prompt(rest))
-            for ids, rest in zip(rows, new, strict=True)
+            else _behind_one(_cut(given, rest, compressed))
+            for given, ids, rest in zip(prompts, rows, new, strict=True)
         ]
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=compressed.backbone.device))
+
+
+def _cut(given: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
+    """Cut a prompt into units; of one with parts, each on its own and all others raw."""
+    if not isinstance(given, PromptIds):
+        return compressed.segment_prompt(ids)
+    starts, lengths, at = [], [], 0
+    for first, end in (*given.parts, (len(ids), len(ids))):
+        raw = np.arange(at, first, dtype=np.int64)
+        part_starts, part_lengths = compressed.segment_prompt(ids[first:end])
+        starts += [raw, part_starts + first]
+        lengths += [np.ones_like(raw), part_lengths]
+        at = end
+    return np.concatenate(starts), np.concatenate(lengths)
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:

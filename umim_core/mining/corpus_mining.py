@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_of
 from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -71,20 +70,19 @@ class MiningReport:
     candidates: CandidateReport | None = None
 
 
-def spread_segments(
-    shards: TokenShards, offsets: UniformOffsets, most: int
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Return the ids of evenly spread segments, flat, and their borders.
+def spans_of(rules: RuleSet, shards: TokenShards, offsets: UniformOffsets, count: int) -> RuleSet:
+    """Choose spans by what they save of a corpus, on evenly spread segments of a large one.
 
     Args:
-        shards: A corpus.
+        rules: The candidates.
+        shards: The corpus.
         offsets: Its segments.
-        most: Tokens at most.
+        count: Spans to keep.
     """
-    count = min(offsets.count, max(1, most // offsets.length))
-    chosen = [number * offsets.count // count for number in range(count)]
-    parts = [shards[offsets[number] : offsets[number + 1]] for number in chosen]
-    return np.concatenate(parts), np.arange(count + 1, dtype=np.int64) * offsets.length
+    segments = min(offsets.count, max(1, _CHOICE_TOKENS // offsets.length))
+    chosen = [number * offsets.count // segments for number in range(segments)]
+    ids = np.concatenate([shards[offsets[i] : offsets[i + 1]] for i in chosen])
+    return choose_spans(rules, ids, np.arange(segments + 1) * offsets.length, count)
 
 
 class _Found(NamedTuple):
@@ -138,8 +136,7 @@ def mine_rules(
         fingerprint = None if known is None else fingerprint_of(known)
         kept, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
         if chosen.spans is not None:
-            ids, borders = spread_segments(shards, offsets, _CHOICE_TOKENS)
-            rules = choose_spans(rules, ids, borders, chosen.spans)
+            rules = spans_of(rules, shards, offsets, chosen.spans)
         if report is not None:
             missed = miss_probability(kept.tau, report.fraction, report.sample_tau)
             report = replace(report, miss_probability=missed)

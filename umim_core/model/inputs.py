@@ -15,8 +15,9 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState
+from umim_core.inference.prompts import PromptIds
+from umim_core.model.chat_parts import MARK, Chat, content_places, with_parts
 
-Chat = Sequence[Mapping[str, Any]]
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
     str | Chat | TokenIds | Sequence[str] | Sequence[Chat] | Sequence[TokenIds] | Mapping[str, Any]
@@ -136,16 +137,13 @@ def _unfit(what: str) -> GenerationError:
     return GenerationError("prompts must be texts, chats or token ids", what, _REMEDY)
 
 
-_REPLY: Final = "\ue000{}\ue001"  # stands for a reply where the text around it is looked for
-
-
 def encode_prompts(
     items: Sequence[Item],
     backbone: Backbone,
     past: GenerationState | None,
     add_special_tokens: bool | None = None,
-) -> list[NDArray[np.integer]]:
-    """Return the raw ids of prompts.
+) -> list[NDArray[np.integer] | PromptIds]:
+    """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
 
     Args:
         items: Texts, chats and ids. What continues ``past`` is only what is added; but a chat is
@@ -164,18 +162,27 @@ def encode_prompts(
         known = None  # the engine says what is wrong
     if add_special_tokens is None and past is not None:
         add_special_tokens = False
-    rows: list[NDArray[np.integer]] = []
+    rows: list[NDArray[np.integer] | PromptIds] = []
     for b, item in enumerate(items):
         if isinstance(item, np.ndarray):
             rows.append(item)
-            continue
-        if isinstance(item, str):
-            ids = backbone.encode(item, add_special_tokens)
+        elif isinstance(item, str):
+            rows.append(np.array(backbone.encode(item, add_special_tokens), dtype=np.int64))
         else:
-            text = _render(item, backbone)
-            ids = backbone.encode(_added(item, text, known[b], backbone) if known else text)
-        rows.append(np.array(ids, dtype=np.int64))
+            rows.append(_encode_chat(item, backbone, known[b] if known else None))
     return rows
+
+
+def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> PromptIds:
+    """Encode a chat, or what it adds to its past."""
+    text = _render(chat, backbone)
+    places = content_places(chat, text, lambda other: _render(other, backbone))
+    added = text if past is None else _added(chat, text, past, backbone)
+    before = len(text) - len(added)
+    if not text.endswith(added):  # the tokenizer's decoder wrote it otherwise: nothing merges
+        places = []
+    moved = [(start - before, end - before) for start, end in places if start >= before]
+    return with_parts(backbone.require_tokenizer(), added, moved)
 
 
 def _render(chat: Chat, backbone: Backbone) -> str:
@@ -245,11 +252,11 @@ def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
     ]
     marked = [dict(message) for message in chat]
     for number in replies:
-        marked[number]["content"] = _REPLY.format(number)
+        marked[number]["content"] = MARK.format(number)
     rest = _decode(backbone.encode(_render(marked, backbone)), backbone)
     parts: list[str] = []
     for number in replies:
-        before, _, rest = rest.partition(_REPLY.format(number))
+        before, _, rest = rest.partition(MARK.format(number))
         parts += [before, chat[number]["content"]]
     special = backbone.require_tokenizer().all_special_tokens
     cut = re.compile("(" + "|".join(map(re.escape, special)) + ")") if special else None

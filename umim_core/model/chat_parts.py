@@ -1,0 +1,90 @@
+"""Parts of a chat that may merge: the contents of its users' messages, nothing of the template.
+
+A merged span across the template ("trained by Hugging Face", a role and its line end) turns answers
+into nonsense, so the template's own tokens, system prompts and earlier replies stay raw::
+
+    <|im_start|>system  Be brief.<|im_end|>
+    <|im_start|>user    Where is the Eiffel Tower?<|im_end|>
+                        -------------------------- may merge, but for its raw tail
+
+Every message is cut on its own, so that a growing chat only ever appends units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.inference.prompts import PromptIds
+
+Chat = Sequence[Mapping[str, Any]]
+MARK: Final = "\ue000{}\ue001"  # stands for a content where the text around it is looked for
+_RAW_ROLES: Final = ("system", "developer", "assistant")
+
+
+def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list[tuple[int, int]]:
+    """Return where the contents that may merge stand in a rendered chat (characters, end excluded).
+
+    Args:
+        chat: The conversation.
+        text: The same as its template writes it.
+        render: Writes a conversation by the template.
+
+    Returns:
+        One entry per content, in order; none where the template rewrites contents.
+    """
+    marked = [
+        {**message, "content": MARK.format(number)}
+        if isinstance(message.get("content"), str)
+        else message
+        for number, message in enumerate(chat)
+    ]
+    written, rest, borders = render(marked), [], [0]
+    for number, message in enumerate(chat):
+        mark = MARK.format(number)
+        at = written.find(mark)
+        if at >= 0 and isinstance(message.get("content"), str):
+            rest.append((number, at, at + len(mark)))
+    borders = [0, *(place for _, start, end in rest for place in (start, end)), len(written)]
+    between = [written[a:b] for a, b in list(pairwise(borders))[::2]]
+    places, at = [], len(between[0])
+    if not text.startswith(between[0]):
+        return []
+    for (number, _, _), behind in zip(rest, between[1:], strict=True):
+        content = str(chat[number]["content"])
+        kept = [c for c in (content, content.strip()) if text.startswith(c + behind, at)]
+        if not kept:
+            return []
+        end = at + len(kept[0])
+        if chat[number].get("role") not in _RAW_ROLES:
+            places.append((at, end))
+        at = end + len(behind)
+    return places
+
+
+def with_parts(
+    tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[tuple[int, int]]
+) -> PromptIds:
+    """Encode a text of a chat, with the tokens that lie within some of its characters.
+
+    Args:
+        tokenizer: The tokenizer; one without offsets merges nothing.
+        text: The text; its template wrote the special tokens.
+        places: Characters that may merge, as :func:`content_places` returns them.
+    """
+    if not tokenizer.is_fast:
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return PromptIds(np.array(ids, dtype=np.int64), ())
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets: NDArray[np.int64] = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+    parts = []
+    for start, end in places:
+        inside = np.flatnonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= end))
+        if len(inside):
+            parts.append((int(inside[0]), int(inside[-1]) + 1))
+    return PromptIds(np.array(encoded["input_ids"], dtype=np.int64), tuple(parts))
