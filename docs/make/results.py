@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from docs.make.benchmark_figures import capacity_figure, scaling_figure
 from docs.make.document import RESULTS, Document
 from docs.make.generation_pages import CAPACITY, ENGINE, ENGINE_ON_SMOLLM2
+from docs.make.merging_pages import ANSWERS, MERGED_QUALITY
 from docs.make.mining_pages import MATCHING, MINING, SCALING
 from docs.make.prompt_pages import PROMPT_TITLE, has_prompts, prompt_figure
 from docs.make.quality_pages import QUALITY, QUALITY_TITLE, quality_figure
@@ -65,6 +66,8 @@ PAGES: Final[dict[str, Part]] = {
     "token_reduction": REDUCTION,
     "second_half": SECOND_HALF,
     "reducers": REDUCERS,
+    "answers": ANSWERS,
+    "merged_quality": MERGED_QUALITY,
     NAME: SHIPPED_MODEL,
 }
 

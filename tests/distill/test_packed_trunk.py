@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import FalconConfig, MistralConfig
 
 from support.engine_matrix import CONFIGS, tiny_backbone
+from support.tiny_models import random_backbone
 from umim_core.backbone.backbone import Backbone
 from umim_core.distill.packed_trunk import PackedTrunk
+from umim_core.distill.step import DistillModel
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.module import MergeModule
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
 
 VOCAB = 11
 LENGTHS = [3, 1, 7, 1, 5]
@@ -196,4 +204,34 @@ def test_the_model_keeps_its_own_attention_after_an_error() -> None:
     trunk = PackedTrunk(backbone)
     with pytest.raises(RuntimeError, match="size of tensor"):
         trunk.hidden(embeddings(backbone, LENGTHS), [*LENGTHS, 1])  # a unit too many
+    assert backbone.model.config._attn_implementation == "sdpa"
+
+
+def test_two_models_on_one_backbone_in_two_threads_get_their_own_losses() -> None:
+    """The attention of a model is switched by one thread at a time (16 of 60 were wrong)."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # threads take turns within a forward
+    backbone = random_backbone("llama", num_hidden_layers=8)
+    matcher = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5), (6, 7)]))
+    module = MergeModule(backbone.hidden_size)
+    module.initialise(0.2, torch.Generator().manual_seed(0))
+    models = [DistillModel(Compressed(backbone, module, matcher, "compact")) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    batches = [[rng.integers(0, 9, size) for size in (12, 20, 31)] for _ in range(2)]
+    cuts = [[matcher.segment(ids) for ids in rows] for rows in batches]
+    alone = [float(models[k](batches[k], cuts[k]).kl) for k in range(2)]
+    found: list[list[float]] = [[], []]
+
+    def work(k: int) -> None:
+        found[k] += [float(models[k](batches[k], cuts[k]).kl) for _ in range(60)]
+
+    threads = [Thread(target=work, args=(k,)) for k in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [[alone[k]] * 60 for k in range(2)]
     assert backbone.model.config._attn_implementation == "sdpa"

@@ -8,8 +8,10 @@ Shapes: B rows, W units per row and forward, L columns of the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from threading import Lock, RLock
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -106,12 +108,33 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
+# One switch of a model at a time: two threads would end each other's, and compute wrong numbers.
+_SWITCHES: Final[WeakKeyDictionary[PreTrainedModel, RLock]] = WeakKeyDictionary()
+_SWITCHES_LOCK: Final = Lock()
+
+
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Have a model compute attention eagerly meanwhile: its other kinds keep no weights."""
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
+def attention_switched(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Have a model compute attention in another way meanwhile; other threads wait for their turn.
+
+    Only threads that switch it wait. One that merely runs the model computes with what is set, so
+    whoever switches to an implementation of its own must serve those, too.
+
+    Args:
+        model: The model.
+        implementation: A name that transformers knows.
+    """
+    with _SWITCHES_LOCK:
+        lock = _SWITCHES.setdefault(model, RLock())
+    with lock:
+        before = model.config._attn_implementation
         model.set_attn_implementation(implementation)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
+
+
+def eager_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Have a model compute attention eagerly meanwhile: its other kinds keep no weights."""
+    return attention_switched(model, "eager")

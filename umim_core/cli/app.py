@@ -8,6 +8,7 @@ non-zero exit status: 1 for a broken rule (typed errors), 2 for wrong usage.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -60,6 +61,9 @@ app.command()(baselines)
 
 def main() -> None:
     """Run the command line; the console script's entry point."""
+    # Before torch is loaded: spinning OpenMP threads made a training step eight times slower on two
+    # virtual cores (77 s against 9.7 s).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     try:
         app()

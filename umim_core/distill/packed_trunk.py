@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from umim_core.backbone.attention_masks import attention_window
+from umim_core.backbone.attention_masks import attention_switched, attention_window
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.trunk_states import layer_states
 from umim_core.config.hidden_term import Layers
@@ -165,13 +165,12 @@ def _real_units(lengths: Sequence[int]) -> Tensor:
 def _rows_apart(model: PreTrainedModel, lengths: Sequence[int]) -> Iterator[_Rows]:
     """Let a model's attention take its one row for several."""
     rows = _Rows(list(lengths))
-    token = _rows.set(rows)
-    model.set_attn_implementation(_NAME)
-    try:
-        yield rows
-    finally:
-        model.set_attn_implementation(_SDPA)
-        _rows.reset(token)
+    with attention_switched(model, _NAME):
+        token = _rows.set(rows)
+        try:
+            yield rows
+        finally:
+            _rows.reset(token)
 
 
 def _attention_by_row(

@@ -1,0 +1,145 @@
+"""What merging costs in quality at a saving: merged text, raw text behind merged prompts, needles.
+
+    python -m benchmarks.merged_quality --checkpoints NAME=DIR ... --test FILES --out FILE.json
+
+Checkpoints share one backbone. *Saving* is the share of layer-tokens that nobody computes or keeps:
+TR (L - k) / L at merge depth k of L layers. Behind prompts the first half of a window is merged but
+for its last 16 tokens and the second half, all raw, is scored; truncation drops as many tokens of
+the first half as the checkpoint saves there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.common import Benchmark, Report, named
+from benchmarks.corpus import CACHE
+from benchmarks.token_reduction.row_texts import read_rows
+from umim_core import UMIM
+from umim_core.evaluation.alignment import evaluate_alignment
+from umim_core.evaluation.perplexity import PerplexityResult, perplexity, second_half_perplexity
+from umim_core.evaluation.row_spread import increase_with_error
+from umim_core.evaluation.scoring import Scorer
+from umim_core.merging.compressed import Compressed
+from umim_core.merging.continuations import score_continuations
+
+_RAW_TAIL: Final = 16
+
+
+def run(options: argparse.Namespace, report: Report) -> None:
+    """Measure every checkpoint on the same rows."""
+    places = named(options.checkpoints)
+    models: dict[str, UMIM] = {}
+    for name, where in places.items():
+        shared = next(iter(models.values())).backbone if models else None
+        given = {"dtype": options.dtype} if shared is None else {"backbone": shared}
+        models[name] = UMIM.from_pretrained(where, **given)
+    first = next(iter(models.values()))
+    backbone = first.backbone
+    text = read_rows(
+        "test",
+        options.test,
+        backbone.require_tokenizer(),
+        rows=options.rows,
+        length=options.window,
+        tokens=options.tokens,
+        cache=options.cache,
+    )
+    base = first.compressed.base()
+    report |= {
+        "backbone": Path(backbone.name).stem,
+        "backbone_fingerprint": backbone.fingerprint,
+        "text": text.facts(),
+        "text_name": options.text_name,
+        "window": options.window,
+        "dtype": options.dtype,
+        "raw_tail": _RAW_TAIL,
+        "subjects": {},
+    }
+    rows = [np.asarray(row, dtype=np.int64) for row in text.rows]
+    plain = perplexity(rows, base, options.batch_size)
+    half = second_half_perplexity(rows, Scorer(base, "prompt", options.window), options.batch_size)
+    report |= {"ppl_base": plain.ppl, "ppl_half_base": half.ppl}
+    for name, umim in models.items():
+        report["subjects"][name] = _subject(umim, rows, plain, half, options.batch_size)
+        print(name, report["subjects"][name], file=sys.stderr, flush=True)
+
+
+def _subject(
+    umim: UMIM,
+    rows: Sequence[np.ndarray],
+    plain: PerplexityResult,
+    half: PerplexityResult,
+    batch_size: int,
+) -> Report:
+    model, config = umim.compressed, umim.checkpoint.config
+    share = 1 - config.merge_depth / umim.backbone.num_layers
+    aligned = evaluate_alignment(rows, model, batch_size, base=umim.backbone)
+    read = perplexity(rows, model, batch_size)
+    prompts = model.reading("prompt", _RAW_TAIL)
+    behind = second_half_perplexity(rows, Scorer(prompts, "prompt", len(rows[0])), batch_size)
+    return {
+        "form": config.form(),
+        "rules": len(umim.rules),
+        "module_digest": umim.module.digest(),
+        "token_reduction": read.token_reduction,
+        "saving": read.token_reduction * share,
+        "kl": aligned.state_means["kl"],
+        "kl_ends": aligned.means["kl"],
+        "top1": aligned.state_means["top1"],
+        "ppl_ratio": _ratio(read.row_sums, plain.row_sums, plain.row_targets),
+        "prompt_token_reduction": behind.token_reduction,
+        "prompt_saving": behind.token_reduction * share,
+        "prompt_ppl_ratio": _ratio(behind.row_sums, half.row_sums, half.row_targets),
+        "truncation_ppl_ratio": _ratio(
+            _truncated(model.base(), rows, behind.token_reduction * share),
+            half.row_sums,
+            half.row_targets,
+        ),
+    }
+
+
+def _truncated(base: Compressed, rows: Sequence[np.ndarray], saving: float) -> list[float]:
+    """Return the nats of each second half behind a first half without its first tokens."""
+    sums = []
+    for row in rows:
+        first, second = np.split(row, [len(row) // 2])
+        scores = score_continuations([first[round(saving * len(first)) :]], [[second]], base)
+        sums.append(-float(scores[0][0].log_probs.double().sum()))
+    return sums
+
+
+def _ratio(own: Sequence[float], other: Sequence[float], targets: Sequence[int]) -> Report:
+    """Return a ratio of perplexities and its standard error, paired by window."""
+    nats, error = increase_with_error(own, other, targets)
+    ratio = math.exp(nats)
+    return {"mean": ratio, "std": None if error is None else ratio * error}
+
+
+main = Benchmark(
+    name="merged_quality",
+    doc=__doc__,
+    options={
+        "checkpoints": {"nargs": "+", "required": True, "metavar": "[NAME=]PATH"},
+        "test": {"nargs": "+", "required": True, "metavar": "[NAME=]FILE"},
+        "text_name": "general English",
+        "rows": 32,
+        "window": 512,
+        "tokens": 50_000_000,
+        "dtype": {"default": "float32", "choices": ("float32", "bfloat16")},
+        "batch_size": 4,
+        "cache": CACHE,
+    },
+    measure=run,
+).main
+
+
+if __name__ == "__main__":
+    sys.exit(main())
