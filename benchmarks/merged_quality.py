@@ -39,7 +39,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
     models: dict[str, UMIM] = {}
     for name, where in places.items():
         shared = next(iter(models.values())).backbone if models else None
-        given = {"dtype": options.dtype} if shared is None else {"backbone": shared}
+        given: dict[str, object] = {"backbone": shared}
+        if shared is None:
+            given = {"dtype": options.dtype}
+            given |= {} if options.backbone is None else {"backbone": options.backbone}
         models[name] = UMIM.from_pretrained(where, **given)
     first = next(iter(models.values()))
     backbone = first.backbone
@@ -130,6 +133,7 @@ main = Benchmark(
         "checkpoints": {"nargs": "+", "required": True, "metavar": "[NAME=]PATH"},
         "test": {"nargs": "+", "required": True, "metavar": "[NAME=]FILE"},
         "text_name": "general English",
+        "backbone": str,
         "rows": 32,
         "window": 512,
         "tokens": 50_000_000,

@@ -80,7 +80,8 @@ def truncated(prompt: PromptIds, tokens: int) -> np.ndarray:
 
 def run(options: argparse.Namespace, report: Report) -> None:
     """Answer all questions from every side."""
-    umim = UMIM.from_pretrained(options.checkpoint, dtype=options.dtype)
+    given = {"dtype": options.dtype} | _named(options.backbone)
+    umim = UMIM.from_pretrained(options.checkpoint, **given)
     layers, depth = umim.backbone.num_layers, umim.checkpoint.config.merge_depth
     report |= {
         "checkpoint": options.name or Path(options.checkpoint).name,
@@ -102,6 +103,11 @@ def run(options: argparse.Namespace, report: Report) -> None:
             rows.append(_row(question, umim, answer, options.raw_tails, (layers - depth) / layers))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         report["lists"][which] = summary(rows)
+
+
+def _named(backbone: str | None) -> dict[str, str]:
+    """Return the option that says where a checkpoint's backbone lies, where it is given."""
+    return {} if backbone is None else {"backbone": backbone}
 
 
 def _row(
@@ -164,6 +170,7 @@ main = Benchmark(
     options={
         "checkpoint": {"required": True, "help": "name or directory of the checkpoint"},
         "name": str,
+        "backbone": str,
         "lists": LISTS,
         "raw_tails": [_RAW_TAIL, 0],
         "dtype": {"default": "bfloat16", "choices": ("float32", "bfloat16")},
