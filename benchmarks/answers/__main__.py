@@ -168,7 +168,7 @@ main = Benchmark(
     name="answers",
     doc=__doc__,
     options={
-        "checkpoint": {"required": True, "help": "name or directory of the checkpoint"},
+        "checkpoint": {"required": True},
         "name": str,
         "backbone": str,
         "lists": LISTS,
