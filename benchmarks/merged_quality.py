@@ -1,4 +1,4 @@
-"""What merging costs in quality at a saving: merged text, raw text behind merged prompts, needles.
+"""Quality lost to merging at a saving: merged text, and raw text behind merged prompts.
 
     python -m benchmarks.merged_quality --checkpoints NAME=DIR ... --test FILES --out FILE.json
 

@@ -38,9 +38,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig
 
-from umim_core.backbone.attention_masks import check_attention_window, step_mask
-from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.row_cache import RowCache
+from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.decode_rules import DecodeRules
 from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
 from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
@@ -50,9 +48,8 @@ from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, re
 from umim_core.inference.sampling import TokenChooser, unlikely
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, new_cache
+from umim_core.inference.unit_inputs import UnitInputs, run_layers
 from umim_core.merging.compressed import Compressed
-from umim_core.merging.packing import PackedUnits, fill_units
-from umim_core.merging.span_cache import SpanCache
 from umim_core.rules.suffix import Advance
 
 _PLAIN: Final = Request()
@@ -79,8 +76,7 @@ class Engine:
     def __init__(self, compressed: Compressed) -> None:
         self.compressed, self.backbone = compressed, compressed.backbone
         self._preserved = compressed.unit_positions == "preserved"
-        by_ids = compressed.module is not None and not compressed.merge_depth
-        self._spans = SpanCache(compressed) if by_ids else None
+        self._inputs = UnitInputs(compressed)
         self._decode_rules = DecodeRules(compressed)
 
     def generate(
@@ -234,23 +230,6 @@ class Engine:
         cache.allow(max(limit, padded), max(most_raw, wide))
         return cache
 
-    def _forward(
-        self, part: Backbone, embeddings: Tensor, cache: RowCache, positions: Tensor | None
-    ) -> Tensor:
-        """Run W units per row [B, W, d] through some layers on top of their cache: [B, W, d].
-
-        ``begin`` was called; ``positions`` [B, W] are None where units take their columns'.
-        """
-        out = part.trunk(
-            inputs_embeds=embeddings,
-            attention_mask=step_mask(cache, embeddings.dtype),
-            position_ids=cache.columns if positions is None else positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        assert isinstance(out, Tensor)  # noqa: S101  every transformers trunk returns one
-        return out
-
     def _prefill(self, given: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
@@ -260,7 +239,7 @@ class Engine:
             past: Raw tokens that each row holds already.
         """
         packed, cache = given.packed, unit_cache.units
-        embeddings = self._prompt_states(given, unit_cache, past)
+        states = self._inputs.of_prompts(given, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
         if self._preserved:
             before = torch.tensor(past, device=self.backbone.device)[:, None]
@@ -270,7 +249,7 @@ class Engine:
             positions = cache.columns.minimum(last_unit)
         trunk = self.compressed.trunk
         with trunk.adapting(packed.lengths > 1):
-            hidden = self._forward(trunk.upper, embeddings, cache, positions)
+            hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(packed.unit_counts.cpu())
         last = packed.unit_counts - 1
         if hidden.dtype.itemsize > 2 and bool((last == hidden.shape[1] - 1).all()):
@@ -280,33 +259,6 @@ class Engine:
         # A matrix [B, d]: of a slice in half precision, torch multiplies each row with a copy of
         # the head of its own; 184 ms on one core against 5, with a head of 49,152 x 576.
         return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
-
-    def _prompt_states(self, given: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
-        """Return the states of the prompts' units before the merge depth [B, S, d]."""
-        lower, packed = self.compressed.trunk.lower, given.packed
-        if lower is None or cache.raw is None:
-            return self._unit_embeddings(packed)
-        device, counts = self.backbone.device, packed.raw_counts
-        width = int(counts.max())
-        ids = torch.zeros(len(given.ids), width, dtype=torch.int64)
-        for b, row in enumerate(given.ids):
-            ids[b, : len(row)] = torch.from_numpy(row)
-        ids = ids.to(device)
-        before = torch.tensor(past, device=device)[:, None]
-        columns = torch.arange(width, device=device)
-        positions = before + torch.minimum(columns.expand_as(ids), counts[:, None] - 1)
-        cache.raw.begin(width)
-        states = self._forward(lower, self.backbone.embed(ids), cache.raw, positions)
-        cache.raw.commit(counts.cpu())
-        cache.remember(states, counts)
-        return self.compressed.unit_states(packed, ids, states)
-
-    def _unit_embeddings(self, packed: PackedUnits) -> Tensor:
-        """Embed the units of the prompts [B, S, d]."""
-        if self._spans is None or not len(packed.span_ids):
-            return self.backbone.embed(packed.token_ids)
-        pooled = self._spans.merge(packed.span_ids, packed.span_lengths)
-        return fill_units(packed, self.backbone, pooled)
 
     def _feed(
         self,
@@ -329,49 +281,9 @@ class Engine:
             positions = torch.tensor(raw_lengths, device=self.backbone.device)[:, None] - 1
         if step.rollback.any():
             cache.rollback(torch.from_numpy(step.rollback))
-        if trunk.lower is None or unit_cache.raw is None:
-            embeddings = self._step_embeddings(step)
-        else:
-            embeddings = self._step_states(step, tokens, unit_cache, trunk.lower, positions)
+        states = self._inputs.of_step(step, tokens, unit_cache, positions)
         cache.begin(1)
         with trunk.adapting(torch.from_numpy(step.lengths > 1).to(self.backbone.device)):
-            hidden = self._forward(trunk.upper, embeddings, cache, positions)
+            hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]
-
-    def _step_states(
-        self,
-        step: Advance,
-        tokens: NDArray[np.int64],
-        cache: UnitCache,
-        lower: Backbone,
-        positions: Tensor | None,
-    ) -> Tensor:
-        """Return the state of each row's unit before the merge depth [B, 1, d]."""
-        running, device = torch.from_numpy(step.lengths > 0), self.backbone.device
-        raw = cache.raw
-        assert raw is not None and cache.recent is not None  # noqa: S101  prefilled
-        fed = torch.from_numpy(np.where(step.lengths > 0, tokens, 0)).to(device)
-        raw.begin(1)
-        states = self._forward(lower, self.backbone.embed(fed[:, None]), raw, positions)
-        raw.commit(running)
-        window = torch.cat([cache.recent, states], dim=1)  # [B, 4, d], the newest last
-        cache.remember(states, running.to(device, torch.int64))
-        merged = np.flatnonzero(step.lengths > 1)
-        if merged.size:
-            rows, lengths = torch.from_numpy(merged).to(device), step.lengths[merged]
-            states[rows, 0] = self.compressed.merge_states(
-                window[rows], torch.from_numpy(step.spans[merged]).to(device), lengths
-            )
-        return states
-
-    def _step_embeddings(self, step: Advance) -> Tensor:
-        """Embed the unit of each row [B, 1, d]; an ended row is fed id 0."""
-        device = self.backbone.device
-        embeddings = self.backbone.embed(torch.from_numpy(step.spans[:, :1]).to(device))
-        merged = np.flatnonzero(step.lengths > 1)
-        if merged.size and self._spans is not None:
-            pairs = zip(step.spans[merged].tolist(), step.lengths[merged].tolist(), strict=True)
-            found = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
-            embeddings[torch.from_numpy(merged).to(device), 0] = found
-        return embeddings
