@@ -28,6 +28,7 @@ from torch import Tensor
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.split import split_backbone
 from umim_core.merging.adapters import SpanAdapters, adapted, merged_rows
+from umim_core.merging.forms.merge_form import inside_spans
 from umim_core.merging.module import MergeModule
 from umim_core.rules.grams import ORDERS
 
@@ -137,7 +138,9 @@ def merge_states(module: MergeModule, states: Tensor, lengths: Tensor, ids: Tens
     """
     wide = states.to(torch.promote_types(states.dtype, module.dtype))
     last = wide[torch.arange(len(wide), device=wide.device), lengths - 1]
-    added = module.addition(wide / root_mean_square(wide), lengths, ids)
+    outside = ~inside_spans(lengths, states.shape[1])
+    tokens = (wide / root_mean_square(wide)).to(module.dtype).masked_fill(outside[..., None], 0.0)
+    added = module.add_rows(module.merge(tokens, lengths), ids, lengths)
     return (last + root_mean_square(last) * added).to(states.dtype)
 
 

@@ -166,12 +166,6 @@ class MergeModule(nn.Module):
         merged = self.add_anchor(self.merge(tokens, lengths), tokens, lengths)
         return self.add_rows(merged, ids, lengths)
 
-    def addition(self, states: Tensor, lengths: Tensor, ids: Tensor) -> Tensor:
-        """Return what is added to an anchor [M, d], given states [M, N, d]; see forward."""
-        outside = ~inside_spans(lengths, states.shape[1])
-        tokens = states.to(self.dtype).masked_fill(outside[..., None], 0.0)
-        return self.add_rows(self.merge(tokens, lengths), ids, lengths)
-
     def add_anchor(self, merged: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Add the anchors of tokens [M, N, d], with a residual, to what was merged [M, d]."""
         if self.residual == "none":
@@ -218,10 +212,7 @@ class MergeModule(nn.Module):
 
     @property
     def table_offsets(self) -> int:
-        """Offsets that need a table of their own: four with learned positions, else one.
-
-        0 says that there is no table.
-        """
+        """Offsets with a table of their own: four with learned positions, else one; 0: no table."""
         return 1 if self.offset is None else MAX_SPAN
 
     def merge(self, tokens: Tensor, lengths: Tensor) -> Tensor:
