@@ -33,11 +33,11 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         **dict.fromkeys(BACKBONE_EDITS, NOT_WEIGHTS),
     }
     form = ("adapt", "module_positions", "depth", "kind", "residual", "rule_rows",
-            "unit_positions", "hidden_terms")  # fmt: skip
+            "unit_positions", "merge_depth", "adapter_rank", "hidden_terms")  # fmt: skip
     decides = {"cell.rules": "decides which stage is run"}
     not_of_rules = {f"cell.{name}": "a matter of the merge module" for name in form} | decides
     given = Cell(backbone=str(inputs.backbone), rules=str(inputs.rules))
-    found_by = ("tau", "overlap", "containment", "rule_budget", "source")
+    found_by = ("tau", "overlap", "containment", "rule_budget", "spans", "source")
     asked = ("min_probability", "confidence_tokens")
     costs = ("block_tokens", "max_memory_gib", "max_disk_gib", "max_hours")
     limits = {f"config.{name}": NO_MATTER_HOW for name in costs}
@@ -109,6 +109,7 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
                 "cell.overlap": "refused for rules by confidence, but as it is",
                 "cell.containment": "refused for rules by confidence, but as it is",
                 "cell.rule_budget": "refused for rules by confidence",
+                "cell.spans": "refused for rules by confidence",
                 "cell.min_probability": "reaches the stage through the runs",
                 "cell.confidence_tokens": "reaches the stage through the runs",
                 "the end of text": SPECIAL_ALL_THE_SAME,

@@ -23,14 +23,15 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     """Return a call of every stage that trains."""
     recipe, cell = inputs.recipe, inputs.cell
     start = inputs.artifacts.make("with-rules", "checkpoint")
-    rules_of = ("tau", "overlap", "containment", "rule_budget", "source", "min_probability",
-                "confidence_tokens", "adapt", "rules")  # fmt: skip
+    rules_of = ("tau", "overlap", "containment", "rule_budget", "spans", "source",
+                "min_probability", "confidence_tokens", "adapt", "rules")  # fmt: skip
     not_ours = {
         f"recipe.{name}": "of another stage; what it makes is an input"
         for name in NOT_TRAINED_ON.split()
     } | {f"recipe.cluster.{name}": NO_MATTER_HOW for name in CLUSTER}
     lease = {"lease": "the recipe's cluster is in the key"}
-    form = ("module_positions", "depth", "kind", "residual", "rule_rows", "unit_positions")
+    form = ("module_positions", "depth", "kind", "residual", "rule_rows", "unit_positions",
+            "merge_depth", "adapter_rank")  # fmt: skip
     tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
     tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of, "hidden_terms")}
     tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)
