@@ -87,7 +87,12 @@ def test_everything_a_stage_is_given_is_in_its_key(
     assert key_of(call, call.given, tmp_path / "elsewhere") == base
     unused, missing, needless = set(call.free), [], []
     for where, key in keys_of_variations(call, inputs.special, inputs.artifacts, tmp_path):
-        free = [start for start in call.free if re.match(rf"{re.escape(start)}s?(?!\w)", where)]
+        # "cell.task" stands for cell.task and cell.tasks, "train." for all below train
+        free = [
+            start
+            for start in call.free
+            if re.match(rf"{re.escape(start)}(?:(?<=\.)|s?(?!\w))", where)
+        ]
         unused.difference_update(free)
         if not free and key == base:
             missing.append(where)
