@@ -18,7 +18,7 @@ from umim_core import UMIM
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.row_cache import RowCache
 from umim_core.errors import NumericalError
-from umim_core.inference import engine
+from umim_core.inference import unit_cache
 
 PROMPT = [1, 2, 9, 3, 4, 5, 6, 7, 8, 9]  # 4 units
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,7 +70,7 @@ def test_the_limit_is_what_the_engine_allows_before_it_decodes(
             super().__init__(*sizes, **options)  # type: ignore[arg-type]
             allowed.append(self.max_length)
 
-    monkeypatch.setattr(engine, "RowCache", Watched)
+    monkeypatch.setattr(unit_cache, "RowCache", Watched)
     prompts = [np.array(PROMPT), np.array([2, 1, 1, 3])]
     assert entries(tiny_umim, prompts, merge, 5, 2)[1] == limit
     assert allowed == [limit]

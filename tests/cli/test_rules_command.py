@@ -237,8 +237,8 @@ def test_a_scan_without_leaks_succeeds(umim: Umim, folder: Path) -> None:
 NAMED = ("--tokenizer", "tokenizer")
 ERRORS = {
     "missing": (("no-such",), "rules must be a rule directory, a checkpoint or one of umim-docs-"),
-    "file": (("a.txt",), "umim-smollm2-135m; got a.txt. Check the name"),
-    "other directory": (("tokenizer",), "umim-smollm2-135m; got tokenizer. Check the name"),
+    "file": (("a.txt",), "umim-smollm2-135m-inside; got a.txt. Check the name"),
+    "other directory": (("tokenizer",), "umim-smollm2-135m-inside; got tokenizer. Check the name"),
     "torn": (("torn",), "torn/rules.parquet"),
     "tokenizer": (("rules", "--tokenizer", "./rules"), "a tokenizer must be a known name"),
     "other tokenizer": (

@@ -283,7 +283,7 @@ class Engine:
             cache.rollback(torch.from_numpy(step.rollback))
         states = self._inputs.of_step(step, tokens, unit_cache, positions)
         cache.begin(1)
-        with trunk.adapting(torch.from_numpy(step.lengths > 1).to(self.backbone.device)):
+        with trunk.adapting(torch.from_numpy(step.lengths > 1)):
             hidden = run_layers(trunk.upper, states, cache, positions)
         cache.commit(torch.from_numpy(step.lengths > 0))
         return self.backbone.head(hidden)[:, 0]

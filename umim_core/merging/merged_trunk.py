@@ -100,11 +100,12 @@ class MergedTrunk:
 
     @contextmanager
     def adapting(self, merged: Tensor) -> Iterator[None]:
-        """Adapt merged units [B, S] (bool) of the forwards within."""
+        """Adapt merged units [B, S] (bool, on any device) of the forwards within."""
         if not self.adapted:  # nothing waits for the device then
             yield
             return
-        with merged_rows(merged.reshape(-1).nonzero().view(-1)):
+        rows = merged.reshape(-1).nonzero().view(-1)
+        with merged_rows(rows.to(self.upper.device)):
             yield
 
 
