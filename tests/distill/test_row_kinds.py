@@ -10,11 +10,18 @@ from pydantic import ValidationError
 
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.row_kinds import TrainingRow, training_row
+from umim_core.distill.token_rows import TokenRows
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 
 MATCHER = Matcher(RuleSet.from_spans([(1, 2), (3, 4, 5)]))
 IDS = np.array([1, 2, 3, 4, 5, 6] * 6 + [7])
+
+
+def row_at(index: int, *, merge_until: int = len(IDS), **shares: float) -> TrainingRow:
+    """A row of a split whose rows are all alike."""
+    rows = TokenRows.of_rows([IDS.tolist()] * (index + 1), [merge_until] * (index + 1))
+    return training_row(rows, index, MATCHER, **shares)
 
 
 def kind_of(row: TrainingRow) -> str:
@@ -26,21 +33,21 @@ def kind_of(row: TrainingRow) -> str:
 
 def test_rows_are_merged_unless_other_kinds_are_asked_for() -> None:
     for index in range(50):
-        row = training_row(IDS, len(IDS), MATCHER, index)
+        row = row_at(index)
         assert kind_of(row) == "merged"
         assert row.cut[1].tolist() == [2, 3, 1] * 6 + [1]
 
 
 def test_shares_are_those_asked_for_and_a_row_keeps_its_kind() -> None:
-    rows = [training_row(IDS, len(IDS), MATCHER, i, prompt=0.3, copy=0.2) for i in range(2000)]
+    rows = [row_at(i, prompt=0.3, copy=0.2) for i in range(2000)]
     kinds = Counter(map(kind_of, rows))
     assert abs(kinds["prompt"] - 600) < 90 and abs(kinds["copy"] - 400) < 90
-    again = [training_row(IDS, len(IDS), MATCHER, i, prompt=0.3, copy=0.2) for i in range(100)]
+    again = [row_at(i, prompt=0.3, copy=0.2) for i in range(100)]
     assert [kind_of(row) for row in again] == [kind_of(row) for row in rows[:100]]
 
 
 def test_a_copy_repeats_its_merged_half_raw_and_has_its_loss_there() -> None:
-    row = training_row(IDS, len(IDS), MATCHER, 0, copy=0.999)
+    row = row_at(0, copy=0.999)
     half = len(IDS) // 2
     assert row.ids.tolist() == IDS[:half].tolist() * 2
     assert row.cut[1].tolist() == [2, 3, 1] * 3 + [1] * half
@@ -48,7 +55,7 @@ def test_a_copy_repeats_its_merged_half_raw_and_has_its_loss_there() -> None:
 
 
 def test_a_prompt_row_is_raw_behind_its_merged_start() -> None:
-    row = training_row(IDS, len(IDS), MATCHER, 3, prompt=0.999)
+    row = row_at(3, prompt=0.999)
     starts, lengths = row.cut
     assert len(IDS) // 4 <= row.loss_from < 3 * len(IDS) // 4 + 1
     assert (lengths[starts >= row.loss_from] == 1).all()
@@ -57,7 +64,7 @@ def test_a_prompt_row_is_raw_behind_its_merged_start() -> None:
 
 def test_rows_with_a_given_border_keep_it() -> None:
     """Rows of a task merge their context alone, whatever kinds are asked for."""
-    row = training_row(IDS, 5, MATCHER, 0, copy=0.999)
+    row = row_at(0, merge_until=5, copy=0.999)
     assert row.cut[1].tolist() == [2, 3] + [1] * (len(IDS) - 5) and row.loss_from == 0
 
 

@@ -140,12 +140,7 @@ class DistillObjective(nn.Module):
     def _loss(
         self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
     ) -> StepLoss:
-        batch = [
-            training_row(
-                rows.row(index), int(rows.merge_until[index]), self._matcher, index, **kinds
-            )
-            for index in indices
-        ]
+        batch = [training_row(rows, index, self._matcher, **kinds) for index in indices]
         loss: StepLoss = self._model(
             [row.ids for row in batch], [row.cut for row in batch], [row.loss_from for row in batch]
         )

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from umim_core.distill.token_rows import TokenRows
 from umim_core.merging.packing import Segmentation
 from umim_core.rules.matcher import Matcher
 from umim_core.rules.prefix_matching import segment_prefix
@@ -40,10 +41,9 @@ class TrainingRow(NamedTuple):
 
 
 def training_row(
-    ids: NDArray[np.integer],
-    merge_until: int,
-    matcher: Matcher,
+    rows: TokenRows,
     index: int,
+    matcher: Matcher,
     *,
     prompt: float = 0.0,
     copy: float = 0.0,
@@ -51,14 +51,14 @@ def training_row(
     """Return a row of the kind that its index draws.
 
     Args:
-        ids: Raw ids [T].
-        merge_until: Leading tokens that rules may be applied to.
+        rows: The split.
+        index: Of the row in it.
         matcher: The rules.
-        index: Of the row in its split.
         prompt: Share of rows with a merged start and a raw rest.
         copy: Share of rows that repeat their first half.
     """
-    if prompt + copy > 0.0 and merge_until == len(ids) >= _LEAST:
+    ids = rows.row(index)
+    if prompt + copy > 0.0 and rows.merge_until[index] == len(ids) >= _LEAST:
         draw = np.random.default_rng([_STREAM, index])
         share, size = draw.random(), len(ids)
         if share < copy:
@@ -68,4 +68,4 @@ def training_row(
         if share < copy + prompt:
             start = int(draw.integers(size // 4, size - size // 4))
             return TrainingRow(ids, segment_prefix(matcher.segment, ids, start), start)
-    return TrainingRow(ids, segment_prefix(matcher.segment, ids, merge_until), 0)
+    return TrainingRow(ids, rows.segment(index, matcher), 0)

@@ -245,7 +245,9 @@ class DistillModel(nn.Module):
         in_student = _starts(packed.unit_counts)[aligned.batch] + aligned.student
         at_teacher, at_student = in_teacher.to(device), in_student.to(device)
         sizes, counts = [len(row) for row in rows], packed.unit_counts.tolist()
-        merged = (packed.lengths > 1)[packed.attention_mask].to(device)
+        merged = None  # without adapters nothing asks, and no device is waited for
+        if self.module.adapters is not None:
+            merged = (packed.lengths > 1)[packed.attention_mask].to(device)
         with self._precision():
             with torch.no_grad():
                 below = self.backbone.embed(tokens)

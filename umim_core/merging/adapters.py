@@ -129,9 +129,8 @@ def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
 def _size(linear: nn.Module) -> tuple[int, int]:
     if isinstance(linear, Conv1D):
         return int(linear.nx), int(linear.nf)
-    return int(linear.get_parameter("weight").shape[1]), int(
-        linear.get_parameter("weight").shape[0]
-    )
+    outputs, inputs = linear.get_parameter("weight").shape
+    return inputs, outputs
 
 
 def adapted(backbone: Backbone, adapters: SpanAdapters) -> Backbone:
