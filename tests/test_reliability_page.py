@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that exist, for every statement from 1 to 53."""
+"""dev/reliability.md names tests that exist, for every statement from 1 to 53."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "dev" / "reliability.md"
 
 
 def rows(text: str) -> dict[int, list[str]]:

@@ -15,7 +15,6 @@ from typing import Final
 
 from docs.make import (
     cards,
-    files,
     missed_gates,
     paper_tables,
     readme,
@@ -29,7 +28,6 @@ from docs.make.document import RESULTS, ROOT, Document
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
-    "files": files.documents,
     "cards": lambda: [*cards.documents(), *shipped_model.cards(), *shipped_adapted.cards()],
     "recipe-fields": recipe_fields.documents,
     "performance": missed_gates.documents,

@@ -35,4 +35,4 @@ def test_a_figure_is_known_by_what_it_was_drawn_from(tmp_path: Path) -> None:
 def test_an_unknown_document_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["readmee"])
-    assert "results, readme, files, cards, recipe-fields" in capsys.readouterr().err
+    assert "results, readme, cards, recipe-fields" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 Tables grow with the number of distinct n-grams. That grows like a power whose exponent falls
 slowly: every doubling multiplies it by the same factor (seen on 2^18 .. 2^23 tokens of technical
-prose, docs/log.md). So
+prose, dev/log.md). So
 
     log2 D(T) = log2 D(S) + s * (1 + r + r^2 + ...),    one term for each doubling from S to T.
 
