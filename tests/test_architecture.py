@@ -14,7 +14,7 @@ import pytest
 
 from support.source_tree import ROOT, imports, parse, python_files, report
 
-FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tests")
+FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools", "tests")
 MAX_LINES = 500
 ORCHESTRATION = {"deepspeed", "mlflow", "prefect", "ray"}
 HEAVY = ("torch", "transformers", "datasets", "numba", "pyarrow", "pandas", "tokenizers", "numpy")
@@ -54,9 +54,12 @@ def ray_inits(tree: ast.AST) -> list[int]:
 @pytest.mark.parametrize(
     ("layer", "above"),
     [
-        ("umim_core", {"tasks", "flows", "infra", "benchmarks", "docs", "tests", *ORCHESTRATION}),
-        ("tasks", {"flows", "infra", "benchmarks", "docs", "tests"}),
-        ("flows", {"infra", "benchmarks", "docs", "tests"}),
+        (
+            "umim_core",
+            {"tasks", "flows", "infra", "benchmarks", "docs", "tools", "tests", *ORCHESTRATION},
+        ),
+        ("tasks", {"flows", "infra", "benchmarks", "docs", "tools", "tests"}),
+        ("flows", {"infra", "benchmarks", "docs", "tools", "tests"}),
     ],
 )
 def test_imports_run_down_the_layers(layer: str, above: set[str]) -> None:
@@ -82,7 +85,7 @@ def test_lm_eval_is_known_to_the_harness_only() -> None:
 
 def test_ray_is_initialised_in_one_place() -> None:
     found: list[str] = []
-    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs"):
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools"):
         if path != ROOT / "tasks" / "cluster" / "ray_cluster.py":
             found += report(path, ray_inits(parse(path)))
     assert found == []
@@ -102,7 +105,7 @@ def test_ray_init_checker_ignores_other_inits() -> None:
 
 def test_mlflow_is_imported_in_one_place() -> None:
     found: list[str] = []
-    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs"):
+    for path in python_files("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools"):
         if path != ROOT / "tasks" / "tracking" / "mlflow_store.py":
             found += report(path, forbidden_imports(parse(path), {"mlflow"}))
     assert found == []

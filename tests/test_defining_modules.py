@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("umim_core", "tasks", "flows", "benchmarks", "docs", "tests")
+FOLDERS = ("umim_core", "tasks", "flows", "benchmarks", "docs", "tools", "tests")
 # Doors on purpose: a name of theirs may be defined in another file of their room.
 DOORS = {"umim_core", "umim_core.merging.module"}
 

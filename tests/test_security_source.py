@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "packaging")
+FOLDERS = ("umim_core", "tasks", "flows", "infra", "benchmarks", "docs", "tools", "packaging")
 
 PICKLING_MODULES = {
     "_pickle",

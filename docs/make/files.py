@@ -8,7 +8,7 @@ from typing import Final
 
 from docs.make.document import ROOT
 
-LAYERS: Final = ("umim_core", "tasks", "flows", "benchmarks")
+LAYERS: Final = ("umim_core", "tasks", "flows", "benchmarks", "tools")
 _OTHERS: Final = {
     "infra": "Recipes of the pipeline (YAML) and DeepSpeed's configuration.",
     "packaging": "Start-up hook that makes lm-eval know the model ``umim``, and the build hook.",

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.make import shipped_adapted, shipping
+from docs.make import shipped_adapted
 from docs.make.shipped_adapted import card
-from docs.make.shipping_trail import adapted_point
 from support.tiny_adaptation import adaptation, point, points
 from tasks.report.page_template import Report
 from tasks.run.stage import StageSpec, run_stage
+from tools import shipping
+from tools.shipping_trail import adapted_point
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet

@@ -1,6 +1,6 @@
 """Shipping of a trained checkpoint: into the package, with its results, their page and its card.
 
-python -m docs.make.shipping CHECKPOINT --recipe smollm2 --name umim-smollm2-135m
+python -m tools.shipping CHECKPOINT --recipe smollm2 --name umim-smollm2-135m
 
 CHECKPOINT is the directory that a finished run printed. Its measurements and its corpus are found
 by the digests that each stage records of what it was given. What ships is stored smaller: the
@@ -9,7 +9,7 @@ which are built in memory. What the rounding changes is measured and stands in t
 ``--priced DIR``, made of it by ``umim prune --keep-all``, adds prices and the bound of decoding;
 ``--merge`` and ``--raw-tail`` are what it recommends to its users.
 
-python -m docs.make.shipping CHECKPOINT --adapted adaptation-NAME --name umim-docs-llama-adapted
+python -m tools.shipping CHECKPOINT --adapted adaptation-NAME --name umim-docs-llama-adapted
 
 An adapted one has its figures in ``docs/results/adaptation-NAME.json`` already. It ships in
 float32, as it was measured, and its backbone is found by name.
@@ -31,13 +31,13 @@ from safetensors.torch import load_file
 from docs.make import shipped_adapted, shipped_model
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import documents_of
-from docs.make.shipped_form import DTYPES, TABLE, store
-from docs.make.shipping_trail import adapted_point, trail
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import Artifact
 from tasks.stages.corpus import parts
 from tasks.stages.evaluate import rows_of
 from tasks.stages.mixture import RECORD
+from tools.shipped_form import DTYPES, TABLE, store
+from tools.shipping_trail import adapted_point, trail
 from umim_core.checkpoint.checkpoint_files import (
     CheckpointConfig,
     read_config,
@@ -255,7 +255,7 @@ def write_sums(assets: Path = ASSETS, sums: Path = SUMS) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Ship a checkpoint."""
-    parser = argparse.ArgumentParser(prog="docs.make.shipping", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tools.shipping", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", help="directory, as the run printed it")
     parser.add_argument("--recipe", default="smollm2", help="what was run")
     parser.add_argument("--name", default="umim-smollm2-135m", help="what it will be called")

@@ -12,17 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from docs.make import shipped_model, shipping
+from docs.make import shipped_model
 from docs.make.document import RESULTS
 from docs.make.results import documents_of
-from docs.make.shipped_form import store
-from docs.make.shipping import results_of, write_sums
-from docs.make.shipping_trail import check_training, scores_of
 from support.merge_modules import give_rows
 from support.tiny_mixture import mixture_recipe
 from support.tiny_pipeline import walk
 from tasks.run.recipes import find_recipe
 from tasks.run.stage import StageSpec, run_stage
+from tools import shipping
+from tools.shipped_form import store
+from tools.shipping import results_of, write_sums
+from tools.shipping_trail import check_training, scores_of
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
 from umim_core.errors import ConfigError

@@ -1,0 +1,1 @@
+"""Tools of maintainers: a trained checkpoint is taken into the package."""
