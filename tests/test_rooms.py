@@ -26,6 +26,7 @@ ROOMS = {
         "inference",
         "checkpoint",
         "model",
+        "serving",
         "generation",
         "task_sets",
         "adaptation",

@@ -14,8 +14,8 @@ from transformers import GenerationConfig, TextStreamer
 
 from umim_core import UMIM
 from umim_core.errors import BackboneError, ConfigError, EvaluationError, GenerationError
-from umim_core.model.chat_parts import content_places
 from umim_core.model.inputs import _render
+from umim_core.text.chat_parts import content_places
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (

@@ -14,6 +14,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
+from umim_core.rules.prefix_matching import segment_parts
 
 Overlong = Literal["refuse", "truncate", "extend"]
 _log: Final = logging.getLogger(__name__)
@@ -102,14 +103,7 @@ def _cut(given: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
     """Cut a prompt into units; of one with parts, each on its own and all others raw."""
     if not isinstance(given, PromptIds):
         return compressed.segment_prompt(ids)
-    starts, lengths, at = [], [], 0
-    for first, end in (*given.parts, (len(ids), len(ids))):
-        raw = np.arange(at, first, dtype=np.int64)
-        part_starts, part_lengths = compressed.segment_prompt(ids[first:end])
-        starts += [raw, part_starts + first]
-        lengths += [np.ones_like(raw), part_lengths]
-        at = end
-    return np.concatenate(starts), np.concatenate(lengths)
+    return segment_parts(compressed.segment_prompt, ids, given.parts)
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:

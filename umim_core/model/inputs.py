@@ -16,7 +16,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState
 from umim_core.inference.prompts import PromptIds
-from umim_core.model.chat_parts import MARK, Chat, content_places, with_parts
+from umim_core.text.chat_parts import MARK, Chat, content_places, encode_parts
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -182,7 +182,7 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
     if not text.endswith(added):  # the tokenizer's decoder wrote it otherwise: nothing merges
         places = []
     moved = [(start - before, end - before) for start, end in places if start >= before]
-    return with_parts(backbone.require_tokenizer(), added, moved)
+    return PromptIds(*encode_parts(backbone.require_tokenizer(), added, moved))
 
 
 def _render(chat: Chat, backbone: Backbone) -> str:

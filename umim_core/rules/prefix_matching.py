@@ -1,8 +1,8 @@
-"""Matching of a text's beginning: rules apply to its first tokens, the others stay raw."""
+"""Matching of some parts of a text: rules apply to these tokens, all others stay raw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,3 +28,28 @@ def segment_prefix(
     starts, lengths = segment(ids[:mergeable])
     raw = np.arange(mergeable, len(ids), dtype=np.int64)
     return np.concatenate([starts, raw]), np.concatenate([lengths, np.ones_like(raw)])
+
+
+def segment_parts(
+    segment: Callable[[NDArray[np.integer]], tuple[Ints, Ints]],
+    ids: NDArray[np.integer],
+    parts: Sequence[tuple[int, int]],
+) -> tuple[Ints, Ints]:
+    """Cut one sequence into units where rules apply to some parts of it only, each on its own.
+
+    Args:
+        segment: Cuts the ids of one part into units.
+        ids: Token ids [T].
+        parts: Where rules may apply, as (first token, end), in order and apart.
+
+    Returns:
+        Starts [S] and lengths [S] (int64).
+    """
+    starts, lengths, at = [], [], 0
+    for first, end in (*parts, (len(ids), len(ids))):
+        raw = np.arange(at, first, dtype=np.int64)
+        part_starts, part_lengths = segment(ids[first:end])
+        starts += [raw, part_starts + first]
+        lengths += [np.ones_like(raw), part_lengths]
+        at = end
+    return np.concatenate(starts), np.concatenate(lengths)

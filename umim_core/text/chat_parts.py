@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
-from umim_core.inference.prompts import PromptIds
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Chat = Sequence[Mapping[str, Any]]
 MARK: Final = "\ue000{}\ue001"  # stands for a content where the text around it is looked for
@@ -67,24 +67,40 @@ def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list
     return places
 
 
-def with_parts(
+def token_ranges(
+    offsets: Sequence[tuple[int, int]] | NDArray[np.int64], places: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Return the tokens that lie within some characters of a text, as (first token, end).
+
+    Args:
+        offsets: Characters of each token [T, 2], end excluded, as tokenizers return them.
+        places: Characters that may merge, as :func:`content_places` returns them.
+    """
+    characters: NDArray[np.int64] = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+    ranges = []
+    for start, end in places:
+        inside = np.flatnonzero((characters[:, 0] >= start) & (characters[:, 1] <= end))
+        if len(inside):
+            ranges.append((int(inside[0]), int(inside[-1]) + 1))
+    return tuple(ranges)
+
+
+def encode_parts(
     tokenizer: PreTrainedTokenizerBase, text: str, places: Sequence[tuple[int, int]]
-) -> PromptIds:
+) -> tuple[NDArray[np.int64], tuple[tuple[int, int], ...]]:
     """Encode a text of a chat, with the tokens that lie within some of its characters.
 
     Args:
         tokenizer: The tokenizer; one without offsets merges nothing.
         text: The text; its template wrote the special tokens.
         places: Characters that may merge, as :func:`content_places` returns them.
+
+    Returns:
+        Raw ids [T] (int64), and the tokens that may merge, as :func:`token_ranges`.
     """
     if not tokenizer.is_fast:
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return PromptIds(np.array(ids, dtype=np.int64), ())
+        return np.array(ids, dtype=np.int64), ()
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    offsets: NDArray[np.int64] = np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-    parts = []
-    for start, end in places:
-        inside = np.flatnonzero((offsets[:, 0] >= start) & (offsets[:, 1] <= end))
-        if len(inside):
-            parts.append((int(inside[0]), int(inside[-1]) + 1))
-    return PromptIds(np.array(encoded["input_ids"], dtype=np.int64), tuple(parts))
+    ranges = token_ranges(encoded["offset_mapping"], places)
+    return np.array(encoded["input_ids"], dtype=np.int64), ranges

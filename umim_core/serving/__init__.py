@@ -1,0 +1,1 @@
+"""Serving: merged prompts for engines that know nothing of UMIM."""

@@ -1,0 +1,151 @@
+"""Prompts over the ids of an exported model: every span that merges becomes one id.
+
+An exported model has a row for each of K spans behind its V rows, so a merged prompt is a prompt
+like any other. With V = 100 and the spans (1, 2) and (5, 6, 7), their ids 100 and 101, raw tail 2::
+
+    ids      9 1 2 5 6 7 3 1 2          ranges [(1, 9)]
+    merged   9 100 101 3 1 2            the last two tokens of the range stay raw
+
+Neither torch nor transformers is imported here: a gateway merges prompts in a small process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.config.form import check_raw_tail
+from umim_core.errors import GenerationError
+from umim_core.rules.grams import ORDERS
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.prefix_matching import segment_parts, segment_prefix
+from umim_core.serving.span_files import SpanTable
+
+Ints = NDArray[np.int64]
+
+
+class PromptMerger:
+    """Merge prompts, ids in and ids out, by the spans of an exported model.
+
+    Threads may share one.
+
+    Args:
+        table: The spans.
+
+    Attributes:
+        vocab_size: Rows V of the model before the export; span i has the id V + i.
+        span_count: Number of spans K.
+        raw_tail: Last tokens of each range that stay raw by default.
+        fingerprint: SHA-256 of the tokenizer whose ids these are; "" if unknown.
+    """
+
+    def __init__(self, table: SpanTable) -> None:
+        self._rules = table.rules
+        self._matcher = Matcher(table.rules)
+        self._spans, self._lengths = table.padded()
+        self.vocab_size = table.vocab_size
+        self.span_count = len(table.rules)
+        self.raw_tail = table.raw_tail
+        self.fingerprint = table.fingerprint
+
+    @classmethod
+    def load(cls, directory: Path, *, tokenizer_fingerprint: str | None = None) -> PromptMerger:
+        """Read the spans of an exported model.
+
+        Args:
+            directory: What ``umim export`` wrote; ``umim_spans.json`` and ``.safetensors`` do.
+            tokenizer_fingerprint: If it is passed, spans of another tokenizer are refused.
+
+        Raises:
+            ArtifactError: If a file is missing, malformed, altered or of an unknown version.
+            TokenizerMismatchError: If the spans belong to another tokenizer.
+        """
+        return cls(SpanTable.load(directory, tokenizer_fingerprint=tokenizer_fingerprint))
+
+    def merge(
+        self,
+        ids: Sequence[int] | NDArray[np.integer],
+        ranges: Sequence[tuple[int, int]] | None = None,
+        *,
+        raw_tail: int | None = None,
+    ) -> list[int]:
+        """Merge the spans of a prompt.
+
+        Args:
+            ids: Raw ids [T], each below V.
+            ranges: Tokens that may merge, as (first, end), in order and apart; each range is
+                matched on its own. None: the whole prompt.
+            raw_tail: Last tokens of each range that stay raw; None for the model's default.
+
+        Returns:
+            Ids below V + K; ``expand`` gives the raw ones back.
+
+        Raises:
+            GenerationError: If an id is outside the vocabulary, or the ranges overlap or leave the
+                prompt.
+            ConfigError: If the raw tail is no number of tokens.
+        """
+        raw = self._checked(ids, self.vocab_size)
+        parts = [(0, len(raw))] if ranges is None else _checked_ranges(ranges, len(raw))
+        tail = self.raw_tail if raw_tail is None else raw_tail
+        check_raw_tail(tail, "prompt")
+
+        def cut(part: NDArray[np.integer]) -> tuple[Ints, Ints]:
+            return segment_prefix(self._matcher.segment, part, max(0, len(part) - tail))
+
+        starts, lengths = segment_parts(cut, raw, parts)
+        merged = raw[starts]
+        for n in ORDERS:
+            at = np.flatnonzero(lengths == n)
+            if len(at):
+                spans = raw[starts[at, None] + np.arange(n)]
+                merged[at] = self.vocab_size + self._rules.places(spans)
+        return [int(unit) for unit in merged]
+
+    def expand(self, ids: Sequence[int] | NDArray[np.integer]) -> list[int]:
+        """Return the raw ids that merged ones stand for.
+
+        Raises:
+            GenerationError: If an id is outside 0 .. V + K - 1.
+        """
+        merged = self._checked(ids, self.vocab_size + self.span_count)
+        index = np.maximum(merged - self.vocab_size, 0)
+        rows = np.where((merged < self.vocab_size)[:, None], -1, self._spans[index])
+        rows[:, 0] = np.where(merged < self.vocab_size, merged, rows[:, 0])
+        return [int(token) for token in rows[rows >= 0]]
+
+    def _checked(self, ids: Sequence[int] | NDArray[np.integer], size: int) -> Ints:
+        try:
+            array = np.asarray(ids)
+        except (ValueError, OverflowError) as error:
+            raise GenerationError("a prompt must be a list of token ids", str(error)) from error
+        if array.size == 0 and array.ndim == 1:
+            return array.astype(np.int64)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise GenerationError(
+                "a prompt must be a list of token ids", f"shape {array.shape}, {array.dtype}"
+            )
+        if int(array.min()) < 0 or int(array.max()) >= size:
+            raise GenerationError(
+                f"ids must lie between 0 and {size - 1}",
+                f"{int(array.min())} .. {int(array.max())}",
+                "Encode with the exported model's own tokenizer; merge a prompt once.",
+            )
+        return array.astype(np.int64)
+
+
+def _checked_ranges(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Return ranges if they are in order, apart and inside a prompt of ``size`` tokens."""
+    at = 0
+    for first, end in ranges:
+        if not at <= first <= end <= size:
+            raise GenerationError(
+                f"ranges must follow each other within 0..{size}",
+                f"({first}, {end}) after {at}",
+                "Give (first token, end) pairs in the order of the prompt.",
+            )
+        at = end
+    return list(ranges)
