@@ -116,7 +116,7 @@ def check_training(distilled: Artifact, recipe: Recipe) -> None:
     shared = {name: getattr(recipe, name) for name in own}
     differences = []
     for cell in recipe.cells:
-        optimisation = cell.distillation(recipe.distill).model_dump(mode="json")
+        optimisation = recipe.distill.model_dump(mode="json")
         asked: dict[str, Any] = optimisation | shared | cell.form()
         names = [n for n in (trained | asked) if trained.get(n) != asked.get(n)]
         differences.append({name: trained.get(name) for name in names})

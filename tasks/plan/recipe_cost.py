@@ -230,7 +230,7 @@ def _predict_cell(
     hardware: HardwareConfig,
     bf16: bool,
 ) -> Prediction:
-    config = cell.distillation(recipe.distill)
+    config = recipe.distill
     read = tokens.get(cell.backbone, recipe.corpus.train_tokens)
     segments = None if read is None else read // recipe.segment_length
     return predict_distillation(
@@ -239,7 +239,6 @@ def _predict_cell(
         rows=config.batch_size // hardware.gpus,
         micro_batch=config.micro_batch,
         loss_kernel=config.loss_kernel,
-        hidden_terms=config.hidden_terms,
         segment_length=recipe.segment_length,
         bf16=bf16,
         strategy=recipe.cluster.strategy,

@@ -35,7 +35,6 @@ LATER_PARAMS: Final = {
     "method": OWN_METHOD,
     "residual": "none",
     "rule_rows": 0,
-    "hidden_terms": None,
 }
 COMPARISON_METRICS: Final = (
     *("token_reduction", "rules", "top1", "top3", "top10", "topp", "mrr", "kl"),
@@ -61,7 +60,7 @@ _CELL: Final = (
     *("backbone", "rule_budget", "confidence_tokens", "revision"),
     *("positions", "depth", "kind", "unit_positions"),
 )
-_LATER_CELL: Final = ("residual", "rule_rows", "hidden_terms")  # in a file only where they deviate
+_LATER_CELL: Final = ("residual", "rule_rows")  # in a file only where they deviate
 _FIELDS: Final = {"positions": "module_positions"}  # of a cell, where files have another name
 
 

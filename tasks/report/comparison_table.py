@@ -44,7 +44,6 @@ _VARIANTS: Final = (
     Column("residual", lambda row: row.cell.residual, left=True),
     number_column("rule rows", lambda row: row.cell.rule_rows, 0),
     Column("unit positions", lambda row: row.cell.unit_positions, left=True),
-    Column("loss", lambda row: ", ".join(row.cell.term_words()) or DASH, left=True),
 )
 
 

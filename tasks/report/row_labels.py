@@ -83,7 +83,7 @@ def shown_name(name: str) -> str:
 
 
 def cell_words(cell: Cell) -> list[str]:
-    """Return what limits the rules, pins the backbone, changes module or loss, for labels."""
+    """Return what limits the rules, pins the backbone, changes the module, for labels."""
     limits = (
         None if cell.rule_budget is None else f"at most {cell.rule_budget:,} rules",
         None
@@ -92,4 +92,4 @@ def cell_words(cell: Cell) -> list[str]:
         None if cell.revision is None else f"revision {cell.revision}",
     )
     form = cell.deviations()
-    return [*filter(None, limits), *form, *cell.term_words()]
+    return [*filter(None, limits), *form]

@@ -38,7 +38,7 @@ def distill_stage(
     The artifact holds ``checkpoint/``, ``curve.jsonl`` and ``summary.json``. A killed build resumes
     from its last state and ends with the same bytes (CPU, float32 weights).
     """
-    optimisation = cell.distillation(recipe.distill)
+    optimisation = recipe.distill
     spec = StageSpec(
         "distill",
         4,

@@ -77,7 +77,6 @@ class LanguageModelObjective(nn.Module):
     """
 
     metric_names = ("loss",)
-    term_names = ()
     weight_name = "tokens"
 
     def __init__(

@@ -15,8 +15,6 @@ from support.command_line import Result, Umim, console
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.backbone_recipe import load_any_recipe
-from umim_core.config.hidden_term import HiddenTerm
-from umim_core.distill.train_run import read_curve
 from umim_core.rules.ruleset import RuleSet
 from umim_core.store import publication
 from umim_core.store.artifacts import directory_digest
@@ -96,23 +94,19 @@ def test_a_finished_training_is_found(umim: Umim, folder: Path, tmp_path: Path) 
 
 PAPER = ("--positions", "none")
 FORMS = {
-    "paper's form": (PAPER, ["none", "none"]),
+    "paper's form": (PAPER, ["none"]),
     "positions": ((), ["learned", "none"]),
 }
 
 
 @pytest.mark.parametrize(("form", "positions"), FORMS.values(), ids=FORMS)
-def test_hidden_states_are_part_of_the_loss_and_of_the_own_cell_alone(
+def test_the_recipe_compares_the_form_with_the_papers(
     umim: Umim, folder: Path, tmp_path: Path, form: tuple[str, ...], positions: list[str]
 ) -> None:
     out = tmp_path / "trained"
-    asked = ("--hidden-layers", "all", "--hidden-weight", "0.5", *form)
-    assert train(umim, folder, *TINY, *asked, "--out", out).code == 0
+    assert train(umim, folder, *TINY, *form, "--out", out).code == 0
     recipe = load_any_recipe(out / "recipe.yaml")
-    trained = [cell.distillation(recipe.distill).hidden_terms for cell in recipe.cells]
-    assert trained == [(HiddenTerm(layers="all", weight=0.5),), ()]
     assert [cell.module_positions for cell in recipe.cells] == positions
-    assert all("valid_hidden_all" in row for row in read_curve(out) if "valid_kl" in row)
 
 
 class Interrupt(logging.Handler):
@@ -180,9 +174,8 @@ def test_a_training_killed_on_the_way_to_its_name_trains_nothing_again(
         ({"--segment-length": "4096"}, "at least one segment of 4096 tokens"),
         ({"--segment-length": "128"}, "rows must have at most 64 tokens, the positions of"),
         ({"--learning-rate": "5"}, "learning_rate: Input should be less than or equal to 1"),
-        ({"--hidden-weight": "0.5"}, "--hidden-weight needs --hidden-layers last or all; got 0.5"),
     ],
-    ids=["absent", "other tokenizer", "empty", "short", "positions", "rate", "weight"],
+    ids=["absent", "other tokenizer", "empty", "short", "positions", "rate"],
 )
 def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     umim: Umim, folder: Path, tmp_path: Path, change: dict[str, str], message: str

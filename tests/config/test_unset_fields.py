@@ -36,7 +36,7 @@ STAYS = {
         MiningConfig.min_documents MiningConfig.sample_tokens
         MiningConfig.max_candidates RulesConfig.rule_budget CellRules.rules""",
     "a policy of the paper or its alternative, which an ablation may take": """
-        AdaptConfig.settings DistillConfig.hidden_terms""",
+        AdaptConfig.settings""",
     "products in float32, for machines without fast bfloat16": "LanguageModelConfig.bf16",
     "other methods and tasks to compare on, which cost a measurement each": """
         Recipe.baselines Recipe.tasks""",

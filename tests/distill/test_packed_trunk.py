@@ -76,23 +76,6 @@ def test_rows_get_what_they_get_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_states_of_every_layer_are_those_of_the_rows_alone(name: str) -> None:
-    backbone = build(name, own_attention(name))
-    units = embeddings(backbone, LENGTHS)
-    found = PackedTrunk(backbone).states(units, LENGTHS)
-    assert len(found) == backbone.model.config.num_hidden_layers
-    rows = [
-        backbone.trunk(inputs_embeds=row[None], output_hidden_states=True).hidden_states[1:]
-        for row in units.split(LENGTHS)
-    ]
-    for layer, states in enumerate(found[:-1]):
-        expected = torch.cat([row[layer][0] for row in rows])
-        torch.testing.assert_close(states, expected, atol=1e-12, rtol=1e-10)
-        assert not torch.allclose(states, found[-1])
-    assert torch.equal(found[-1], PackedTrunk(backbone).hidden(units, LENGTHS))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
 def test_positions_may_jump(name: str) -> None:
     backbone = build(name, own_attention(name))
     units = embeddings(backbone, LENGTHS)
@@ -144,7 +127,6 @@ def test_no_row_gives_no_state() -> None:
     backbone = build("llama")
     units = embeddings(backbone, [])
     assert PackedTrunk(backbone).hidden(units, []).shape == (0, backbone.hidden_size)
-    assert [len(x) for x in PackedTrunk(backbone).states(units, [])] == [0, 0]
 
 
 def test_rows_beyond_a_window_are_padded() -> None:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from support.tiny_models import random_backbone
 from tasks.training.strategies import DdpStrategy, make_strategy
 from umim_core.adaptation.choices import EncodedQuestion
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import TrainConfig
 from umim_core.distill.objectives import BatchLoss, DistillObjective, PreferenceObjective
 from umim_core.distill.optimizer import Strategy
@@ -145,7 +144,6 @@ class Run:
         poisoned: Training rows with an infinite embedding in a merged span.
         kills: Who dies when.
         bad_gradients: Batches of rank 1 (rank 0 where it is alone) with a gradient that is NaN.
-        hidden_terms: Hidden-state terms of the loss.
         rule_rows: Rules that have rows of their own.
         preference: Whether questions are trained on, not rows.
     """
@@ -158,7 +156,6 @@ class Run:
     poisoned: tuple[int, ...] = ()
     kills: tuple[Kill, ...] = ()
     bad_gradients: tuple[int, ...] = ()
-    hidden_terms: tuple[HiddenTerm, ...] = ()
     rule_rows: int = 0
     preference: bool = False
 
@@ -191,7 +188,6 @@ class Run:
             rows(merges=(True,) * 4),
             bf16=False,
             batch_size=self.config.batch_size,
-            hidden_terms=self.hidden_terms,
         )
 
     def state(self, step: int, rank: int = 0) -> dict[str, Tensor]:

@@ -180,8 +180,6 @@ def test_task_scores_are_those_of_the_recipe(tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "terms of the recipe": ({"hidden_terms": [{"layers": "all"}]}, {}),
-    "terms of the cell": ({}, {"hidden_terms": [{"layers": "all"}]}),
     "rate": ({"learning_rate": 0.004}, {}),
     "form": ({}, {"residual": "last"}),
 }
@@ -205,7 +203,7 @@ def test_a_checkpoint_was_trained_as_a_cell_of_the_recipe_says(
     ):
         (own,) = asked.cells
         config = {
-            "train": own.distillation(asked.distill).model_dump(mode="json"),
+            "train": asked.distill.model_dump(mode="json"),
             "seed": asked.seed,
             "segment_length": asked.segment_length,
             **own.form(),

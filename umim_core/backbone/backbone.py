@@ -20,7 +20,6 @@ from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint, u
 from umim_core.backbone.model_files import AUTO, freeze, frozen_twin, load_model
 from umim_core.backbone.model_identity import ModelIdentity, model_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
-from umim_core.backbone.trunk_states import last_states
 from umim_core.backbone.weight_cache import cached_weight_lines, weight_files
 from umim_core.errors import BackboneError, ConfigError
 from umim_core.text.token_ids import decode, encode
@@ -160,7 +159,16 @@ class Backbone:
         Returns:
             Hidden states after the final norm [B, S, d].
         """
-        return last_states(self.trunk, inputs_embeds, attention_mask, position_ids)
+        if attention_mask is None and position_ids is not None:
+            # transformers would take a row whose positions jump for several sequences
+            attention_mask = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.int64)
+        out: Tensor = self.trunk(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+        ).last_hidden_state
+        return out
 
     def head(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d] to logits [..., V]."""

@@ -59,17 +59,6 @@ def train(
     ] = "learned",
     residual: ResidualOption = "none",
     rule_rows: RuleRowsOption = 0,
-    hidden_layers: Annotated[
-        Literal["none", "last", "all"],
-        typer.Option(
-            help="Layers whose hidden states the loss compares with the base model's, besides the "
-            "distributions of next tokens; none: the paper."
-        ),
-    ] = "none",
-    hidden_weight: Annotated[
-        float | None,
-        typer.Option(help="Weight of that comparison, next to cross-entropy; 1 by default."),
-    ] = None,
     unit_positions: UnitPositionsOption = "compact",
     merge_depth: MergeDepthOption = 0,
     adapter_rank: AdapterRankOption = 0,
@@ -95,7 +84,6 @@ def train(
     The last tenth of the text is held out: half to choose the best step, half for a comparison.
     """
     given_rules(rules)
-    terms = _hidden_terms(hidden_layers, hidden_weight)
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
@@ -126,7 +114,6 @@ def train(
             "validation_rows": _VALIDATION_ROWS,
             "patience": _PATIENCE,
             "checkpoint_every": min(every, _SAVED),
-            "hidden_terms": terms,
             "prompt_rows": prompt_rows,
             "copy_rows": copy_rows,
         },
@@ -168,23 +155,6 @@ def train(
     document: dict[str, object] = {"checkpoint": str(place / "checkpoint"), "name": name, **summary}
     lines = _lines(place, name, summary, time.perf_counter() - began)
     emit(document, [*filter(None, [quantisation_note(model)]), *lines], as_json)
-
-
-def _hidden_terms(layers: str, weight: float | None) -> tuple[dict[str, object], ...]:
-    """Return the hidden-state terms of the loss.
-
-    Raises:
-        ConfigError: If there is a weight and nothing to weigh.
-    """
-    if layers != "none":
-        return ({"layers": layers} | ({} if weight is None else {"weight": weight}),)
-    if weight is not None:
-        raise ConfigError(
-            "--hidden-weight needs --hidden-layers last or all",
-            weight,
-            "Add it, or leave both out.",
-        )
-    return ()
 
 
 def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> list[str]:

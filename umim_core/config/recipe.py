@@ -15,7 +15,6 @@ from umim_core.config.corpus import Corpus
 from umim_core.config.evaluate import EvaluateConfig, HeadlineConfig, TaskSizes
 from umim_core.config.form import ModuleForm, check_row_rate
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.hidden_term import HiddenTerms, OwnTerms
 from umim_core.config.model_base import (
     LATER,
     Fraction,
@@ -64,7 +63,7 @@ class MiningConfig(Model):
         return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
 
 
-class Cell(CellRules, ModuleForm, OwnTerms):
+class Cell(CellRules, ModuleForm):
     """One compared configuration: a backbone, its rules and the form of its merge module."""
 
     backbone: str = Field(description="Embedded name, directory or hub repository.")
@@ -115,9 +114,6 @@ class DistillConfig(TrainConfig, StableDump):
     )
     loss_kernel: Annotated[LossKernel, LATER] = Field(
         "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
-    )
-    hidden_terms: Annotated[HiddenTerms, LATER] = Field(
-        (), description="Hidden-state terms next to the cross-entropy."
     )
     row_rate: Annotated[PositiveFloat, LATER] = Field(
         1.0, description="Learning rate of rule rows, as a multiple of the module's."

@@ -27,7 +27,6 @@ measure both. Ring all-reduce: Patarasuk and Yuan, 2009. ZeRO stage 2: Rajbhanda
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import torch
@@ -35,7 +34,6 @@ import torch
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
 from umim_core.cost.prediction import GIB, Limits, Prediction
 from umim_core.distill.loss import DEFAULT_CHUNK
@@ -63,7 +61,6 @@ def predict_distillation(
     steps: int,
     micro_batch: int | None = None,
     loss_kernel: LossKernel = "eager",
-    hidden_terms: Sequence[HiddenTerm] = (),
 ) -> Prediction:
     """Predict memory and time of a distillation.
 
@@ -78,7 +75,6 @@ def predict_distillation(
         steps: Optimiser steps at most.
         micro_batch: Rows whose activations are held at once; None for all.
         loss_kernel: How the elementwise part of the loss runs.
-        hidden_terms: Hidden-state terms of the loss.
     """
     reduction = hardware.expected_token_reduction
     raw = float(rows * segment_length)
@@ -96,8 +92,7 @@ def predict_distillation(
         "teacher": held * raw * kept,
         "student": held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
         "backward": held * units * kept,
-        "loss": _loss_bytes(shape, held * units, width, loss_kernel)
-        + _term_bytes(shape, held * units, width, hidden_terms),
+        "loss": _loss_bytes(shape, held * units, width, loss_kernel),
         "context": _CONTEXT,
     }
     # Teacher and student follow each other, as loss and backward do.
@@ -195,18 +190,6 @@ def _loss_bytes(shape: BackboneShape, units: float, width: int, kernel: LossKern
     chunk = min(units, DEFAULT_CHUNK["gpu"])
     hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
     return _LOGITS_HELD[kernel] * _WIDE * chunk * shape.vocab_size + hidden
-
-
-def _term_bytes(
-    shape: BackboneShape, units: float, width: int, terms: Sequence[HiddenTerm]
-) -> float:
-    """Return bytes of hidden-state terms: states of every layer, of teacher and student.
-
-    Each term keeps the difference of its own layers, in float32.
-    """
-    layers = [shape.layers if term.layers == "all" else 1 for term in terms]
-    row = units * shape.hidden_size
-    return row * (2 * width * max(layers, default=0) + _WIDE * sum(layers))
 
 
 def _flops(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.given_gradient import summed_parts
 from umim_core.distill.reference_scores import reference_scores
@@ -39,13 +38,11 @@ class BatchLoss(NamedTuple):
         total: Loss sum; carries the gradient.
         weight: Number of units summed.
         kl: Sum of KL(teacher || student) where the objective has one, else the loss sum.
-        terms: Sums of the loss's further terms, in the order of ``term_names``; no gradient.
     """
 
     total: Tensor
     weight: float
     kl: Tensor
-    terms: tuple[Tensor, ...] = ()
 
 
 class Objective(Protocol):
@@ -61,11 +58,6 @@ class Objective(Protocol):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of the sums of a validation."""
-        ...
-
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """Names of a training batch's further terms, which its curve shows on their own."""
         ...
 
     @property
@@ -93,8 +85,9 @@ def spread_rows(rows: int, limit: int) -> list[int]:
 
 
 class DistillObjective(nn.Module):
-    """Predictive distillation over token rows, with hidden-state terms where they are asked for."""
+    """Predictive distillation over token rows."""
 
+    metric_names = ("cross_entropy", "kl")
     weight_name = "aligned_rows"
 
     def __init__(
@@ -107,7 +100,6 @@ class DistillObjective(nn.Module):
         batch_size: int,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
-        hidden_terms: Sequence[HiddenTerm] = (),
         prompt_rows: float = 0.0,
         copy_rows: float = 0.0,
     ) -> None:
@@ -118,10 +110,7 @@ class DistillObjective(nn.Module):
             autocast=bf16,
             micro_batch=micro_batch,
             loss_kernel=loss_kernel,
-            hidden_terms=hidden_terms,
         )
-        self.term_names = tuple(term.name for term in hidden_terms)
-        self.metric_names = ("cross_entropy", "kl", *self.term_names)
         self._matcher = compressed.require_matcher()
         self._train, self._valid = train, valid
         self._batch_size = batch_size
@@ -135,7 +124,7 @@ class DistillObjective(nn.Module):
     def forward(self, indices: Sequence[int]) -> BatchLoss:
         """Return the loss sums over the aligned rows of these training rows."""
         loss = self._loss(self._train, indices, self._kinds)
-        return BatchLoss(loss.total, float(loss.rows), loss.kl, tuple(loss.hidden.values()))
+        return BatchLoss(loss.total, float(loss.rows), loss.kl)
 
     def _loss(
         self, rows: TokenRows, indices: Sequence[int], kinds: Mapping[str, float] = _AS_MERGED
@@ -148,18 +137,18 @@ class DistillObjective(nn.Module):
 
     @torch.no_grad()
     def validation_sums(self, rank: int, world: int, limit: int) -> list[float]:
-        """Return [rows, cross-entropy sum, KL sum, sums of terms] over this rank's rows."""
+        """Return [rows, cross-entropy sum, KL sum] over this rank's rows."""
         sums = [0.0] * (1 + len(self.metric_names))
         mine = spread_rows(len(self._valid), limit)[rank::world]
         for start in range(0, len(mine), self._batch_size):
             loss = self._loss(self._valid, mine[start : start + self._batch_size])
             sums[0] += loss.rows
-            for slot, value in enumerate((loss.cross_entropy, loss.kl, *loss.hidden.values()), 1):
+            for slot, value in enumerate((loss.total, loss.kl), 1):
                 sums[slot] += float(value)
         return sums
 
     def score(self, metrics: dict[str, float]) -> float:
-        """Select by validation cross-entropy, whatever other terms there are."""
+        """Select by validation cross-entropy."""
         return metrics["cross_entropy"]
 
 
@@ -181,7 +170,6 @@ class PreferenceObjective(nn.Module):
     """
 
     metric_names = ("loss", "accuracy")
-    term_names = ()
     weight_name = "questions"
 
     def __init__(

@@ -227,15 +227,10 @@ def _job(training: OwnTraining, out: Path) -> TrainJob:
 
 
 def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
-    """Write a recipe that trains the same module in the pipeline, and one as the paper does.
-
-    Hidden-state terms go to the cell of the module: the paper's has none.
-    """
+    """Write a recipe that trains the same module in the pipeline, and one as the paper does."""
     given = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
     settings = training.config.model_dump(mode="json")
     own, paper = training.form.form(), ModuleForm.model_validate({}).form()
-    if "hidden_terms" in settings:
-        own = own | {"hidden_terms": settings.pop("hidden_terms")}
     cells = [own] if own == paper else [own, paper]
     recipe = {
         "name": own_name(out.name)[:64],

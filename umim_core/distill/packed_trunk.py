@@ -29,8 +29,6 @@ from transformers.masking_utils import sdpa_mask
 
 from umim_core.backbone.attention_masks import attention_switched, attention_window
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.trunk_states import layer_states
-from umim_core.config.hidden_term import Layers
 from umim_core.merging.adapters import merged_rows
 
 _NAME: Final = "umim_rows"
@@ -68,7 +66,11 @@ class PackedTrunk:
             _log.info("umim: rows of different lengths are padded for %s", backbone.name)
 
     def hidden(
-        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None = None
+        self,
+        units: Tensor,
+        lengths: Sequence[int],
+        positions: Tensor | None = None,
+        merged: Tensor | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm [N, d].
 
@@ -76,52 +78,28 @@ class PackedTrunk:
             units: Embeddings of all rows, one after the other [N, d].
             lengths: Units per row [B], at least 1 each; they add up to N.
             positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
-        """
-        return self.states(units, lengths, positions, "last")[-1]
-
-    def states(
-        self,
-        units: Tensor,
-        lengths: Sequence[int],
-        positions: Tensor | None = None,
-        layers: Layers = "all",
-        merged: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Return hidden states [N, d] after every block, or after the last alone.
-
-        Those of the last block are after the final norm, as :meth:`hidden` returns them.
-
-        Args:
-            units: Embeddings of all rows, one after the other [N, d].
-            lengths: Units per row [B], at least 1 each; they add up to N.
-            positions: Position of every unit [N] (int64), or None for 0, 1, .. in every row.
-            layers: ``all`` blocks, or the ``last``.
             merged: Units that adapters act on [N] (bool); None for none.
         """
         if not len(units):
-            return (units,) * (self._blocks if layers == "all" else 1)
+            return units
         if len(set(lengths)) > 1 and max(lengths) <= self._longest:
             with merged_rows(None if merged is None else merged.nonzero().view(-1)):
-                return self._packed(units, lengths, positions, layers)
-        return self._padded(units, lengths, positions, layers, merged)
+                return self._packed(units, lengths, positions)
+        return self._padded(units, lengths, positions, merged)
 
-    def _packed(
-        self, units: Tensor, lengths: Sequence[int], positions: Tensor | None, layers: Layers
-    ) -> tuple[Tensor, ...]:
+    def _packed(self, units: Tensor, lengths: Sequence[int], positions: Tensor | None) -> Tensor:
         if positions is None:
             positions = _real_units(lengths).nonzero()[:, 1].to(units.device)
         with _rows_apart(self._backbone.model, lengths):
-            found = self._run(units[None], positions[None], layers)
-        return tuple(hidden[0] for hidden in found)
+            return self._backbone.hidden(units[None], position_ids=positions[None])[0]
 
     def _padded(
         self,
         units: Tensor,
         lengths: Sequence[int],
         positions: Tensor | None,
-        layers: Layers,
         merged: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         """Pad rows on the right: attention is causal, so no unit sees padding."""
         real = _real_units(lengths)
         index = real.view(-1).nonzero().view(-1).to(units.device)
@@ -130,13 +108,8 @@ class PackedTrunk:
             positions = positions.new_zeros(real.numel()).index_copy(0, index, positions)
             positions = positions.view(real.shape)
         with merged_rows(None if merged is None else index[merged]):
-            found = self._run(padded.view(*real.shape, -1), positions, layers)
-        return tuple(hidden.flatten(0, 1)[index] for hidden in found)
-
-    def _run(self, units: Tensor, positions: Tensor | None, layers: Layers) -> tuple[Tensor, ...]:
-        if layers == "last":
-            return (self._backbone.hidden(units, position_ids=positions),)
-        return layer_states(self._backbone.trunk, units, position_ids=positions)
+            hidden = self._backbone.hidden(padded.view(*real.shape, -1), position_ids=positions)
+        return hidden.flatten(0, 1)[index]
 
     @torch.no_grad()
     def _longest_packed_row(self) -> int:
@@ -149,7 +122,7 @@ class PackedTrunk:
         positions = torch.tensor([0, 1, 0, 1, 2], device=units.device)
         with _rows_apart(model, lengths) as rows:
             apart = self._backbone.hidden(units[None], position_ids=positions[None])[0].float()
-        alone = self._padded(units, lengths, None, "last")[-1].float()
+        alone = self._padded(units, lengths, None).float()
         taken_apart = rows.layers == self._blocks
         if not taken_apart or (apart - alone).norm() > _ALIKE * alone.norm():
             return 0

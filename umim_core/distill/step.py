@@ -18,8 +18,8 @@ Shapes: B rows, T raw tokens, S units, M different spans, d embedding size, R al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -29,11 +29,9 @@ from torch import Tensor, nn
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.held_weights import with_held_weights
-from umim_core.config.hidden_term import HiddenTerm, Layers
 from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.given_gradient import given_gradient
-from umim_core.distill.hidden_loss import AlignedStates, hidden_term
 from umim_core.distill.loss import distill_loss
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.errors import ConfigError, CorpusError
@@ -56,19 +54,14 @@ class StepLoss:
     """Sums over the aligned rows of a batch; divide by the rows of the global batch.
 
     Attributes:
-        total: What is minimised: cross-entropy and the weighted hidden-state terms; carries the
-            gradient.
-        cross_entropy: Soft-target cross-entropy, nats; no gradient.
+        total: Soft-target cross-entropy, nats; carries the gradient.
         kl: KL(teacher || student), nats; no gradient.
         rows: Number of aligned rows.
-        hidden: Unweighted hidden-state terms by name; no gradient.
     """
 
     total: Tensor
-    cross_entropy: Tensor
     kl: Tensor
     rows: int
-    hidden: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class DistillModel(nn.Module):
@@ -83,7 +76,6 @@ class DistillModel(nn.Module):
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
         loss_kernel: ``eager``, or ``compiled``: fused, after ten seconds in the first step.
-        hidden_terms: Hidden-state terms of the loss; ``hidden_loss`` says what they hold.
 
     Raises:
         ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
@@ -96,7 +88,6 @@ class DistillModel(nn.Module):
         autocast: bool = False,
         micro_batch: int | None = None,
         loss_kernel: LossKernel = "eager",
-        hidden_terms: Sequence[HiddenTerm] = (),
     ) -> None:
         super().__init__()
         self.module, backbone = compressed.require_module(), compressed.backbone
@@ -109,9 +100,6 @@ class DistillModel(nn.Module):
             self._trunk = PackedTrunk(parts.upper)
             self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
         self._loss_kernel: LossKernel = loss_kernel
-        self._terms = tuple(hidden_terms)
-        deep = any(term.layers == "all" for term in self._terms)
-        self._layers: Layers = "all" if deep else "last"
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
         default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
@@ -179,13 +167,8 @@ class DistillModel(nn.Module):
         none = nothing.detach()
         return StepLoss(
             given_gradient(none + sum(loss.total for loss in sums), sources, gradients) + nothing,
-            none + sum(loss.cross_entropy for loss in sums),
             none + sum(loss.kl for loss in sums),
             sum(loss.rows for loss in sums),
-            {
-                term.name: none + sum(loss.hidden[term.name] for loss in sums)
-                for term in self._terms
-            },
         )
 
     def _trained(self) -> list[Tensor]:
@@ -202,15 +185,9 @@ class DistillModel(nn.Module):
         loss_from: Tensor | None,
     ) -> StepLoss:
         """Return the loss sums of a micro-batch; the total carries the gradient."""
-        states = self.aligned_states(rows, packed, pooled, loss_from)
-        student, teacher = states.student[-1], states.teacher[-1]
+        teacher, student = self.aligned_states(rows, packed, pooled, loss_from)
         loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
-        total, hidden = loss.cross_entropy, {}
-        for term in self._terms:
-            found = hidden_term(states, term)
-            total = total + term.weight * found
-            hidden[term.name] = found.detach()
-        return StepLoss(total, loss.cross_entropy.detach(), loss.kl, loss.rows, hidden)
+        return StepLoss(loss.cross_entropy, loss.kl, loss.rows)
 
     def surrogates(self, packed: PackedUnits) -> Tensor:
         """Return the surrogates of a batch's different spans [M, d]."""
@@ -226,8 +203,8 @@ class DistillModel(nn.Module):
         packed: PackedUnits,
         pooled: Tensor | None,
         loss_from: Tensor | None = None,
-    ) -> AlignedStates:
-        """Return hidden states of teacher and student at the aligned rows.
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden states of teacher and student at the aligned rows, [R, d] each.
 
         Args:
             rows: Raw ids per row [T_b].
@@ -253,20 +230,13 @@ class DistillModel(nn.Module):
                 below = self.backbone.embed(tokens)
                 if self._lower is not None:
                     below = self._lower.hidden(below, sizes)
-                raw = self._trunk.states(below, sizes, layers=self._layers)
-                teacher = tuple(x[at_teacher] for x in raw)
-            del raw  # of all layers, it would stay while the student runs
+                teacher = self._trunk.hidden(below, sizes)[at_teacher]
             if pooled is None:
                 units = self._merged_states(packed, tokens, below, sizes)
             else:
                 units = packed_embeddings(packed, self.backbone, pooled)
-            student = self._trunk.states(units, counts, positions, self._layers, merged)
-        return AlignedStates(
-            teacher,
-            tuple(x[at_student] for x in student),
-            aligned.batch.to(device),
-            (packed.lengths[aligned.batch, aligned.student] == 1).to(device),
-        )
+            student = self._trunk.hidden(units, counts, positions, merged)[at_student]
+        return teacher, student
 
     def _merged_states(
         self, packed: PackedUnits, tokens: Tensor, states: Tensor, sizes: Sequence[int]

@@ -136,9 +136,8 @@ def _step(
     indices = batch_indices(seed, progress.step, config.batch_size, objective.num_items)
     loss = strategy.loss(indices[rank::world])
     bad = not bool(torch.isfinite(loss.total.detach()))
-    parts = (loss.total, loss.kl, *loss.terms)
-    shares = [loss.weight, float(bad), *(float(part.detach()) for part in parts)]
-    weight, num_bad, loss_sum, kl_sum, *terms = sum_over_ranks(shares)
+    shares = [loss.weight, float(bad), float(loss.total.detach()), float(loss.kl.detach())]
+    weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)
     rate = config.learning_rate * linear_warmup_decay(progress.step, total, config.warmup_fraction)
     progress.step += 1
     epoch = progress.step * config.batch_size / objective.num_items
@@ -157,10 +156,6 @@ def _step(
                 "epoch": epoch,
                 "train_loss": loss_sum / weight,
                 "train_kl": kl_sum / weight,
-                **{
-                    f"train_{name}": value / weight
-                    for name, value in zip(objective.term_names, terms, strict=True)
-                },
                 "grad_norm": norm,
                 "learning_rate": rate,
                 objective.weight_name: weight,

@@ -12,7 +12,6 @@ from tasks.cluster.lease import ClusterLease
 from tasks.run.stage import Artifact
 from umim_core.config.backbone_recipe import BackboneRecipe
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.config.recipe import AdaptConfig, Recipe
 from umim_core.rules.ruleset import RuleSet
 
@@ -78,7 +77,6 @@ class Inputs:
             "packages": ("numpy",),
             "protect": (),
             "rules": str(other_rules),
-            "hidden_terms": (HiddenTerm(layers="last"),),
             "hub": str(self.text.parent / "hub-another"),
             "task_data": str(self.text.parent / "own-another"),
         }

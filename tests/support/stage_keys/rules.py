@@ -33,7 +33,7 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
         **dict.fromkeys(BACKBONE_EDITS, NOT_WEIGHTS),
     }
     form = ("adapt", "module_positions", "depth", "kind", "residual", "rule_rows",
-            "unit_positions", "merge_depth", "adapter_rank", "hidden_terms")  # fmt: skip
+            "unit_positions", "merge_depth", "adapter_rank")  # fmt: skip
     decides = {"cell.rules": "decides which stage is run"}
     not_of_rules = {f"cell.{name}": "a matter of the merge module" for name in form} | decides
     given = Cell(backbone=str(inputs.backbone), rules=str(inputs.rules))

@@ -33,7 +33,7 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
     form = ("module_positions", "depth", "kind", "residual", "rule_rows", "unit_positions",
             "merge_depth", "adapter_rank")  # fmt: skip
     tuned = {"recipe.distill": BY_START, "recipe.segment_length": BY_START}
-    tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of, "hidden_terms")}
+    tuned |= {f"cell.{name}": BY_START for name in (*form, *rules_of)}
     tuned |= dict.fromkeys((*BACKBONE_EDITS, *TOKENIZER_EDITS), BY_START)
     chosen = {"adapt.settings": "decides which stages are run"}
     shared = {"lease": inputs.lease, "recipe": recipe, "adapt": inputs.adapt(), "cell": cell,
@@ -76,7 +76,6 @@ def training_calls(inputs: Inputs) -> dict[str, StageCall]:
             {**lease, **not_ours, **chosen, "adapt.dpo": "of another stage",
              "adapt.rules": BY_RULES, **{f"cell.{name}": BY_RULES for name in rules_of},
              "recipe.distill": "of another stage", "recipe.segment_length": "of another stage",
-             "cell.hidden_terms": "of another stage",
              **dict.fromkeys(TOKENIZER_EDITS, BY_RULES)},
             edits,
         ),

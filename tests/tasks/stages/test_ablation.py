@@ -106,7 +106,6 @@ POLICIES = {
     "unit positions": ({"unit_positions": "preserved"}, "preserved unit positions", "compact"),
     "residual": ({"residual": "last"}, "last residual", "none"),
     "rule rows": ({"rule_rows": 5000}, "5,000 rule rows", "0"),
-    "loss": ({"hidden_terms": [{"layers": "all"}]}, "hidden states of all layers", "–"),
 }
 
 

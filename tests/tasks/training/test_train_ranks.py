@@ -15,7 +15,6 @@ import torch
 
 from support.tiny_training import CONFIG, ROWS, SEED, Kill, Run, train_here, train_rank
 from support.training_processes import exit_codes, run_ranks, start_ranks
-from umim_core.config.hidden_term import HiddenTerm
 from umim_core.distill.train_loop import batch_indices
 
 STEPS = CONFIG.max_steps
@@ -23,11 +22,7 @@ EVERY = CONFIG.model_copy(update={"checkpoint_every": 1})
 # The second rank of two gets every second place of a batch: none of these merges in step 2.
 UNMERGED = set(batch_indices(SEED, 1, CONFIG.batch_size, ROWS)[1::2])
 ONE_SIDED = tuple(index not in UNMERGED for index in range(ROWS))
-LOSSES = (
-    *("train_loss", "train_kl", "valid_cross_entropy", "valid_kl", "grad_norm"),
-    *("train_hidden_all", "valid_hidden_all"),
-)
-TERMS = (HiddenTerm(layers="all"),)
+LOSSES = (*("train_loss", "train_kl", "valid_cross_entropy", "valid_kl", "grad_norm"),)
 WORLDS = {"ddp": torch.float64, "deepspeed": torch.float32}
 pytestmark = pytest.mark.full
 
@@ -38,9 +33,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Run]:
     found = {}
     for dtype in (torch.float32, torch.float64):
         folder = tmp_path_factory.mktemp("joint")
-        found[dtype] = Run(
-            folder / "state", config=EVERY, dtype=dtype, merges=ONE_SIDED, hidden_terms=TERMS
-        )
+        found[dtype] = Run(folder / "state", config=EVERY, dtype=dtype, merges=ONE_SIDED)
         train_here(found[dtype])
     return found
 
@@ -54,7 +47,6 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         found[name] = replace(
             Run(folder / "state", config=EVERY, dtype=dtype, merges=ONE_SIDED),
             strategy=name,
-            hidden_terms=TERMS,
         )
         run_ranks(folder, 2, train_rank, found[name])
     return found
