@@ -1,4 +1,4 @@
-"""The sides of the distillation benchmark: ours as is and compiled, a plain one, and Liger.
+"""The sides of the distillation benchmark: ours, a plain one, and Liger.
 
 Run by itself, it computes one side once in a process of its own and prints, as JSON, by how much
 the peak of its memory grew.
@@ -11,7 +11,6 @@ import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,6 @@ from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.distill.step import DistillModel
@@ -35,8 +33,7 @@ from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation, pack_rows
 from umim_core.model.umim import UMIM
 
-OURS, COMPILED, PLAIN, LIGER = "ours", "ours, compiled", "plain", "Liger"
-KERNELS: Final[dict[str, LossKernel]] = {OURS: "eager", COMPILED: "compiled"}
+OURS, PLAIN, LIGER = "ours", "plain", "Liger"
 LENGTH: Final = 512  # tokens of a segment
 Result = tuple[float, Tensor]  # mean loss, gradient
 Side = Callable[[], Result]
@@ -90,9 +87,9 @@ def loss_sides(
     student = (states + 0.3 * normal(shape.rows, shape.hidden)).to(dtype)
     teacher = states.to(dtype)
 
-    def ours(kernel: LossKernel) -> Result:
+    def ours() -> Result:
         leaf, head = student.clone().requires_grad_(), Head(weight)
-        loss = distill_loss(leaf, teacher, head, kernel=kernel)  # type: ignore[arg-type]  # no rest
+        loss = distill_loss(leaf, teacher, head)  # type: ignore[arg-type]  # no rest
         (gradient,) = torch.autograd.grad(loss.cross_entropy / shape.rows, leaf)
         return float(loss.kl) / shape.rows, gradient
 
@@ -115,8 +112,7 @@ def loss_sides(
         (gradient,) = torch.autograd.grad(loss, leaf)
         return float(loss.detach()), gradient
 
-    sides = {name: partial(ours, kernel) for name, kernel in KERNELS.items()} | {PLAIN: plain}
-    return sides | ({LIGER: liger} if liger_version() else {})
+    return {OURS: ours, PLAIN: plain} | ({LIGER: liger} if liger_version() else {})
 
 
 def compare(sides: dict[str, Side], rounds: int) -> Report:
@@ -171,20 +167,15 @@ def embedded_batch(ids_file: Path, rows: int) -> Batch:
 
 def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
     """Return every side's mean KL of a whole step and the gradient of the module's weights."""
-    models = {
-        name: DistillModel(
-            Compressed(batch.backbone, batch.module, None, "compact"),
-            autocast=autocast,
-            loss_kernel=kernel,
-        )
-        for name, kernel in KERNELS.items()
-    }
+    model = DistillModel(
+        Compressed(batch.backbone, batch.module, None, "compact"), autocast=autocast
+    )
     parameters = list(batch.module.parameters())
 
     def gradient_of(loss: Tensor) -> Tensor:
         return torch.cat([part.reshape(-1) for part in torch.autograd.grad(loss, parameters)])
 
-    def ours(model: DistillModel) -> Result:
+    def ours() -> Result:
         loss = model(batch.rows, batch.cuts)
         return float(loss.kl) / loss.rows, gradient_of(loss.total / loss.rows)
 
@@ -204,7 +195,7 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
         ) / len(aligned)
         return float(loss.detach()), gradient_of(loss)
 
-    return {name: partial(ours, model) for name, model in models.items()} | {PLAIN: plain}
+    return {OURS: ours, PLAIN: plain}
 
 
 def growth(side: Side) -> float:

@@ -28,12 +28,11 @@ _LIGER: Final = (
 )
 _STEP_TEXT: Final = page("""\
 The loss alone on random states in float32 ({shapes}), and whole steps of the embedded backbone:
-{step.rows} segments, {step.tokens:,} tokens, {step.units:,} units. *Compiled* is `loss_kernel:
-compiled`, measured after its first call. *Plain* makes all logits of both paths, all rows at once,
-and leaves the gradient to autograd; neither side uses masks or caches. With bfloat16 the trunk's
-products round differently in other batches, which is what the errors of those rows show. Errors are
-relative to the plain side. Memory is the growth of the peak of a process that computes the side
-once. {liger}.
+{step.rows} segments, {step.tokens:,} tokens, {step.units:,} units. *Plain* makes all
+logits of both paths, all rows at once, and leaves the gradient to autograd; neither side uses masks
+or caches. With bfloat16 the trunk's products round differently in other batches, which is what the
+errors of those rows show. Errors are relative to the plain side. Memory is the growth of the peak
+of a process that computes the side once. {liger}.
 """)
 STEP: Final = page(
     """\

@@ -238,7 +238,6 @@ def _predict_cell(
         cell,
         rows=config.batch_size // hardware.gpus,
         micro_batch=config.micro_batch,
-        loss_kernel=config.loss_kernel,
         segment_length=recipe.segment_length,
         bf16=bf16,
         strategy=recipe.cluster.strategy,

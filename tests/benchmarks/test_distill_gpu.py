@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.common import Report, facts
 from benchmarks.distill_gpu import gates, main, random_cuts
-from benchmarks.distill_sides import COMPILED, LIGER, OURS, PLAIN, Shape
+from benchmarks.distill_sides import LIGER, OURS, PLAIN, Shape
 from docs.make.results import benchmark_page
 from umim_core.backbone.shape import BackboneShape
 
@@ -38,11 +38,8 @@ def side(over_bound: float, size: float = 1e9, error: float = 1e-3) -> Report:
     }
 
 
-def report(sides: dict[str, Report], shares: tuple[float, float] = (0.4, 0.5)) -> Report:
-    steps = {
-        name: {"seconds": SPREAD, "mfu": share, "bytes": 1e9}
-        for name, share in zip((OURS, COMPILED), shares, strict=True)
-    }
+def report(sides: dict[str, Report], share: float = 0.5) -> Report:
+    steps = {OURS: {"seconds": SPREAD, "mfu": share, "bytes": 1e9}}
     found: Report = {
         "benchmark": "distill_gpu",
         "facts": facts(("torch",), "abc") | {"device": "a GPU"},
@@ -73,19 +70,19 @@ def test_every_row_is_covered_and_loses_about_what_was_asked() -> None:
     assert 1 - sum(len(starts) for starts, _ in cuts) / 4000 == pytest.approx(0.4, abs=0.03)
 
 
-def test_gates_judge_the_faster_kernel_and_can_fail() -> None:
-    sides = {OURS: side(1.6), COMPILED: side(1.2), PLAIN: side(4.0), LIGER: side(1.8)}
+def test_gates_can_fail() -> None:
+    sides = {OURS: side(1.2), PLAIN: side(4.0), LIGER: side(1.8)}
     assert all(passed for _, _, passed in report(sides)["gates"].values())
-    slow = {name: side(1.5, size=3e9, error=0.2) for name in (OURS, COMPILED, PLAIN, LIGER)}
-    judged = report(slow, shares=(0.3, 0.4))["gates"]
+    slow = {name: side(1.5, size=3e9, error=0.2) for name in (OURS, PLAIN, LIGER)}
+    judged = report(slow, share=0.4)["gates"]
     assert len(judged) == 5
     assert not any(passed for _, _, passed in judged.values())
 
 
 def test_the_page_shows_every_side_and_gate() -> None:
-    sides = {OURS: side(1.6), COMPILED: side(1.2), PLAIN: side(4.0)}
+    sides = {OURS: side(1.2), PLAIN: side(4.0)}
     page = benchmark_page(report(sides))
-    for name in (f"| {OURS} ", f"| {COMPILED} ", f"| {PLAIN} ", "a GPU", "50.0 %", "step mfu"):
+    for name in (f"| {OURS} ", f"| {PLAIN} ", "a GPU", "50.0 %", "step mfu"):
         assert name in page
 
 
@@ -103,5 +100,5 @@ def test_a_small_run_on_the_cpu_agrees_and_is_written_down(tmp_path: Path) -> No
     found = json.loads(out.read_text())
     assert found["equal"]
     assert found["step"]["tokens"] == 128
-    assert set(found["step"]["sides"]) == {OURS, COMPILED}
+    assert set(found["step"]["sides"]) == {OURS}
     assert out.with_suffix(".md").read_text() == benchmark_page(found)

@@ -15,13 +15,11 @@ import torch
 from benchmarks.common import ROOT, Report, facts
 from benchmarks.corpus import EMBEDDED
 from benchmarks.distill_sides import (
-    COMPILED,
     LENGTH,
     LIGER,
     OURS,
     PLAIN,
     Shape,
-    Side,
     compare,
     embedded_batch,
     liger_version,
@@ -35,11 +33,6 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 TINY = Shape(rows=300, hidden=16, vocab=101)
 
 
-def quick_sides() -> dict[str, Side]:
-    """The sides of a loss that need not be compiled; the small run has that one."""
-    return {name: side for name, side in loss_sides(TINY).items() if name != COMPILED}
-
-
 @pytest.fixture(scope="module")
 def ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text of the checkpoint's own rules, one after the other."""
@@ -51,7 +44,7 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses() -> Report:
-    sides = compare(quick_sides(), rounds=1)
+    sides = compare(loss_sides(TINY), rounds=1)
     for number, found in enumerate(sides.values()):
         found["bytes"] = 1.0 + 9.0 * number  # ours first
     return {"rows": TINY.rows, "hidden": TINY.hidden, "vocab": TINY.vocab, "sides": sides}
@@ -96,10 +89,8 @@ def test_too_few_ids_are_refused(ids: Path) -> None:
 
 
 def test_all_sides_of_the_loss_agree() -> None:
-    assert set(loss_sides(TINY)) == {OURS, COMPILED, PLAIN} | (
-        {LIGER} if liger_version() else set()
-    )
-    sides = quick_sides()
+    sides = loss_sides(TINY)
+    assert set(sides) == {OURS, PLAIN} | ({LIGER} if liger_version() else set())
     loss, gradient = sides[PLAIN]()
     for side in sides.values():
         other_loss, other = side()
@@ -117,7 +108,7 @@ def test_both_sides_of_a_step_agree(ids: Path) -> None:
 def test_a_side_with_another_result_fails_its_gates(report: Report, losses: Report) -> None:
     assert report["gates"]["loss_embedded_error"][2]
     assert report["gates"]["loss_embedded_memory"][2]
-    wrong = quick_sides() | {OURS: lambda: (0.0, torch.ones(TINY.rows, TINY.hidden))}
+    wrong = loss_sides(TINY) | {OURS: lambda: (0.0, torch.ones(TINY.rows, TINY.hidden))}
     sides = compare(wrong, rounds=1)
     for found in sides.values():
         found["bytes"] = 1.0

@@ -21,7 +21,7 @@ STAYS = {
         JsonLines.nul ClusterConfig.max_restarts""",
     "fits a run to a machine; no result depends on it": """
         ClusterConfig.address ClusterConfig.cpus ClusterConfig.object_store_gib
-        DistillConfig.micro_batch DistillConfig.loss_kernel PreferenceConfig.micro_batch
+        DistillConfig.micro_batch PreferenceConfig.micro_batch
         MiningConfig.block_tokens
         GeneratedCorpus.shard_questions HardwareConfig.interconnect_gbs""",
     "names text of the user's own": """

@@ -7,13 +7,12 @@ where it has its default, so whatever never heard of the field keeps its bytes.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
-LossKernel = Literal["eager", "compiled"]  # how the elementwise part of the loss runs
 
 
 class Model(BaseModel):

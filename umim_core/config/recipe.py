@@ -18,7 +18,6 @@ from umim_core.config.hardware import HardwareConfig
 from umim_core.config.model_base import (
     LATER,
     Fraction,
-    LossKernel,
     Model,
     PositiveFloat,
     StableDump,
@@ -111,9 +110,6 @@ class DistillConfig(TrainConfig, StableDump):
     )
     micro_batch: Annotated[int | None, Field(ge=1), LATER] = Field(
         None, description="Rows at most whose activations a worker holds; null: 4, on a GPU all."
-    )
-    loss_kernel: Annotated[LossKernel, LATER] = Field(
-        "eager", description="compiled fuses the loss; ten seconds and a compiler per worker."
     )
     row_rate: Annotated[PositiveFloat, LATER] = Field(
         1.0, description="Learning rate of rule rows, as a multiple of the module's."

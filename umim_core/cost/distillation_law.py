@@ -34,7 +34,6 @@ import torch
 from umim_core.backbone.shape import BackboneShape
 from umim_core.config.form import ModuleForm
 from umim_core.config.hardware import HardwareConfig
-from umim_core.config.model_base import LossKernel
 from umim_core.cost.prediction import GIB, Limits, Prediction
 from umim_core.distill.loss import DEFAULT_CHUNK
 from umim_core.merging.forms.merge_form import MAX_SPAN
@@ -45,8 +44,8 @@ _CONTEXT: Final = 1.5 * 2.0**30  # CUDA context, libraries' workspaces, NCCL's b
 _MEAN_SPAN: Final = 3.0  # raw tokens of a span, 2 to 4
 _WIDE: Final = 4  # bytes of float32
 # Of the loss: chunks of float32 logits at its peak, and how often it reads or writes a logit.
-_LOGITS_HELD: Final[dict[LossKernel, int]] = {"eager": 4, "compiled": 3}
-_LOGITS_MOVED: Final[dict[LossKernel, int]] = {"eager": 27, "compiled": 8}
+_LOGITS_HELD: Final = 4
+_LOGITS_MOVED: Final = 27
 
 
 def predict_distillation(
@@ -60,7 +59,6 @@ def predict_distillation(
     hardware: HardwareConfig,
     steps: int,
     micro_batch: int | None = None,
-    loss_kernel: LossKernel = "eager",
 ) -> Prediction:
     """Predict memory and time of a distillation.
 
@@ -74,7 +72,6 @@ def predict_distillation(
         hardware: The GPUs, and the token reduction to assume.
         steps: Optimiser steps at most.
         micro_batch: Rows whose activations are held at once; None for all.
-        loss_kernel: How the elementwise part of the loss runs.
     """
     reduction = hardware.expected_token_reduction
     raw = float(rows * segment_length)
@@ -92,7 +89,7 @@ def predict_distillation(
         "teacher": held * raw * kept,
         "student": held * units * (shape.layers * kept + _WIDE * shape.hidden_size),
         "backward": held * units * kept,
-        "loss": _loss_bytes(shape, held * units, width, loss_kernel),
+        "loss": _loss_bytes(shape, held * units, width),
         "context": _CONTEXT,
     }
     # Teacher and student follow each other, as loss and backward do.
@@ -105,7 +102,7 @@ def predict_distillation(
     }
     flops = _flops(shape, form, raw, units, spans, segment_length)
     logits = units * shape.vocab_size * _WIDE
-    moved = 3.0 * memory["weights"] + _LOGITS_MOVED[loss_kernel] * logits
+    moved = 3.0 * memory["weights"] + _LOGITS_MOVED * logits
     exchange = 2.0 * (hardware.gpus - 1) / hardware.gpus * _WIDE * trained
     exchange_seconds = exchange / (hardware.interconnect_gbs * 1e9)
     computing = sum(flops.values()) / (MFU * hardware.bf16_tflops * 1e12)
@@ -186,10 +183,10 @@ def _kept_bytes(shape: BackboneShape, width: int) -> float:
     return norms + attention + (3 if shape.gated_mlp else 4) * width * shape.intermediate_size
 
 
-def _loss_bytes(shape: BackboneShape, units: float, width: int, kernel: LossKernel) -> float:
+def _loss_bytes(shape: BackboneShape, units: float, width: int) -> float:
     chunk = min(units, DEFAULT_CHUNK["gpu"])
     hidden = 3 * width * units * shape.hidden_size  # teacher, student and its gradient
-    return _LOGITS_HELD[kernel] * _WIDE * chunk * shape.vocab_size + hidden
+    return _LOGITS_HELD * _WIDE * chunk * shape.vocab_size + hidden
 
 
 def _flops(

@@ -15,9 +15,7 @@ Source: paper, "Distillation Objective"; log-softmax takes the place of log(p + 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -26,8 +24,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.config.model_base import LossKernel
-from umim_core.errors import ConfigError
 
 # Few rows keep logits near the cores of a CPU; a GPU needs many to be busy.
 DEFAULT_CHUNK: Final = {"cpu": 256, "gpu": 1024}
@@ -60,15 +56,15 @@ class _SoftCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         chunk: int,
-        kernel: LossKernel,
     ) -> tuple[Tensor, Tensor]:
         total = torch.zeros((), dtype=_wide(student), device=student.device)
         divergence = torch.zeros_like(total)
         gradient = torch.empty_like(student) if ctx.needs_input_grad[0] else None
         pages = [_pages(student, weight, chunk) for _ in range(2)]
+        terms = blocked_terms if student.device.type == "cpu" else chunk_terms
         for start in range(0, len(student), chunk):
             rows = slice(start, start + chunk)
-            cross_entropy, kl, residual = _terms(kernel, student.device.type)(
+            cross_entropy, kl, residual = terms(
                 *(
                     _logits(states[rows], weight, bias, page)
                     for states, page in zip((teacher, student), pages, strict=True)
@@ -88,7 +84,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad_total.to(gradient.dtype), None, None, None, None, None
+        return gradient * grad_total.to(gradient.dtype), None, None, None, None
 
 
 def chunk_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,30 +136,6 @@ def _row_terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor
     return log_likelihood, kl, student.exp_().sub_(p_t)
 
 
-Terms = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-
-
-@cache
-def _terms(kernel: LossKernel, device: str) -> Terms:
-    if kernel == "eager":
-        return blocked_terms if device == "cpu" else chunk_terms
-    from torch._dynamo.exc import BackendCompilerFailed  # a second that eager runs do not wait
-
-    compiled: Terms = torch.compile(chunk_terms, dynamic=True)
-
-    def terms(teacher: Tensor, student: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        try:
-            return compiled(teacher, student)
-        except BackendCompilerFailed as error:
-            raise ConfigError(
-                "loss_kernel compiled needs a compiler that works",
-                str(error.inner_exception).strip().splitlines()[0],
-                "Install a C++ compiler (a C compiler on a GPU), or use loss_kernel eager.",
-            ) from error
-
-    return terms
-
-
 def _wide(tensor: Tensor) -> torch.dtype:
     """Return the type that sums are kept in: at least float32."""
     return torch.promote_types(tensor.dtype, torch.float32)
@@ -198,7 +170,6 @@ def distill_loss(
     teacher: Tensor,
     backbone: Backbone,
     chunk: int | None = None,
-    kernel: LossKernel = "eager",
 ) -> DistillLoss:
     """Return the loss sums over aligned rows.
 
@@ -208,14 +179,9 @@ def distill_loss(
         backbone: Supplies the frozen head. In half precision it stays so on a GPU, where products
             of halves give float32 logits, and is widened on a CPU.
         chunk: Rows C whose logits are held at once; None chooses by the kind of device.
-        kernel: ``compiled`` fuses what lies between the products of a chunk. The first call in a
-            process takes about ten seconds, and a C++ compiler (a C compiler on a GPU).
 
     Returns:
         Sums over the R rows; zero, and without NaN, for R = 0.
-
-    Raises:
-        ConfigError: If the kernel cannot be compiled here.
     """
     weight, bias, device = backbone.head_weight, backbone.head_bias, student.device.type
     if device == "cpu":
@@ -224,6 +190,6 @@ def distill_loss(
     chunk = chunk or DEFAULT_CHUNK["cpu" if device == "cpu" else "gpu"]
     states = student.to(weight.dtype), teacher.to(weight.dtype)
     total, divergence = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
-        *states, weight, bias, chunk, kernel
+        *states, weight, bias, chunk
     )
     return DistillLoss(total, divergence, len(student))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from umim_core.adaptation.choices import EncodedQuestion
 from umim_core.adaptation.preference import choice_accuracy, ending_scores, preference_loss
-from umim_core.config.model_base import LossKernel
 from umim_core.distill.given_gradient import summed_parts
 from umim_core.distill.reference_scores import reference_scores
 from umim_core.distill.row_kinds import training_row
@@ -99,7 +98,6 @@ class DistillObjective(nn.Module):
         bf16: bool,
         batch_size: int,
         micro_batch: int | None = None,
-        loss_kernel: LossKernel = "eager",
         prompt_rows: float = 0.0,
         copy_rows: float = 0.0,
     ) -> None:
@@ -109,7 +107,6 @@ class DistillObjective(nn.Module):
             compressed,
             autocast=bf16,
             micro_batch=micro_batch,
-            loss_kernel=loss_kernel,
         )
         self._matcher = compressed.require_matcher()
         self._train, self._valid = train, valid

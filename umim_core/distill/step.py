@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.held_weights import with_held_weights
-from umim_core.config.model_base import LossKernel
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.given_gradient import given_gradient
 from umim_core.distill.loss import distill_loss
@@ -75,7 +74,6 @@ class DistillModel(nn.Module):
             student's units; the teacher's are those of raw tokens.
         autocast: Run the backbone in bfloat16 (its products only; the loss is at least float32).
         micro_batch: Rows whose activations are held at once; None chooses by the kind of device.
-        loss_kernel: ``eager``, or ``compiled``: fused, after ten seconds in the first step.
 
     Raises:
         ConfigError: If ``micro_batch`` is below 1, or there is no merge module.
@@ -87,7 +85,6 @@ class DistillModel(nn.Module):
         *,
         autocast: bool = False,
         micro_batch: int | None = None,
-        loss_kernel: LossKernel = "eager",
     ) -> None:
         super().__init__()
         self.module, backbone = compressed.require_module(), compressed.backbone
@@ -99,7 +96,6 @@ class DistillModel(nn.Module):
             parts = MergedTrunk.of(held, compressed.merge_depth, self.module.adapters)
             self._trunk = PackedTrunk(parts.upper)
             self._lower = None if parts.lower is None else PackedTrunk(parts.lower)
-        self._loss_kernel: LossKernel = loss_kernel
         if micro_batch is not None and micro_batch < 1:
             raise ConfigError("micro_batch must be at least 1", micro_batch, "Leave it out.")
         default = MICRO_BATCH["cpu" if backbone.device.type == "cpu" else "gpu"]
@@ -186,7 +182,7 @@ class DistillModel(nn.Module):
     ) -> StepLoss:
         """Return the loss sums of a micro-batch; the total carries the gradient."""
         teacher, student = self.aligned_states(rows, packed, pooled, loss_from)
-        loss = distill_loss(student, teacher, self.backbone, kernel=self._loss_kernel)
+        loss = distill_loss(student, teacher, self.backbone)
         return StepLoss(loss.cross_entropy, loss.kl, loss.rows)
 
     def surrogates(self, packed: PackedUnits) -> Tensor:

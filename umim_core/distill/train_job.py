@@ -180,7 +180,6 @@ def make_objective(
         *(TokenRows.load(Path(rows)) for rows in (job.train, job.valid)),
         bf16=config.bf16 and in_bfloat16("cuda" if job.use_gpu else "cpu"),
         micro_batch=config.micro_batch,
-        loss_kernel=config.loss_kernel,
         prompt_rows=config.prompt_rows,
         copy_rows=config.copy_rows,
         batch_size=per_rank,
