@@ -1,4 +1,4 @@
-"""README's table of adaptation to tasks: base, WT, the task's rules alone, adapted."""
+"""The page of all adaptations to tasks: base, WT, the task's rules alone, adapted."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _SETTINGS: Final = (WT, "WT + Rules", ADAPTED, *_CONTROLS)
 _CELL: Final = "{change!p:+.1f}, TR {token_reduction:.1%}"
 _SUMMARY: Final = page(
     """\
+# Adaptation to tasks
+
 @ rows
 < task       | {task}
 < checkpoint | {checkpoint}
@@ -28,17 +30,17 @@ input adapter | {input-adapter}
 LoRA         | {lora}
 
 Change of the accuracy against the base model in points, mean over seeds, ± half of a 95 % interval
-over questions and, of several seeds, over seeds. TR is that of the context. Rules of the task at
-the lowest threshold that was run, whatever came of it. *Input adapter* and *LoRA* are controls: as
-many weights, trained by DPO on the same answers without merging; their pages name the learning
-rates. *Kept its start*: no trained step was better on validation questions than the base model.
+over questions and, of several seeds, over seeds. TR is that of the context. Rules of the task are
+those of the lowest threshold that was run, chosen before measuring. *Input adapter* and *LoRA* are
+controls: as many weights, trained by DPO on the same answers without merging; their pages name the
+learning rates. *No gain*: no trained step was better on validation questions than the base model.
 """,
     rows=lambda report: report["rows"],
 )
 
 
 def adaptation_summary(folder: Path = RESULTS) -> str:
-    """Return the table of every result file of an adaptation; empty while there is none.
+    """Return the page with a row of every result file of an adaptation; empty while there is none.
 
     Args:
         folder: That of the result files.
@@ -46,7 +48,7 @@ def adaptation_summary(folder: Path = RESULTS) -> str:
     rows, names = [], []
     for file in sorted(folder.glob("adaptation-*.json")):
         report: Report = json.loads(file.read_text(encoding="utf-8"))
-        names.append(f"[{report['name']}](docs/results/{file.stem}.md)")
+        names.append(f"[{report['name']}]({file.stem}.md)")
         rows += [{**report, **place, **_cells(place)} for place in report["backbones"]]
     if not rows:
         return ""
@@ -62,5 +64,5 @@ def _cells(place: Report) -> dict[str, str]:
         if row["setting"] in found and row["tau"] in (None, lowest):
             shown = row | {"change": {"mean": row["difference"], "std": row["reach"]}}
             kept = row["setting"] in _CONTROLS and row["kept"]
-            found[row["setting"]] = "kept its start" if kept else filled_in(_CELL, shown)
+            found[row["setting"]] = "no gain" if kept else filled_in(_CELL, shown)
     return found

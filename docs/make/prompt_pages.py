@@ -70,53 +70,10 @@ PPL ratio       | {ppl_ratio:.3f}
     halves=_halves,
 )
 
-_SUMMARY: Final = page(
-    """\
-![Perplexity behind shortened prompts](docs/results/{name}-prompt.svg)
-
-@ halves
-checkpoint      | {subject}
-< rules chosen by | {label}
-TR of prompts   | {token_reduction:.1%}
-PPL ratio       | {ppl_ratio:.3f}
-
-Merging in the prompt alone: the first half of each row is merged{but}, the second half stays raw
-and is measured. TR is that of whole first halves.
-""",
-    halves=lambda report: _summarised(report),
-)
-
 
 def prompt_section(report: Report) -> str:
     """Return the page's section; empty where no second halves were measured."""
     return _SECTION(report | {"base": _bases(report)}) if has_prompts(report) else ""
-
-
-def prompt_summary(report: Report) -> str:
-    """Return README's figure and table; empty where no second halves were measured.
-
-    Args:
-        report: The results, and the default checkpoint's raw tail as ``recommended_tail``.
-    """
-    if not any(_summarised(report)):
-        return ""
-    tail = _tail(report)
-    return _SUMMARY(report | {"but": f" but for its last {tail} tokens" if tail else ""})
-
-
-def _tail(report: Report) -> int:
-    """Return the raw tail that README shows: the recommended one, else the least."""
-    tails = {point["tail"] for point in _halves(report)} - {None}
-    recommended: int = report["recommended_tail"]
-    return recommended if recommended in tails else min(tails, default=0)
-
-
-def _summarised(report: Report) -> Iterator[Report]:
-    """Yield the points of one raw tail, and of one policy of each checkpoint."""
-    shown = [point for point in _halves(report) if point["tail"] == _tail(report)]
-    for name in report["subjects"]:
-        own = [point for point in shown if point["subject"] == name]
-        yield from line_of(own, summarised(own) or "")
 
 
 def prompt_figure(report: Report) -> Figure:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from matplotlib.figure import Figure
 
-from docs.make.document import RESULTS
-from docs.make.prompt_pages import prompt_section, prompt_summary
+from docs.make.prompt_pages import prompt_section
 from docs.make.reduction_curves import (
     DASHES,
     POLICIES,
@@ -18,9 +15,7 @@ from docs.make.reduction_curves import (
     add_legend,
     draw_curve,
     line_of,
-    summarised,
 )
-from docs.make.shipped_model import recommended_tail
 from tasks.report.page_template import Report, page, walk
 from tasks.report.report_drawing import MARKERS, PALETTE
 
@@ -143,55 +138,6 @@ Measured, and this page written, by `python -m benchmarks.token_reduction`.
     prompts=prompt_section,
     subjects=_subjects,
 )
-
-_SUMMARY: Final = page(
-    """\
-![Top-1, KL and perplexity ratio against token reduction](docs/results/{name}.svg)
-
-@ rows
-checkpoint      | {subject}
-< rules chosen by | {label}
-TR              | {token_reduction:.1%}
-Top-1           | {top1:.3f}
-KL              | {kl:.3f}
-PPL ratio       | {ppl_ratio:.3f}
-
-{backbones}, {texts.test.rows} rows of {length} tokens. PPL ratio: perplexity over the base model's
-on the same rows. One choice of rules for each checkpoint, whatever came of it; the others:
-[{name}.md](docs/results/{name}.md).
-
-@ prompts
-""",
-    rows=lambda report: _summarised(report),
-    prompts=prompt_summary,
-)
-
-
-def reduction_summary(folder: Path = RESULTS) -> str:
-    """Return README's part: a figure and a table of every result file; empty without one."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
-    reports = [report for report in found if isinstance(report, dict)]
-    tail = recommended_tail(reports)
-    parts = [
-        _SUMMARY(report | {"backbones": _backbones(report), "recommended_tail": tail})
-        for report in reports
-        if report.get("benchmark") == "token_reduction"
-    ]
-    return "".join(f"{part}\n" for part in parts)
-
-
-def _backbones(report: Report) -> str:
-    names = [found["backbone"] for found in report["subjects"].values()]
-    return ", ".join(dict.fromkeys(names))
-
-
-def _summarised(report: Report) -> Iterator[Report]:
-    """Yield the points of one policy of each checkpoint."""
-    shown = list(_shown(report))
-    for name in report["subjects"]:
-        own = [point for point in shown if point["subject"] == name]
-        policy = summarised(own)
-        yield from (point for point in own if point["policy"] == policy)
 
 
 def reduction_figure(report: Report) -> Figure:

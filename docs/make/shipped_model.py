@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
 from docs.make.document import RESULTS, ROOT, Document
 from tasks.report.page_template import Part, Report, filled_in, page
-from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 from umim_core.config.form import ModuleForm
 
 NAME: Final = "shipped_model"
@@ -114,19 +113,6 @@ def _recommended(report: Report) -> str:
     """Say how a generation differs from the tables; nothing where it does not."""
     found = report.get("recommended", _MERGED)
     return "" if found == _MERGED else filled_in(_RECOMMENDED, found)
-
-
-def recommended_tail(reports: Iterable[Report]) -> int:
-    """Return the raw tail that the default checkpoint recommends.
-
-    Args:
-        reports: Result files with its own among them; without it the tail is 0.
-    """
-    for report in reports:
-        if report.get("benchmark") == NAME and report["checkpoint"] == DEFAULT_CHECKPOINT:
-            tail: int = report.get("recommended", _MERGED)["raw_tail"]
-            return tail
-    return 0
 
 
 _MERGED: Final = {"merge": "all", "raw_tail": 0}

@@ -1,23 +1,52 @@
-"""Documents: wrapped lines, links that lead somewhere, decisions numbered without a gap."""
+"""Documents: wrapped lines, links, sizes, plain words, decisions numbered without a gap."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from support.source_tree import ROOT
 
 WIDTH = 100
-GENERATED = ("recipe-fields.md",)
-DOCUMENTS = [
-    *sorted(path for path in ROOT.glob("*.md")),
-    *sorted((ROOT / "dev").glob("*.md")),
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
-]
-NAMES = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+PAGE_BYTES = 8_192
+README_WORDS = 1_100
+CHANGELOG_LINES = 80
+RECIPE_FIELDS = ROOT / "docs" / "recipe-fields.md"  # generated
+PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path != RECIPE_FIELDS]
+WRITTEN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "dev").glob("*.md")), *PAGES]
+ALL = [*WRITTEN, RECIPE_FIELDS, *sorted((ROOT / "docs" / "results").rglob("*.md"))]
 # Tables, comments, images, and lines of one word or code span, such as a long link, stay whole.
 WHOLE = re.compile(r"\s*(\||<|!\[|(?:[-*] )?(?:\S+|`[^`]*`\W?)$)")
+# What a reader trips over, each with what stands in its place.
+PHRASES = {
+    "refused by name": "raises an error that says why",
+    "whatever came of": "chosen before measuring",
+    "kept its start": "training brought no gain",
+    "a timed test": "benchmarks never fail CI on time",
+    "gives it back": "failed calls leave it reusable",
+    "its own recommendation": "an explicit argument overrides only its own default",
+    "says that generated tokens merge": "implies merge='all'",
+    "stays lost": "dequantising does not restore precision",
+    "zero until trained": "has no effect before training",
+    "bought with": "name the quantity alone",
+    "says nothing": "cannot be interpreted",
+    "say nothing": "cannot be interpreted",
+    "of equal price apart": "ties cannot be split",
+    "raise no number": "are upper limits",
+    "all computation on the processor": "is CPU-bound",
+    "kept for good": "cached permanently",
+    "a method's choice": "every method gets UMIM's budget",
+    "told apart": "does not differ significantly from",
+    "whatever a stage": "all stage inputs enter its cache key",
+    "measured listens": "evaluations ignore recommendations",
+    "is told": "say who says what to whom",
+}
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def long_lines(text: str) -> list[str]:
@@ -31,9 +60,9 @@ def long_lines(text: str) -> list[str]:
     return prose
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_lines_of_a_document_are_wrapped(name: str) -> None:
-    assert long_lines((ROOT / name).read_text(encoding="utf-8")) == []
+@pytest.mark.parametrize("path", WRITTEN, ids=name)
+def test_lines_of_a_document_are_wrapped(path: Path) -> None:
+    assert long_lines(path.read_text(encoding="utf-8")) == []
 
 
 def test_line_checker_sees_prose_and_leaves_tables_and_code() -> None:
@@ -42,14 +71,77 @@ def test_line_checker_sees_prose_and_leaves_tables_and_code() -> None:
     assert long_lines(f"| {words} |\n```\n{words}\n```\n") == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_links_of_a_document_lead_to_files_of_the_repository(name: str) -> None:
-    path = ROOT / name
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
-    local = [
-        target for target in targets if "://" not in target and not target.startswith("mailto")
-    ]
-    assert [target for target in local if not (path.parent / target).exists()] == []
+def headings(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as the site and code hosts make them."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    words = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", word.lower()).strip().replace(" ", "-") for word in words}
+
+
+def broken_links(path: Path) -> list[str]:
+    """Return links that lead to no file of the repository, or to no heading of it."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
+        if "://" in link or link.startswith("mailto"):
+            continue
+        target, _, anchor = link.partition("#")
+        place = path.parent / target if target else path
+        if not place.exists() or (anchor and anchor not in headings(place.read_text("utf-8"))):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("path", ALL, ids=name)
+def test_links_of_a_document_lead_somewhere(path: Path) -> None:
+    assert broken_links(path) == []
+
+
+def test_pages_of_the_site_link_nothing_outside_it() -> None:
+    outside = [name(path) for path in ALL if path.is_relative_to(ROOT / "docs") and leaves(path)]
+    assert outside == []
+
+
+def leaves(path: Path) -> bool:
+    """Return whether a page links a file outside ``docs``, which the site does not have."""
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    return any(not (path.parent / link).resolve().is_relative_to(ROOT / "docs") for link in links)
+
+
+def test_link_checker_sees_missing_files_and_headings(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Some words, so\n[a](page.md#some-words-so) [b](no.md) [c](#other)\n", "utf-8"
+    )
+    assert broken_links(page) == ["no.md", "#other"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_a_page_is_short(path: Path) -> None:
+    assert path.stat().st_size <= PAGE_BYTES
+
+
+def test_readme_and_changelog_are_short() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.replace("|", " ").split()) <= README_WORDS
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert len(changelog.splitlines()) <= CHANGELOG_LINES
+
+
+def odd_phrases(text: str) -> list[str]:
+    """Return phrases of the list that a text has, however its lines break."""
+    plain = " ".join(text.lower().split())
+    return [phrase for phrase in PHRASES if re.search(rf"\b{re.escape(phrase)}\b", plain)]
+
+
+@pytest.mark.parametrize("path", [*WRITTEN, RECIPE_FIELDS], ids=name)
+def test_a_document_has_plain_words(path: Path) -> None:
+    odd = odd_phrases(path.read_text(encoding="utf-8"))
+    assert [f"{phrase}: rather {PHRASES[phrase]}" for phrase in odd] == []
+
+
+def test_phrases_are_seen_across_lines() -> None:
+    assert odd_phrases("Beam search is refused\n  by name.") == ["refused by name"]
 
 
 def test_decisions_are_numbered_without_a_gap() -> None:
@@ -59,9 +151,16 @@ def test_decisions_are_numbered_without_a_gap() -> None:
     assert "NEW." not in text
 
 
-def test_the_reading_list_of_the_readme_is_short() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (section,) = re.findall(r"^## Read the code\n(.*?)<!--", text, re.MULTILINE | re.DOTALL)
+def test_the_reading_list_of_the_architecture_page_is_short() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("## The algorithm in three files\n")[1].split("\n## ")[0]
     files = re.findall(r"`([\w/]+\.py)`", section)
     assert len(files) == 3
     assert sum(len((ROOT / name).read_text("utf-8").splitlines()) for name in files) <= 600
+
+
+def test_the_architecture_page_lists_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for layer in ("umim_core", "tasks"):
+        packages = [path.parent.name for path in (ROOT / layer).glob("*/__init__.py")]
+        assert [package for package in packages if f"`{package}`" not in text] == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Report
 from docs.make.prompt_pages import prompt_figure
-from docs.make.reduction_pages import REDUCTION, reduction_figure, reduction_summary
-from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
+from docs.make.reduction_pages import REDUCTION, reduction_figure
 
 
 def results() -> Report:
@@ -66,27 +63,6 @@ def with_second_halves(report: Report) -> Report:
     for name, halves in (("one", ones), ("three", threes)):
         report["subjects"][name] |= {"second_halves": halves, "ppl_base_of_halves": 8.5}
     return report
-
-
-def test_readme_shows_one_policy_of_every_checkpoint_where_there_are_results(
-    tmp_path: Path,
-) -> None:
-    assert reduction_summary(tmp_path) == ""
-    report = results()
-    del report["subjects"]["two"]["points"][1]  # it has no other choice of rules
-    (tmp_path / "b.json").write_text(json.dumps(report), "utf-8")
-    (tmp_path / "a.json").write_text("[]", "utf-8")
-    summary = reduction_summary(tmp_path)
-    rows = [line for line in summary.splitlines() if "%" in line]
-    assert [[cell.strip() for cell in row.split("|")[1:4]] for row in rows] == [
-        ["one", "highest count", "10.0%"],
-        ["three", "all rules", "40.0%"],
-        ["two", "least damage", "10.0%"],
-    ]
-    assert (
-        "![Top-1, KL and perplexity ratio against token reduction](docs/results/b.svg)" in summary
-    )
-    assert "base-model, 3 rows of 8 tokens." in summary
 
 
 def drawn(report: Report) -> dict[str, list[list[float]]]:
@@ -150,38 +126,3 @@ def test_prompts_have_a_line_per_checkpoint_and_raw_tail_of_one_policy() -> None
         "one, span eviction": [[35, 1.05]],
         "three, merged whole": [[50, 1.3]],
     }
-
-
-WHOLE = [
-    ["one", "highest count", "10.0%", "1.020 ± 0.010"],
-    ["one", "all rules", "40.0%", "1.200 ± 0.010"],
-    ["three", "all rules", "50.0%", "1.300 ± 0.010"],
-]
-TAILED = [
-    ["one", "highest count", "8.0%", "1.010 ± 0.010"],
-    ["one", "all rules", "30.0%", "1.100 ± 0.010"],
-]
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "tail", "shown", "words"),
-    [
-        (DEFAULT_CHECKPOINT, 16, TAILED, "is merged but for its last 16 tokens"),
-        (DEFAULT_CHECKPOINT, 0, WHOLE, "first half of each row is merged, "),
-        (DEFAULT_CHECKPOINT, 64, WHOLE, "first half of each row is merged, "),  # not measured
-        ("other", 16, WHOLE, "first half of each row is merged, "),
-    ],
-)
-def test_readme_shows_prompts_with_the_raw_tail_that_the_default_checkpoint_recommends(
-    checkpoint: str, tail: int, shown: list[list[str]], words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "b.json").write_text(json.dumps(with_second_halves(results())), "utf-8")
-    shipped: Report = {"benchmark": "shipped_model", "checkpoint": checkpoint}
-    shipped["recommended"] = {"merge": "prompt", "raw_tail": tail}
-    (tmp_path / "shipped.json").write_text(json.dumps(shipped), "utf-8")
-    summary = reduction_summary(tmp_path)
-    figure, table = summary.split("(docs/results/b-prompt.svg)")
-    assert "(docs/results/b.svg)" in figure
-    rows = [line for line in table.splitlines() if "%" in line]
-    assert [[cell.strip() for cell in row.split("|")[1:5]] for row in rows] == shown
-    assert words in table

@@ -1,0 +1,93 @@
+"""README's table: UMIM next to truncation and the best other method, from committed results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from docs.make.document import RESULTS
+from tasks.report.page_template import Report
+from tasks.report.tables import DASH, Table, table_markdown
+
+_HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")
+_SMALL: Final = "SmolLM2-135M"
+_LARGE: Final = "Qwen2.5-Coder-0.5B"
+# Model, result file, lists of questions whose answers are counted.
+_ANSWERS: Final = (
+    (_SMALL, "answers-smollm2", ("chats", "documents")),
+    (_LARGE, "answers-qwen-coder-0.5b", ("chats",)),
+    (_LARGE, "answers-qwen-coder-0.5b", ("documents",)),
+)
+# Model, result file, checkpoint as the file names it.
+_QUALITY: Final = (
+    (_SMALL, "merged_quality-smollm2", "inside"),
+    (_LARGE, "merged_quality-qwen", "qwen"),
+)
+_HALVES: Final = "second_half-smollm2"
+_TARGET: Final = 0.2
+_SIDE: Final = "umim, raw tail 16"
+
+
+def readme_table(folder: Path = RESULTS) -> str:
+    """Return the table in Markdown, six rows of six cells.
+
+    Args:
+        folder: That of the result files.
+
+    Raises:
+        KeyError: If a result file lacks what the table shows.
+    """
+    rows = [_answers(model, _read(folder, name), lists) for model, name, lists in _ANSWERS]
+    for model, name, checkpoint in _QUALITY:
+        rows.append(_quality(model, _read(folder, name)["subjects"][checkpoint]))
+    rows.append(_second_halves(_read(folder, _HALVES)))
+    return table_markdown(Table("", _HEADINGS, tuple(rows), "")) + "\n"
+
+
+def _answers(model: str, report: Report, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return how many accepted answers of the base model each side keeps."""
+    lists = [report["lists"][name] for name in names]
+    base, umim, truncation = (
+        str(sum(questions["sides"][side]["kept"] for questions in lists))
+        for side in ("base", _SIDE, "truncation")
+    )
+    savings = sorted(questions["sides"][_SIDE]["saving"] for questions in lists)
+    saving = " to ".join(f"{share * 100:.0f}" for share in dict.fromkeys(savings)) + " %"
+    return f"{model}: answers kept, {' and '.join(names)}", base, umim, truncation, DASH, saving
+
+
+def _quality(model: str, figures: Report) -> tuple[str, ...]:
+    """Return the perplexity of raw text behind a merged and behind a truncated prompt."""
+    umim, truncation = (
+        _ratio(figures[name]) for name in ("prompt_ppl_ratio", "truncation_ppl_ratio")
+    )
+    saving = f"{figures['prompt_saving'] * 100:.0f} %"
+    return f"{model}: perplexity behind the prompt", "1", umim, truncation, DASH, saving
+
+
+def _second_halves(report: Report) -> tuple[str, ...]:
+    """Return the same of the paper's form, next to the best method of the comparison."""
+    points = [point for point in report["points"] if point["target"] == _TARGET]
+    (umim,) = (point for point in points if point["method"] == "umim" and point["tail"])
+    (truncation,) = (point for point in points if point["method"] == "truncation")
+    others = [point for point in points if point not in (umim, truncation)]
+    best = min(others, key=lambda point: float(point["ppl_ratio"]["mean"]))
+    place = " (cache alone)" if best["side"] == "cache" else ""
+    return (
+        f"{_SMALL}, paper's form: the same",
+        "1",
+        _ratio(umim["ppl_ratio"]),
+        _ratio(truncation["ppl_ratio"]),
+        f"{best['method']} {_ratio(best['ppl_ratio'])}{place}",
+        f"{umim['cache_reduction'] * 100:.0f} %",
+    )
+
+
+def _ratio(error: dict[str, float]) -> str:
+    return f"{error['mean']:.3f} ± {error['std']:.3f}"
+
+
+def _read(folder: Path, name: str) -> Report:
+    report: Report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return report
