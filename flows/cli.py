@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from flows import store
 from tasks.cluster.stopping import stoppable
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(store.app, name="store")
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",

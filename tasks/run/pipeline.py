@@ -28,6 +28,7 @@ from tasks.run.checks import check_adaptation, check_machine, check_positions
 from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
+from tasks.run.remote_root import remote_root
 from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
 from tasks.run.stage_times import time_lines
@@ -122,7 +123,9 @@ class PipelineRun(Generic[R]):
         self.artifacts.append(artifact)
         if setting:
             called = own_name(self.recipe.name, label, setting)
-            record_checkpoint(self.root, called, artifact.path / "checkpoint")
+            record = record_checkpoint(self.root, called, artifact.path / "checkpoint")
+            if (remote := remote_root()) is not None:
+                remote.store_record(record)
         self._record(artifact)
         return artifact
 

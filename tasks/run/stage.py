@@ -10,6 +10,7 @@ the manifest, outside the digest. A found stage is read whole and held against i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import platform
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tasks.cluster.stopping import on_stop, parked_by_a_stop
+from tasks.run.remote_root import RemoteRoot, remote_root
+from umim_core.checkpoint.own_checkpoints import artifact_root
 from umim_core.distill.train_state import last_step
 from umim_core.errors import ArtifactError
 from umim_core.progress import current_label
@@ -151,19 +154,53 @@ def run_stage(root: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> 
         ArtifactError: If the root refuses a write or a finished stage was altered.
     """
     final = safe_join(root, f"{spec.name}/{spec.key}")
-    if (final / MANIFEST).is_file():
+    remote = remote_root() if root.resolve() == artifact_root() else None
+    if remote is None and (final / MANIFEST).is_file():
         return _found(final, spec)
     try:
         with directory_lock(final, wait_seconds=None):
-            if (final / MANIFEST).is_file():
-                return _found(final, spec)
-            if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
-                final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
-            return _build(final, spec, build)
+            if remote is not None:
+                return _through(remote, final, spec, build)
+            return _local(final, spec, build)
     except OSError as error:
         if not is_refusal(error):
             raise
         raise _refused(error, final, written=0) from error
+
+
+def _local(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
+    """Return the artifact of a stage from its directory, building it if there is none."""
+    if (final / MANIFEST).is_file():
+        return _found(final, spec)
+    if final.is_dir():  # without a manifest it does not exist; nothing is thrown away
+        final.rename(final.with_name(f"{final.name}.torn-{time.time_ns()}"))
+    return _build(final, spec, build)
+
+
+def _through(
+    remote: RemoteRoot, final: Path, spec: StageSpec, build: Callable[[Path], Metrics]
+) -> Artifact:
+    """Return the artifact of a stage from object storage, building and storing it if need be."""
+    name = f"{spec.name}/{spec.key}"
+    if remote.fetch(name, final):
+        return _found(final, spec)
+    with remote.lease(name, lambda: remote.fetch(name, final)) as ours:
+        if not ours:
+            return _found(final, spec)
+        with contextlib.ExitStack() as stack:
+            if spec.resumable and not final.exists():
+                partial = _partial(final)
+                partial.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(remote.storing_states(name, partial))
+            artifact = _local(final, spec, build)
+        if not remote.publish(name, final):  # another builder was first, its result counts
+            remote.fetch(name, final)
+            return _found(final, spec)
+    return artifact
+
+
+def _partial(final: Path) -> Path:
+    return final.with_name(final.name + ".partial")
 
 
 def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
@@ -175,7 +212,7 @@ def _refused(error: OSError, final: Path, written: int) -> ArtifactError:
 
 
 def _build(final: Path, spec: StageSpec, build: Callable[[Path], Metrics]) -> Artifact:
-    partial = final.with_name(final.name + ".partial")
+    partial = _partial(final)
     if not spec.resumable:
         shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)

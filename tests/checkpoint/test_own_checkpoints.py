@@ -39,10 +39,28 @@ def stage(root: Path, tiny_checkpoint: Path) -> Path:
     return directory
 
 
-def test_a_root_that_is_an_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_has_a_local_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("UMIM_SCRATCH", raising=False)
     monkeypatch.setenv("UMIM_ROOT", "s3://bucket/umim")
-    with pytest.raises(ConfigError, match=r"UMIM_ROOT must be a directory.*got s3://bucket/umim"):
+    one = artifact_root()
+    monkeypatch.setenv("UMIM_ROOT", "s3://bucket/other")
+    assert one.is_absolute() and one.parent == artifact_root().parent and one != artifact_root()
+    monkeypatch.setenv("UMIM_SCRATCH", str(tmp_path))
+    assert artifact_root() == tmp_path.resolve()
+    monkeypatch.setenv("UMIM_ROOT", "file:///tmp/umim")
+    with pytest.raises(ConfigError, match="Give the path of the directory"):
         artifact_root()
+
+
+def test_a_command_that_stores_nothing_refuses_an_address(
+    monkeypatch: pytest.MonkeyPatch, umim: Umim
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", "s3://key:secret@bucket/umim")
+    done = umim("prune", "umim-docs-llama", "text.txt", "--keep-all")
+    assert done.code == 1 and "Name a directory with --out" in done.err
+    assert "secret" not in done.err
 
 
 def test_a_name_is_fit_for_the_command_line() -> None:

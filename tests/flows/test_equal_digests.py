@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
+
+from support.s3 import s3_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _STEP = {
@@ -55,18 +58,21 @@ with prefect_test_harness(server_startup_timeout=180):
 """
 
 
-def run(folder: Path, recipe: Path, hash_seed: int) -> tuple[str, dict[str, str]]:
+def run(
+    folder: Path, recipe: Path, hash_seed: int, storage: Mapping[str, str] | None = None
+) -> tuple[str, dict[str, str]]:
     """Run the pipeline in a new process; return a hash it saw and its artifacts' digests."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(recipe)],
         env=os.environ
         | {
-            "PYTHONPATH": str(CHECKOUT),
+            "PYTHONPATH": os.pathsep.join([str(CHECKOUT), os.environ.get("PYTHONPATH", "")]),
             "PYTHONHASHSEED": str(hash_seed),
             "UMIM_ROOT": str(folder / "root"),
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-        },
+        }
+        | dict(storage or {}),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -93,3 +99,19 @@ def test_two_pipelines_with_one_seed_leave_the_same_artifacts(tmp_path: Path) ->
     stages = {name.split("/")[0] for name in first}
     assert {"corpus", "tokenize", "count", "filter", "distill", "sft", "dpo", "evaluate"} <= stages
     assert first == second
+
+
+@pytest.mark.full
+def test_object_storage_holds_what_a_local_root_does(tmp_path: Path) -> None:
+    recipe = tmp_path / "twice.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    _, local = run(tmp_path / "local", recipe, hash_seed=1)
+    with s3_server() as settings:
+        scratch = {name: str(tmp_path / name / "root") for name in ("one", "two")}
+        storage = {**settings, "UMIM_ROOT": "s3://umim/runs"}
+        _, one = run(tmp_path / "one", recipe, 1, storage | {"UMIM_SCRATCH": scratch["one"]})
+        times = {p: p.read_bytes() for p in (tmp_path / "one" / "root").glob("*/*/manifest.json")}
+        _, two = run(tmp_path / "two", recipe, 2, storage | {"UMIM_SCRATCH": scratch["two"]})
+    assert local == one == two
+    for path, manifest in times.items():  # nothing was built a second time
+        assert (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes() == manifest

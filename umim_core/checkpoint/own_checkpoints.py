@@ -24,19 +24,53 @@ _PACKAGE_PARENT: Final = Path(__file__).resolve().parents[2]
 def artifact_root() -> Path:
     """Return ``UMIM_ROOT``, else ``.umim`` in the checkout; without one, in the current folder.
 
-    Raises:
-        ConfigError: If ``UMIM_ROOT`` is an address, such as ``s3://...``.
+    Where ``UMIM_ROOT`` is an address, such as ``s3://bucket/prefix``, the pipeline stores there and
+    works in a local folder, which is returned: ``UMIM_SCRATCH``, else one of
+    ``~/.cache/umim/roots`` for each address.
     """
     checkout = (_PACKAGE_PARENT / "pyproject.toml").is_file()
     default = (_PACKAGE_PARENT if checkout else Path.cwd()) / ".umim"
+    address = remote_address()
+    if address is not None:
+        folder = Path.home() / ".cache" / "umim" / "roots" / sha256_bytes(address.encode())[:16]
+        return Path(os.environ.get("UMIM_SCRATCH") or folder).resolve()
+    return Path(os.environ.get("UMIM_ROOT") or default).resolve()
+
+
+def remote_address() -> str | None:
+    """Return the address in ``UMIM_ROOT``, None where it is a directory or not set.
+
+    Raises:
+        ConfigError: If it is the address of a local file.
+    """
     named = os.environ.get("UMIM_ROOT")
-    if named and "://" in named:
+    if not named or "://" not in named:
+        return None
+    if named.startswith(("file://", "local://")):
         raise ConfigError(
-            "UMIM_ROOT must be a directory, for stages are renamed and locked in place",
+            "UMIM_ROOT must be a directory or an address of object storage",
             named,
-            "Mount the storage and give the path where it is mounted.",
+            "Give the path of the directory.",
         )
-    return Path(named or default).resolve()
+    return named
+
+
+def local_root() -> Path:
+    """Return ``artifact_root()`` for what is written there and not stored elsewhere.
+
+    Raises:
+        ConfigError: If ``UMIM_ROOT`` is an address, where the pipeline alone stores.
+    """
+    address = remote_address()
+    if address is not None:
+        from umim_core.text.files import redacted
+
+        raise ConfigError(
+            "this command writes to a directory, while UMIM_ROOT is an address",
+            redacted(address),
+            "Name a directory with --out, or set UMIM_ROOT to one.",
+        )
+    return artifact_root()
 
 
 def own_name(*parts: str) -> str:
@@ -50,13 +84,16 @@ def own_name(*parts: str) -> str:
     return "/".join(name or sha256_bytes(part.encode())[:8] for name, part in pairs)
 
 
-def record_checkpoint(root: Path, name: str, directory: Path) -> None:
+def record_checkpoint(root: Path, name: str, directory: Path) -> Path:
     """Give a checkpoint a name; an older one of that name is forgotten.
 
     Args:
         root: The artifact root.
         name: What :func:`own_name` returns.
         directory: The checkpoint; kept relative to the root if it lies there.
+
+    Returns:
+        The file of the record.
     """
     place = directory.resolve()
     inside = place.is_relative_to(root.resolve())
@@ -64,6 +101,7 @@ def record_checkpoint(root: Path, name: str, directory: Path) -> None:
     record = root / _INDEX / f"{name}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(record, json.dumps({"path": path}).encode() + b"\n")
+    return record
 
 
 def own_checkpoints(root: Path | None = None) -> dict[str, Path]:

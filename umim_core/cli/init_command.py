@@ -44,9 +44,14 @@ def init(
 ) -> None:
     """Make a checkpoint without training; umim train with the same residual starts from there."""
     given_rules(rules)
-    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+    from umim_core.checkpoint.own_checkpoints import (
+        artifact_root,
+        local_root,
+        own_name,
+        record_checkpoint,
+    )
 
-    root = artifact_root()
+    root = local_root() if out is None else artifact_root()
     name = own_name("untrained", (out or rules).resolve().name)
     place = (out or root / name).resolve()
     from umim_core.mining.preparation import check_absent

@@ -95,7 +95,12 @@ def prune(
     One pass over the text measures every rule. The damage table that it writes serves further calls
     with other targets. The checkpoint carries the price of every rule that stays.
     """
-    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+    from umim_core.checkpoint.own_checkpoints import (
+        artifact_root,
+        local_root,
+        own_name,
+        record_checkpoint,
+    )
     from umim_core.mining.preparation import check_absent
     from umim_core.rules.pruning import (
         check_target,
@@ -110,7 +115,7 @@ def prune(
         if target is not None:
             check_target(target)
     _check_decoding(decode_max_damage, decode_tr, target_tr)
-    root = artifact_root()
+    root = local_root() if out is None else artifact_root()
     goal = "all" if target_tr is None else target_tr
     name = own_name("pruned", out.resolve().name if out else f"{Path(checkpoint).name}-{goal}")
     place = (out or root / name).resolve()

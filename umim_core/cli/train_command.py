@@ -87,9 +87,14 @@ def train(
     named = (*(files or ()), *(text or ()))
     if not named:
         raise ConfigError("text to train on must be given", "none", "Name files after the model.")
-    from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
+    from umim_core.checkpoint.own_checkpoints import (
+        artifact_root,
+        local_root,
+        own_name,
+        record_checkpoint,
+    )
 
-    root = artifact_root()
+    root = local_root() if out is None else artifact_root()
     name = own_name("trained", (out or rules).resolve().name)
     place = (out or root / name).resolve()
     from umim_core.backbone.devices import default_device, usable_device
