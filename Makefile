@@ -13,6 +13,7 @@ MODEL := smollm2-135m-instruct
 FETCHED := $(VENV)/.umim-$(MODEL)
 LOCKS := requirements/torch.txt requirements/build.txt requirements/lock.txt
 LOCK_VENV := .venv-lock
+DOCS_VENV := .venv-docs
 PYTEST_ARGS ?=
 # Files of tests are spread over two processes, those that share a service in groups
 # (tests/support/shared_services.py). 0 runs all in one.
@@ -33,10 +34,10 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12)
 FIND_PYTHON = for p in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
 	if "$$p" -c '$(SUPPORTED)' 2>/dev/null; then echo "$$p"; break; fi; done
 
-.PHONY: help env demo quick-demo test test-full quick lint types lock clean
+.PHONY: help env demo quick-demo test test-full quick lint types docs docs-preview lock clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(INSTALLED) $(FETCHED) ## Make .venv from the lock and fetch the model; does nothing when it is up to date
 
@@ -89,6 +90,19 @@ $(FETCHED): $(wildcard umim_core/packages/models/*.py) | $(INSTALLED)
 	@{ $(BIN)/python -c '$(OFFLINE)' && $(BIN)/umim fetch $(MODEL) >/dev/null && touch $@; } || \
 		echo "Later: $(BIN)/umim fetch $(MODEL)"
 
+docs: $(DOCS_VENV)/.installed ## Build the documents as a site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
+docs-preview: $(DOCS_VENV)/.installed ## Serve the documents on 127.0.0.1:8000 and renew changed pages
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
+
+# An environment of its own, so that `make env` does not wait for it.
+$(DOCS_VENV)/.installed: requirements/docs.txt
+	@python="$$($(FIND_PYTHON))"; [ -x $(DOCS_VENV)/bin/python ] || "$$python" -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps --require-hashes \
+		-r requirements/docs.txt
+	@touch $@
+
 # pip-compile keeps the versions that lock.txt already holds: the result changes only with
 # pyproject.toml. UPGRADE=1 takes the newest versions that fit. Takes about 8 minutes cold.
 lock: ## Rebuild requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
@@ -97,5 +111,5 @@ lock: ## Rebuild requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer v
 	requirements/lock.sh $(LOCK_VENV)/bin/pip-compile $(if $(UPGRADE),--upgrade)
 
 clean: ## Remove caches and build outputs; keeps .venv and results in .umim
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(LOCK_VENV)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(LOCK_VENV) $(DOCS_VENV)
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rebuild build.txt, lock.txt and gpu.txt from pyproject.toml. Called by `make lock`.
+# Rebuild build.txt, lock.txt, gpu.txt and docs.txt from pyproject.toml. Called by `make lock`.
 #
 #   lock.sh PIP_COMPILE [--upgrade]
 #
@@ -48,6 +48,14 @@ EOF
     blocks liger-kernel "$scratch/gpu.txt"
 } >"$scratch/gpu.new"
 
-for name in lock build gpu; do
+grep -o 'mkdocs-material[^"]*' pyproject.toml >"$scratch/docs.in"
+[ ! -e requirements/docs.txt ] || cp requirements/docs.txt "$scratch/docs.txt"
+"$pip_compile" "${options[@]}" "$@" --output-file "$scratch/docs.txt" "$scratch/docs.in"
+{
+    echo '# Made by `make lock`; do not edit. Extra docs, for the environment of `make docs` alone.'
+    cat "$scratch/docs.txt"
+} >"$scratch/docs.new"
+
+for name in lock build gpu docs; do
     mv "$scratch/$name.new" "requirements/$name.txt"
 done

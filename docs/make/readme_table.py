@@ -53,7 +53,7 @@ def _answers(model: str, report: Report, names: tuple[str, ...]) -> tuple[str, .
         for side in ("base", _SIDE, "truncation")
     )
     savings = sorted(questions["sides"][_SIDE]["saving"] for questions in lists)
-    saving = " to ".join(f"{share * 100:.0f}" for share in dict.fromkeys(savings)) + " %"
+    saving = "-".join(f"{share * 100:.0f}" for share in savings) + " %"
     return f"{model}: answers kept, {' and '.join(names)}", base, umim, truncation, DASH, saving
 
 
@@ -79,7 +79,7 @@ def _second_halves(report: Report) -> tuple[str, ...]:
         "1",
         _ratio(umim["ppl_ratio"]),
         _ratio(truncation["ppl_ratio"]),
-        f"{best['method']} {_ratio(best['ppl_ratio'])}{place}",
+        f"{best['method'].upper()} {best['ppl_ratio']['mean']:.3f}{place}",
         f"{umim['cache_reduction'] * 100:.0f} %",
     )
 

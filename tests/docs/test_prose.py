@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.source_tree import ROOT
 
@@ -126,6 +127,20 @@ def test_readme_and_changelog_are_short() -> None:
     assert len(readme.replace("|", " ").split()) <= README_WORDS
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert len(changelog.splitlines()) <= CHANGELOG_LINES
+
+
+def test_the_navigation_of_the_site_lists_every_page() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    groups = [page for entry in nav for page in entry.values()]
+    listed = [group for group in groups if isinstance(group, str)]
+    listed += [page for group in groups if isinstance(group, list) for page in files(group)]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (*PAGES, RECIPE_FIELDS)]
+    assert sorted(listed) == sorted(pages)
+
+
+def files(group: list[dict[str, str]]) -> list[str]:
+    """Return the files of a group of the navigation."""
+    return [page for entry in group for page in entry.values()]
 
 
 def odd_phrases(text: str) -> list[str]:
