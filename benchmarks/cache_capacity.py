@@ -167,7 +167,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     report |= {"new_tokens": options.new_tokens, "subjects": {}}
     texts = held_out_texts(options.cache)
     for name in options.checkpoints:
-        umim = UMIM.from_pretrained(name)
+        umim = UMIM.from_pretrained(name, dtype="float32")
         tokenizer = umim.backbone.require_tokenizer()
         ids = np.concatenate(list(tokenize_documents(texts, tokenizer))).astype(np.int64)
         report["subjects"][name] = measure(

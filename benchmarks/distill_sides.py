@@ -151,7 +151,7 @@ class Batch:
 
 def embedded_batch(ids_file: Path, rows: int) -> Batch:
     """Return the first segments of a file of ids under the rules of the embedded checkpoint."""
-    umim = UMIM.from_pretrained(EMBEDDED)
+    umim = UMIM.from_pretrained(EMBEDDED, dtype="float32")
     backbone, matcher = umim.backbone, umim.matcher
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))

@@ -162,7 +162,10 @@ def measure_set(name: str, options: argparse.Namespace) -> Report:
             f"{_VARIABLE} must not be set where {OWN} is measured", held, "Unset it, or name --isa."
         )
     if name == held:
-        return measure(batch_of(UMIM.from_pretrained(options.checkpoint), options.rows), options)
+        return measure(
+            batch_of(UMIM.from_pretrained(options.checkpoint, dtype="float32"), options.rows),
+            options,
+        )
     with held_to(name):
         given = {"checkpoint": options.checkpoint, "rows": options.rows, "rounds": options.rounds}
         found: Report = fresh("distill_smollm2", isa=name, **given)["sets"][name]

@@ -107,7 +107,10 @@ def tiny_llama(tiny_tokenizer: PreTrainedTokenizerFast) -> Backbone:
 def tiny_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Path:
-    """Random weights for a backbone of 64 positions; w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge."""
+    """Random weights for a backbone of 64 positions; w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge.
+
+    It recommends to merge everywhere.
+    """
     folder = tmp_path_factory.mktemp("checkpoint")
     _model("llama", 0).save_pretrained(folder / "backbone")
     tiny_tokenizer.save_pretrained(folder / "backbone")
@@ -116,14 +119,15 @@ def tiny_checkpoint(
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "merge")
+    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made.recommending("all").save(folder / "merge")
     return folder / "merge"
 
 
 @pytest.fixture(scope="session")
 def tiny_umim(tiny_checkpoint: Path) -> UMIM:
     """The model of ``tiny_checkpoint``."""
-    return UMIM.from_pretrained(tiny_checkpoint)
+    return UMIM.from_pretrained(tiny_checkpoint, dtype="float32")
 
 
 @pytest.fixture(scope="session")

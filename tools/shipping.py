@@ -157,7 +157,7 @@ def _rounding(
     )
     found: dict[str, object] = {"rows": len(rows)}
     for name, path in checkpoints.items():
-        compressed = UMIM.from_pretrained(path).compressed
+        compressed = UMIM.from_pretrained(path, dtype="float32").compressed
         means = evaluate_alignment(rows, compressed, recipe.evaluate.batch_size).means
         found[name] = {metric: means[metric] for metric in ("kl", "top1")}
     return found

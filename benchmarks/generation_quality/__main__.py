@@ -74,7 +74,7 @@ def run_all(options: argparse.Namespace, report: Report) -> None:
     report |= {"features": features and features.model, "subjects": {}}
     go_on(report, options.out, [*names, "features"], ["subjects"])
     models = {
-        name: UMIM.from_pretrained(where, backbone=options.backbone)
+        name: UMIM.from_pretrained(where, backbone=options.backbone, dtype="float32")
         for name, where in named(options.checkpoints).items()
     }
     if options.max_damage or options.decode_tr:

@@ -54,7 +54,6 @@ from benchmarks.stock_tasks.task_sides import (
     settings,
 )
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 from umim_core.errors import ConfigError
 from umim_core.store.artifacts import directory_digest
 
@@ -211,7 +210,7 @@ main = Benchmark(
     name="stock_tasks",
     doc=__doc__,
     options={
-        "checkpoints": {"nargs": "+", "default": [DEFAULT_CHECKPOINT], "metavar": "[NAME=]PATH"},
+        "checkpoints": {"nargs": "+", "default": ["umim-smollm2-135m"], "metavar": "[NAME=]PATH"},
         "merge": MERGES,
         "raw_tails": [0],
         "sides": UNMERGED,

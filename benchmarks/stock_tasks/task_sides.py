@@ -105,7 +105,7 @@ class Models:
             origin = checkpoint.config.tokenizer_fingerprint
             rules = RuleSet.from_spans([], tokenizer_fingerprint=origin)
             bare = checkpoint.with_contents(checkpoint.module, rules)
-            return UmimLM(bare, "prompt", self.backbone, batch_size=self.batch_size)
+            return UmimLM(bare, "prompt", self.backbone, batch_size=self.batch_size, raw_tail=0)
         return UmimLM(
             self.checkpoints[side.checkpoint],
             "all" if side.way == "all" else "prompt",

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     tokenizer: str | None = None
     texts: dict[str, RowText] = {}
     for name, where in checkpoints.items():
-        umim = UMIM.from_pretrained(where, local_files_only=True)
+        umim = UMIM.from_pretrained(where, dtype="float32", local_files_only=True)
         if tokenizer is None:
             tokenizer = umim.backbone.tokenizer_fingerprint
             texts = read_texts(options, umim.backbone.require_tokenizer(), _lengths(options))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.devices import (
     default_device,
+    fastest_dtype,
     float64_device,
     has_device,
+    processor_flags,
     release_memory,
     usable_device,
 )
@@ -72,3 +76,39 @@ def test_released_memory_is_no_longer_reserved() -> None:
     del held
     release_memory()
     assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated()
+
+
+@pytest.mark.parametrize(
+    ("flags", "supported", "fastest"),
+    [
+        ({"avx512f", "avx512_bf16"}, True, "bfloat16"),
+        ({"amx_bf16"}, True, "bfloat16"),
+        ({"asimd", "bf16"}, True, "bfloat16"),
+        ({"avx512f"}, True, "float32"),  # torch would imitate it
+        ({"avx512_bf16"}, False, "float32"),
+        (set(), True, "float32"),
+    ],
+)
+def test_a_processor_with_instructions_for_bfloat16_takes_it(
+    flags: set[str], supported: bool, fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umim_core.backbone.devices.processor_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert fastest_dtype("cpu") == fastest
+
+
+@pytest.mark.parametrize(("native", "fastest"), [(True, "bfloat16"), (False, "float32")])
+def test_a_gpu_without_products_in_bfloat16_computes_in_float32(
+    native: bool, fastest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umim_core.backbone.devices.has_device", lambda name: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: native)
+    assert fastest_dtype("cuda:0") == fastest
+
+
+def test_the_flags_are_those_of_this_processor() -> None:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        assert processor_flags() == frozenset()
+    else:
+        assert processor_flags() and processor_flags() <= set(path.read_text().split())

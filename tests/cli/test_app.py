@@ -65,7 +65,8 @@ def checkpoint(
     rules = RuleSet.from_spans(SPANS, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     module = MergeModule(backbone.hidden_size)
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(0))
-    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(folder / "merge")
+    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made.recommending("all").save(folder / "merge")
     return folder / "merge"
 
 

@@ -42,7 +42,8 @@ def chatty(
     (folder / "backbone" / "chat_template.jinja").write_text(TEMPLATE, "utf-8")
     backbone = load_backbone(str(folder / "backbone"))
     own = tiny_umim.compressed
-    Checkpoint.of(Compressed(backbone, own.module, own.matcher, "compact")).save(folder / "merge")
+    made = Checkpoint.of(Compressed(backbone, own.module, own.matcher, "compact"))
+    made.recommending("all").save(folder / "merge")
     return folder / "merge"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from support.command_line import Result, Umim, console
 from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9 w1"
 
@@ -27,8 +28,9 @@ def document(result: Result) -> dict[str, object]:
 
 def test_ppl_agrees_with_the_library(umim: Umim, tiny_checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
-    found = document(umim("ppl", tmp_path / "*.txt", "-c", tiny_checkpoint, "--json"))
-    model = UMIM.from_pretrained(tiny_checkpoint)
+    called = ("ppl", tmp_path / "*.txt", "-c", tiny_checkpoint, "--dtype", "float32")
+    found = document(umim(*called, "--json"))
+    model = UMIM.from_pretrained(tiny_checkpoint, dtype="float32")
     assert found["ppl_base"] == pytest.approx(model.perplexity(TEXT, merge="none"), rel=1e-5)
     assert found["ppl_umim"] == pytest.approx(model.perplexity(TEXT), rel=1e-5)
     assert (found["targets"], found["windows"]) == (10, 1)
@@ -77,3 +79,26 @@ def test_ppl_reads_json_lines_by_documents(
     assert found["bytes"] == sum(len(text) - len("w1") for text in texts[:2])
     nats = found["targets"] * math.log(found["ppl_base"])
     assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
+
+
+def test_prompts_are_merged_as_generate_merges_them(
+    umim: Umim, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("w1 w2 w3 w4 w5 w1 w2 w9 w3 w4 w5 w6")
+    Checkpoint.load(tiny_checkpoint).recommending("prompt", 2).save(tmp_path / "tail")
+    called = ("ppl", tmp_path / "a.txt", "-c", tmp_path / "tail", "--prompt")
+    found = document(umim(*called, "--json"))
+    assert (found["merge"], found["raw_tail"], found["targets"]) == ("prompt", 2, 6)
+    # w1 w2 and w3 w4 of the first half lie before its raw tail, w5 w1
+    assert found["token_reduction"] == pytest.approx(1 / 6)
+    raw = document(umim(*called, "--raw-tail", "0", "--json"))
+    assert raw["token_reduction"] == pytest.approx(3 / 6)
+    assert raw["ppl_base"] == found["ppl_base"] and raw["ppl_umim"] != found["ppl_umim"]
+    nats = found["targets"] * math.log(found["ppl_base"])
+    assert found["bits_per_byte_base"] == pytest.approx(nats / math.log(2) / found["bytes"])
+    assert "raw tail 2" in umim(*called).out
+
+
+def test_a_raw_tail_without_prompts_is_refused(umim: Umim, tiny_checkpoint: Path) -> None:
+    found = umim("ppl", "a.txt", "-c", tiny_checkpoint, "--raw-tail", "2")
+    assert found.code == 1 and "--raw-tail is of prompts" in found.err

@@ -66,7 +66,8 @@ def checkpoint_path(backbone_path: Path, tmp_path_factory: pytest.TempPathFactor
     module.initialise(backbone.embedding_std, torch.Generator().manual_seed(3))
     rules = RuleSet.from_spans(spans, tokenizer_fingerprint=backbone.tokenizer_fingerprint)
     path = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact")).save(path)
+    made = Checkpoint.of(Compressed(backbone, module, Matcher(rules), "compact"))
+    made.recommending("prompt").save(path)
     return path
 
 

@@ -31,7 +31,7 @@ def generate(compressed: Compressed, merge: Merge) -> tuple[RowOutput, ...]:
 @pytest.fixture
 def compressed(checkpoint_path: Path) -> Compressed:
     """Rules that the model's own answers begin with, and one of a prompt."""
-    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path)).compressed
+    own = UMIM.from_pretrained(Checkpoint.load(checkpoint_path), dtype="float32").compressed
     starts = [row.ids[:6] for row in generate(own, "none")]
     spans = {tuple(ids[a : a + 3]) for ids in starts for a in (0, 3)}
     spans.add(tuple(own.backbone.encode(PROMPTS[0])[:2]))

@@ -100,7 +100,7 @@ def rendered(umim: UMIM, chat: list[dict[str, str]]) -> str:
 
 @pytest.fixture(scope="module")
 def umim() -> UMIM:
-    return UMIM.from_pretrained("umim-docs-gpt2")
+    return UMIM.from_pretrained("umim-docs-gpt2", dtype="float32")
 
 
 @pytest.fixture(params=TEMPLATES)

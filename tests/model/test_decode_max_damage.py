@@ -33,7 +33,8 @@ def checkpoint(tiny_llama: Backbone) -> Checkpoint:
     none = Checkpoint.of(Compressed(tiny_llama, module, Matcher(RuleSet.from_spans([])), "compact"))
     [ids] = UMIM(tiny_llama, none).generate(PROMPT, max_new_tokens=2).ids
     rules = replace(RuleSet.from_spans([ids]), prices=np.array([PRICE], np.float32))
-    return Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact"))
+    made = Checkpoint.of(Compressed(tiny_llama, module, Matcher(rules), "compact"))
+    return made.recommending("all")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_generation_merges_by_the_rules_under_the_bound(
 ) -> None:
     checkpoint.decoding_under(bound).save(tmp_path / "made")
     loaded = Checkpoint.load(tmp_path / "made")
-    assert loaded.config.decode_max_damage == bound
+    assert (loaded.config.decode_max_damage, loaded.config.merge) == (bound, "all")
     [spans] = UMIM(tiny_llama, loaded).generate(PROMPT, max_new_tokens=3, **options).generated_spans
     assert spans == (((0, 2),) if merges else ())
 

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from umim_core import UMIM, Checkpoint
+from umim_core.backbone.devices import fastest_dtype
 from umim_core.errors import (
     BackboneError,
     BackboneMismatchError,
@@ -45,7 +46,9 @@ def test_a_model_in_memory_is_used_and_left_as_it_is(tiny_checkpoint: Path, home
     model = in_memory(home).train()
     tokenizer = AutoTokenizer.from_pretrained(home, trust_remote_code=False)
     umim = UMIM.from_pretrained(tiny_checkpoint, model=model, tokenizer=tokenizer)
-    expected = UMIM.from_pretrained(tiny_checkpoint).generate(TEXT, max_new_tokens=5)
+    expected = UMIM.from_pretrained(tiny_checkpoint, dtype="float32").generate(
+        TEXT, max_new_tokens=5
+    )
     assert umim.generate(TEXT, max_new_tokens=5).ids == expected.ids
     assert umim.backbone.tokenizer is tokenizer
     assert model.training
@@ -61,9 +64,14 @@ def test_the_tokenizer_of_a_model_in_memory_is_the_checkpoints_own(
 
 @pytest.mark.parametrize(
     ("dtype", "found"),
-    [(None, torch.float32), ("auto", torch.bfloat16), (torch.float64, torch.float64)],
+    [
+        (None, getattr(torch, fastest_dtype("cpu"))),
+        ("auto", getattr(torch, fastest_dtype("cpu"))),
+        ("published", torch.bfloat16),
+        (torch.float64, torch.float64),
+    ],
 )
-def test_the_data_type_may_be_the_published_one_or_torchs(
+def test_the_data_type_may_be_the_fastest_the_published_one_or_torchs(
     tiny_checkpoint: Path, tmp_path: Path, dtype: str | torch.dtype | None, found: torch.dtype
 ) -> None:
     published = in_memory(tiny_checkpoint.parent / "backbone").to(torch.bfloat16)

@@ -151,7 +151,7 @@ CALLS: dict[str, Callable[[UMIM], Any]] = {
 @pytest.fixture(scope="module")
 def moved_umim(tiny_checkpoint: Path) -> UMIM:
     with second_device():
-        return UMIM.from_pretrained(tiny_checkpoint, device=DEVICE)
+        return UMIM.from_pretrained(tiny_checkpoint, device=DEVICE, dtype="float32")
 
 
 @pytest.mark.parametrize("call", list(CALLS))

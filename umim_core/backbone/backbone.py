@@ -15,9 +15,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.capabilities import check_capabilities
-from umim_core.backbone.devices import usable_device
+from umim_core.backbone.devices import default_device, fastest_dtype, usable_device
 from umim_core.backbone.fingerprint import special_ids, tokenizer_fingerprint, unpadded_fingerprint
-from umim_core.backbone.model_files import AUTO, freeze, frozen_twin, load_model
+from umim_core.backbone.model_files import (
+    AUTO,
+    PUBLISHED,
+    check_dtype,
+    freeze,
+    frozen_twin,
+    load_model,
+)
 from umim_core.backbone.model_identity import ModelIdentity, model_identity
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.backbone.weight_cache import cached_weight_lines, weight_files
@@ -211,7 +218,8 @@ def load_backbone(
     Args:
         name: Embedded or packaged name, directory, GGUF file or hub repository.
         revision: Hub revision to pin.
-        dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
+        dtype: A key of ``DTYPES``, ``published`` for what the weights were published in, or
+            ``auto`` for the fastest of the device (``fastest_dtype``).
         device: A torch device; the CPU if neither it nor a ``device_map`` is given.
         device_map: As in transformers; all weights must come to one device.
         attn_implementation: ``eager`` or ``sdpa``.
@@ -224,6 +232,9 @@ def load_backbone(
     if device is not None and device_map is not None:
         raise ConfigError("device and device_map must not both be given", device, "Leave one out.")
     usable_device(device or "cpu")
+    check_dtype(dtype)
+    if dtype == AUTO:
+        dtype = fastest_dtype(device or ("cpu" if device_map is None else default_device()))
     load = partial(
         load_model,
         name,
@@ -236,7 +247,7 @@ def load_backbone(
     files = weight_files(resolve_backbone(name, local_files_only=local_files_only), revision)
     # float16 holds less of a published weight than the fingerprint hashes.
     lines = cached_weight_lines(
-        files, model, lambda: load(dtype=AUTO) if dtype == "float16" else model
+        files, model, lambda: load(dtype=PUBLISHED) if dtype == "float16" else model
     )
     if device_map is None:
         nn.Module.to(model, device or "cpu")  # in place; transformers' override has no usable type

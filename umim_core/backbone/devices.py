@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+BFLOAT16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # bf16: ARM's name
+_FLAGS: Final = ("flags", "Features")  # what x86 and ARM call them in /proc/cpuinfo
 _WITHOUT_FLOAT64: Final = frozenset({"mps"})
 
 
@@ -45,6 +49,42 @@ def computes_bfloat16(name: str) -> bool:
         return True
     found = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # torch built without it
     return found is not None and bool(found())
+
+
+def fastest_dtype(name: str) -> Literal["bfloat16", "float32"]:
+    """Return the data type that a device computes a frozen model fastest in.
+
+    ========================================  ========
+    device                                    type
+    ========================================  ========
+    GPU with products in bfloat16             bfloat16
+    processor with one of ``BFLOAT16_FLAGS``  bfloat16
+    everything else                           float32
+    ========================================  ========
+
+    Args:
+        name: As torch names it.
+    """
+    import torch
+
+    kind = torch.device(name).type
+    if kind == "cuda":
+        fast = has_device("cuda") and torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        own = kind == "cpu" and not BFLOAT16_FLAGS.isdisjoint(processor_flags())
+        fast = own and computes_bfloat16(name)
+    return "bfloat16" if fast else "float32"
+
+
+@cache
+def processor_flags() -> frozenset[str]:
+    """Return the features that Linux lists of the first processor; none on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    named = (line.partition(":") for line in lines)
+    return next((frozenset(v.split()) for k, _, v in named if k.strip() in _FLAGS), frozenset())
 
 
 def usable_device(asked: str) -> str:

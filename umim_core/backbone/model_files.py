@@ -29,7 +29,8 @@ DTYPES: Final = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-AUTO: Final = "auto"
+PUBLISHED: Final = "published"
+AUTO: Final = "auto"  # the fastest of the device
 # transformers replaces functions of torch and of its own while it loads, for all threads.
 _LOADING: Final = Lock()
 
@@ -53,6 +54,17 @@ def loading() -> Iterator[None]:
         yield
 
 
+def check_dtype(dtype: str) -> None:
+    """Refuse a data type that no weights are loaded in.
+
+    Raises:
+        ConfigError: If it is none of ``DTYPES``, ``published`` or ``auto``.
+    """
+    known = [*sorted(DTYPES), PUBLISHED, AUTO]
+    if dtype not in known:
+        raise ConfigError(f"dtype must be one of {known}", dtype, "Choose one of them.")
+
+
 def load_model(
     name: str,
     *,
@@ -67,7 +79,7 @@ def load_model(
     Args:
         name: Embedded or packaged name, directory or hub repository.
         revision: Hub revision to pin.
-        dtype: A key of ``DTYPES``, or ``auto`` for what the weights were published in.
+        dtype: A key of ``DTYPES``, or ``published`` for what the weights were published in.
         device_map: As in transformers.
         attn_implementation: As in transformers.
         local_files_only: Whether the network must not be asked.
@@ -76,10 +88,7 @@ def load_model(
         BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
         ConfigError: If the data type is unknown.
     """
-    if dtype not in (*DTYPES, AUTO):
-        raise ConfigError(
-            f"dtype must be one of {[*sorted(DTYPES), AUTO]}", dtype, "Choose one of them."
-        )
+    check_dtype(dtype)
     where = resolve_backbone(name, local_files_only=local_files_only)
     check_place("backbone", name, "config.json", revision, local_files_only)
     try:
@@ -92,7 +101,7 @@ def load_model(
                 where,
                 output_loading_info=True,
                 revision=revision,
-                dtype=DTYPES.get(dtype, dtype),
+                dtype=DTYPES.get(dtype, "auto"),  # transformers' name of the published one
                 device_map=device_map,
                 attn_implementation=attn_implementation,
                 local_files_only=local_files_only,

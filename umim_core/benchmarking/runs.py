@@ -7,8 +7,10 @@ it merged while decoding, and a repeated prompt would find all of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ from umim_core.inference.request import Request
 
 Ints = NDArray[np.int64]
 Continuation = Literal["greedy", "text"]
+# All rules merge prompts and generated tokens, whatever a checkpoint's own bound of decoding is.
+EVERYWHERE: Final = Request(decode_max_damage=math.inf)
 
 
 @dataclass(frozen=True)
@@ -106,18 +110,17 @@ def cut_prompts(
     return Prompts(prompts, np.take(ids, starts + length + np.arange(new), mode="wrap"))
 
 
-def time_run(engine: Engine, prompts: Prompts, new_tokens: int) -> Timing:
-    """Time one greedy generation that never ends early.
-
-    All rules merge, whatever the checkpoint's own bound of decoding is.
-    """
+def time_run(
+    engine: Engine, prompts: Prompts, new_tokens: int, request: Request = EVERYWHERE
+) -> Timing:
+    """Time one greedy generation that never ends early; ``request`` says what merges."""
     config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers' own
         max_new_tokens=new_tokens, do_sample=False
     )
     forced = None if prompts.text is None else LogitsProcessorList([_Text(prompts.text)])
     synchronize(engine.backbone.device)
-    request = Request(logits_processor=forced, decode_max_damage=math.inf)
-    output = engine.generate(list(prompts.ids), config, request)
+    asked = replace(request, logits_processor=forced)
+    output = engine.generate(list(prompts.ids), config, asked)
     lengths = np.array([row.cache_lengths for row in output.rows], dtype=np.int64)
     return Timing(output.timings.first_token, output.timings.decode, lengths)
 
@@ -129,6 +132,7 @@ def alternate(
     sizes: tuple[int, int, int],
     config: BenchmarkConfig,
     continuation: Continuation,
+    request: Request = EVERYWHERE,
 ) -> Measured:
     """Time alternating pairs; the order flips from pair to pair.
 
@@ -139,39 +143,42 @@ def alternate(
         sizes: Rows, raw tokens per prompt, new tokens.
         config: Warm-up and pairs.
         continuation: What the rows generate.
+        request: What merges.
     """
     new = sizes[2]
+    base_run, umim_run = (
+        partial(time_run, engine, new_tokens=new, request=request) for engine in (base, umim)
+    )
     for run in range(config.warmup):
         prompts = cut_prompts(ids, sizes, -1 - run, continuation)
-        time_run(base, prompts, new)
-        time_run(umim, prompts, new)
+        base_run(prompts)
+        umim_run(prompts)
     pairs = []
     for run in range(config.pairs):
         prompts = cut_prompts(ids, sizes, run, continuation)
         if run % 2:
-            second = time_run(umim, prompts, new)
-            pairs.append((time_run(base, prompts, new), second))
+            second = umim_run(prompts)
+            pairs.append((base_run(prompts), second))
         else:
-            first = time_run(base, prompts, new)
-            pairs.append((first, time_run(umim, prompts, new)))
+            first = base_run(prompts)
+            pairs.append((first, umim_run(prompts)))
     prompts = cut_prompts(ids, sizes, 0, continuation)
     return Measured(
         tuple(base for base, _ in pairs),
         tuple(umim for _, umim in pairs),
-        peak_bytes(base, prompts, new),
-        peak_bytes(umim, prompts, new),
+        peak_bytes(partial(base_run, prompts), base.backbone.device),
+        peak_bytes(partial(umim_run, prompts), umim.backbone.device),
     )
 
 
-def peak_bytes(engine: Engine, prompts: Prompts, new_tokens: int) -> int | None:
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     """Return the most device memory in use during one more run, weights included.
 
     None on a CPU: a process cannot tell what a run needs from what earlier runs have freed.
     """
-    device = engine.backbone.device
     if device.type != "cuda":
         return None
     synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    time_run(engine, prompts, new_tokens)
+    run()
     return int(torch.cuda.max_memory_allocated(device))

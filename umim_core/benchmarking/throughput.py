@@ -24,10 +24,11 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.benchmarking.break_even import Phase, ThroughputRow
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.benchmarking.roofline import ModelShape, Roofline, measure_peak
-from umim_core.benchmarking.runs import Continuation, Ints, Measured, alternate
+from umim_core.benchmarking.runs import EVERYWHERE, Continuation, Ints, Measured, alternate
 from umim_core.config.benchmark import BenchmarkConfig, RuleKind
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.inference.engine import Engine
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.rules.matcher import Matcher
 
@@ -73,6 +74,7 @@ def measure_throughput(
     *,
     continuation: Continuation = "greedy",
     roofline: Roofline | None = None,
+    request: Request = EVERYWHERE,
 ) -> list[ThroughputRow]:
     """Measure every batch size, prompt length and kind of rules.
 
@@ -83,6 +85,7 @@ def measure_throughput(
         continuation: What the rows generate: what the model chooses, or the text that follows each
             prompt. The latter makes natural rules merge as in text where a model would loop.
         roofline: The device's ceiling; measured before and after if None.
+        request: What merges: everything by all rules, unless it says otherwise.
 
     Returns:
         A prefill, a decode and a request row each.
@@ -100,7 +103,7 @@ def measure_throughput(
         for kind in _kinds(config, compressed.require_matcher())
     ]
     measured = [
-        (sizes, kind, alternate(base, umim, ids, sizes, config, continuation))
+        (sizes, kind, alternate(base, umim, ids, sizes, config, continuation, request))
         for sizes in product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
         for kind, umim in rules
     ]

@@ -104,13 +104,15 @@ class Checkpoint:
         """Return the checkpoint with another bound of decoding.
 
         Args:
-            bound: Most price of the rules that generated tokens merge by; None for all rules.
+            bound: Most price of the rules that generated tokens merge by; None for all rules. With
+                a bound the checkpoint recommends to merge everywhere.
 
         Raises:
             RuleSetError: If there is a bound and the rules have no prices.
         """
-        config = self.config.model_copy(update={"decode_max_damage": bound})
-        return replace(self, config=config)
+        made = self if bound is None else self.recommending("all")
+        config = made.config.model_copy(update={"decode_max_damage": bound})
+        return replace(made, config=config)
 
     def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
         """Return the checkpoint with other defaults of its generations.

@@ -16,7 +16,13 @@ from pydantic import (
 )
 
 from umim_core.checkpoint.own_checkpoints import own_checkpoint, own_checkpoints
-from umim_core.config.form import Merge, ModuleForm, check_raw_tail
+from umim_core.config.form import (
+    SAFE_MERGE,
+    SAFE_RAW_TAIL,
+    Merge,
+    ModuleForm,
+    check_raw_tail,
+)
 from umim_core.config.model_base import LATER
 from umim_core.embedded.assets import embedded_names, embedded_path
 from umim_core.errors import CheckpointError, ConfigError, did_you_mean
@@ -71,8 +77,9 @@ class CheckpointConfig(ModuleForm):
         training: How it was trained (steps, seed, final losses), free form.
         decode_max_damage: Most price of the rules that generated tokens merge by, in nats per saved
             token, where a caller does not say it; None for all rules.
-        merge: What a generation merges, where a caller does not say it.
-        raw_tail: Last tokens of a generation's prompt that stay raw, likewise.
+        merge: What a generation merges, where a caller does not say it; prompts, unless the
+            checkpoint says otherwise.
+        raw_tail: Last tokens of a generation's prompt that stay raw, likewise 16.
         backbone_model: What the fingerprint was made of; None in old checkpoints.
     """
 
@@ -87,16 +94,32 @@ class CheckpointConfig(ModuleForm):
     training: dict[str, str | int | float | None] = Field(default_factory=dict)
     backbone_model: Annotated[BackboneRecord | None, LATER] = None
     decode_max_damage: Annotated[float | None, LATER, Field(allow_inf_nan=False)] = None
-    merge: Annotated[Merge, LATER] = "all"
-    raw_tail: Annotated[int, LATER, Field(ge=0)] = 0
+    merge: Annotated[Merge, LATER] = SAFE_MERGE
+    raw_tail: Annotated[int, LATER, Field(ge=0)] = SAFE_RAW_TAIL
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
         try:
-            check_raw_tail(self.raw_tail, self.merge)
+            if "raw_tail" in self.model_fields_set:
+                check_raw_tail(self.raw_tail, self.merge)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    def recommended(
+        self, merge: Merge | None = None, raw_tail: int | None = None
+    ) -> tuple[Merge, int]:
+        """Return what is merged and the raw tail; a caller's own words come first.
+
+        The recommended raw tail belongs to the recommended merge: with another one it is 0.
+
+        Args:
+            merge: What a caller wants merged; None for what the checkpoint recommends.
+            raw_tail: Last tokens of a prompt that a caller wants raw; None likewise.
+        """
+        chosen = self.merge if merge is None else merge
+        tail = self.raw_tail if chosen == self.merge != "none" else 0
+        return chosen, tail if raw_tail is None else raw_tail
 
 
 def read_config(directory: Path) -> CheckpointConfig:

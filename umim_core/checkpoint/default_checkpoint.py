@@ -10,7 +10,7 @@ from umim_core.embedded.assets import embedded_path
 from umim_core.errors import ArtifactError, BackboneError, FetchHashError
 from umim_core.packages.model_cache import packaged_directory
 
-DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m"
+DEFAULT_CHECKPOINT: Final = "umim-smollm2-135m-inside"
 FALLBACK_CHECKPOINT: Final = "umim-docs-llama"
 _log: Final = logging.getLogger("umim")
 
@@ -18,8 +18,8 @@ _log: Final = logging.getLogger("umim")
 def default_checkpoint(*, local_files_only: bool = False) -> str:
     """Return the checkpoint of commands and calls that name none.
 
-    It is ``umim-smollm2-135m``, whose backbone is fetched if need be. Where that is impossible it
-    is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
+    It is ``umim-smollm2-135m-inside``, whose backbone is fetched if need be. Where that is
+    impossible it is ``umim-docs-llama``, which needs no network, and a line on stderr says so.
 
     Args:
         local_files_only: Whether the network must not be asked.

@@ -16,6 +16,7 @@ from umim_core.checkpoint.checkpoint_files import (
     read_config,
     resolve_checkpoint,
 )
+from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
 from umim_core.config.form import PAPER
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
@@ -62,7 +63,7 @@ def after_fetching(name: str) -> list[str]:
     Args:
         name: The model; checkpoints for it may ship with UMIM.
     """
-    for checkpoint in embedded_names("checkpoint"):
+    for checkpoint in sorted(embedded_names("checkpoint"), key=DEFAULT_CHECKPOINT.__ne__):
         if read_config(resolve_checkpoint(checkpoint)).backbone == name:
             command = ["umim", "generate", PROMPT, "-c", checkpoint, "--show"]
             return ["", f"Next, generate with {checkpoint}:", f"  {shlex.join(command)}"]

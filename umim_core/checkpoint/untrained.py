@@ -6,7 +6,7 @@ import torch
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.config.form import SAFE_RAW_TAIL, ModuleForm
+from umim_core.config.form import ModuleForm
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.merging.adapters import SpanAdapters, linear_maps
 from umim_core.merging.compressed import Compressed
@@ -49,8 +49,6 @@ def untrained_checkpoint(
 ) -> Checkpoint:
     """Return a checkpoint that needs no training: a span has the anchor of the form's residual.
 
-    It recommends to merge prompts alone, but for their last 16 tokens.
-
     Args:
         backbone: The frozen model.
         rules: Rules of its tokenizer.
@@ -73,5 +71,4 @@ def untrained_checkpoint(
     compressed = Compressed(
         backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
     )
-    checkpoint = Checkpoint.of(compressed, {"steps": 0, "seed": seed})
-    return checkpoint.recommending("prompt", SAFE_RAW_TAIL)
+    return Checkpoint.of(compressed, {"steps": 0, "seed": seed})

@@ -27,7 +27,6 @@ from umim_core.cli.path_command import path
 from umim_core.cli.ppl_command import ppl
 from umim_core.cli.prompt_input import (
     CheckpointOption,
-    RawTailOption,
     SpecialTokensOption,
     given_text,
 )
@@ -81,7 +80,9 @@ def _options(version: VersionFlag = False) -> None:
 def compress(
     text: Annotated[str | None, typer.Argument(help="Text; '-' or nothing reads stdin.")] = None,
     checkpoint: CheckpointOption = None,
-    raw_tail: RawTailOption = 0,
+    raw_tail: Annotated[
+        int, typer.Option(min=0, help="Last tokens that stay raw; 16, for example.")
+    ] = 0,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML view here.")] = None,
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.prompt_input import CheckpointOption
+from umim_core.cli.prompt_input import CheckpointOption, DtypeOption, MergeOption, RawTailOption
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from numpy.typing import NDArray
     from rich.table import Table
 
@@ -53,10 +54,12 @@ def bench(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Data type of the backbone.")] = "float32",
+    dtype: DtypeOption = "auto",
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
     ] = None,
+    merge: MergeOption = None,
+    raw_tail: RawTailOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
@@ -73,6 +76,7 @@ def bench(
     from umim_core import UMIM
     from umim_core.backbone.tokenizer_files import quantisation_note
     from umim_core.benchmarking.break_even import break_even
+    from umim_core.benchmarking.runs import EVERYWHERE
     from umim_core.benchmarking.throughput import measure_throughput
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.store.machine_lock import measuring
@@ -80,15 +84,19 @@ def bench(
     place = device or default_device()
     name = checkpoint or default_checkpoint()
     umim = UMIM.from_pretrained(name, dtype=dtype, device=place)
+    chosen = umim.checkpoint.config.recommended(merge, raw_tail)
+    request = replace(EVERYWHERE, merge=chosen[0], raw_tail=chosen[1])
     ids = _ids(umim, text, config)
     with measuring():
-        rows = measure_throughput(umim.compressed, ids, config)
-    said = verdict(rows)
+        rows = measure_throughput(umim.compressed, ids, config, request=request)
+    said = f"{_number(umim.backbone.dtype)}, {request.reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
             "checkpoint": name,
             "device": place,
-            "dtype": dtype,
+            "dtype": _number(umim.backbone.dtype),
+            "merge": request.merge,
+            "raw_tail": request.raw_tail,
             "rows": [asdict(row) for row in rows],
             "break_even": [asdict(found) for found in break_even(rows)],
             "verdict": said,
@@ -99,6 +107,10 @@ def bench(
 
         Console(width=None if sys.stdout.isatty() else _WIDTH).print(_table(rows))
         emit({}, [said, *filter(None, [quantisation_note(umim.backbone.name)])], as_json)
+
+
+def _number(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _numbers(text: str, kind: Callable[[str], Number], option: str) -> tuple[Number, ...]:

@@ -14,10 +14,11 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    MergeOption,
+    RawTailOption,
     SpecialTokensOption,
     given_text,
 )
-from umim_core.config.form import Merge
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,18 +77,8 @@ def generate(
     seed: Annotated[
         int | None, typer.Option(help="Sampling seed; by default every call samples anew.")
     ] = None,
-    merge: Annotated[
-        Merge | None,
-        typer.Option(
-            help="What is merged; none is the base model. [default: the checkpoint's, else all]"
-        ),
-    ] = None,
-    raw_tail: Annotated[
-        int | None,
-        typer.Option(
-            help="Last tokens of the prompt that stay raw. [default: the checkpoint's, else 0]"
-        ),
-    ] = None,
+    merge: MergeOption = None,
+    raw_tail: RawTailOption = None,
     decode_min_probability: Annotated[
         float | None,
         typer.Option(help="Merge a generated span only if its later tokens were this likely."),
@@ -126,7 +117,7 @@ def generate(
         int | None,
         typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
     ] = None,
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,

@@ -13,9 +13,11 @@ from umim_core.cli.prompt_input import (
     CheckpointOption,
     DeviceOption,
     DtypeOption,
+    RawTailOption,
     SpecialTokensOption,
 )
-from umim_core.errors import CorpusError
+from umim_core.config.form import check_raw_tail
+from umim_core.errors import ConfigError, CorpusError
 
 
 def ppl(
@@ -36,10 +38,19 @@ def ppl(
     ] = 0,
     max_segments: Annotated[int, typer.Option(min=1, help="Windows at most.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows per forward.")] = 8,
+    prompt: Annotated[
+        bool,
+        typer.Option(
+            "--prompt",
+            help="Read the first half of each window as a prompt, merged as generate merges it, "
+            "and score the second half, raw.",
+        ),
+    ] = False,
+    raw_tail: RawTailOption = None,
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "test",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
     as_json: JsonFlag = False,
@@ -47,16 +58,21 @@ def ppl(
     """Measure perplexity per raw token and bits per byte of the base model and of UMIM.
 
     Windows do not cross documents, and each token is scored once. Text behind the last window is
-    not read.
+    not read. Whole windows are merged by all rules; with --prompt only their first halves, as in
+    generate.
     """
+    if raw_tail is not None and not prompt:
+        raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
+    check_raw_tail(raw_tail or 0, "prompt")
     from umim_core import UMIM
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
-    from umim_core.evaluation.perplexity import perplexity
+    from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
+    from umim_core.evaluation.scoring import Scorer
     from umim_core.store.artifacts import finite_or_none
     from umim_core.text.sources import source_of
     from umim_core.text.token_ids import leading_ids
     from umim_core.text.tokens import iter_token_pieces
-    from umim_core.text.windows import document_windows, scored_bytes
+    from umim_core.text.windows import document_windows, scored_bytes, second_halves
 
     source = source_of(tuple(files), field=field, split=split, config=config)
     umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
@@ -64,13 +80,28 @@ def ppl(
     lead = leading_ids(tokenizer, special_tokens)
     pieces = iter_token_pieces(source, tokenizer)
     windows = list(islice(document_windows(pieces, segment_length, context, lead), max_segments))
+    documents = windows[-1].document + 1 if windows else 0
     if not windows:
         raise CorpusError(
             "perplexity needs at least two tokens of a document", "one token", "Give more text."
         )
-    rows, given = [window.ids for window in windows], [window.given for window in windows]
-    base = perplexity(rows, umim.compressed.base(), batch_size, given=given)
-    ours = perplexity(rows, umim.compressed, batch_size, given=given)
+    reading: dict[str, object] = {}
+    if prompt:
+        merge, raw_tail = umim.checkpoint.config.recommended("prompt", raw_tail)
+        windows = second_halves(windows)
+        base, ours = (
+            second_half_perplexity(
+                [window.ids for window in windows],
+                Scorer(model, merge, segment_length),
+                batch_size,
+            )
+            for model in (umim.compressed.base(), umim.compressed.reading(merge, raw_tail))
+        )
+        reading = {"merge": merge, "raw_tail": raw_tail}
+    else:
+        rows, given = [window.ids for window in windows], [window.given for window in windows]
+        base = perplexity(rows, umim.compressed.base(), batch_size, given=given)
+        ours = perplexity(rows, umim.compressed, batch_size, given=given)
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)
     document: dict[str, object] = {
@@ -86,7 +117,8 @@ def ppl(
         "windows": len(windows),
         "window_tokens": segment_length,
         "context_tokens": context,
-        "documents": windows[-1].document + 1,
+        "documents": documents,
+        **reading,
     }
     spread = "" if error is None else f" ± {math.exp(ratio) * error:.3f}"
     lines = [
@@ -96,4 +128,9 @@ def ppl(
         f"ratio {math.exp(ratio):.3f}{spread}; {ours.targets:,} tokens ({size:,} bytes) in "
         f"{len(windows)} windows of at most {segment_length} tokens, {context} of context",
     ]
+    if prompt:
+        lines.append(
+            f"second halves of the windows behind merged first halves: raw tail {raw_tail}; TR is "
+            "that of the first halves"
+        )
     emit(document, lines, as_json)

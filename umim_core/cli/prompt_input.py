@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from umim_core.config.form import Merge
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
 
@@ -16,7 +17,7 @@ CheckpointOption = Annotated[
         "--checkpoint",
         "-c",
         help="A name that umim path lists, a directory or a hub repository; by default "
-        "umim-smollm2-135m, or umim-docs-llama where its model cannot be fetched.",
+        "umim-smollm2-135m-inside, or umim-docs-llama where its model cannot be fetched.",
     ),
 ]
 DeviceOption = Annotated[
@@ -29,10 +30,24 @@ SpecialTokensOption = Annotated[
         help="Add special tokens, a BOS say; by default as the tokenizer does.",
     ),
 ]
-RawTailOption = Annotated[
-    int, typer.Option(help="Last tokens of the prompt that stay raw; 16, for example.")
+MergeOption = Annotated[
+    Merge | None,
+    typer.Option(help="What is merged; none is the base model. [default: the checkpoint's]"),
 ]
-DtypeOption = Annotated[str, typer.Option(help="Data type of the backbone.")]
+RawTailOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Last tokens of the prompt that stay raw. [default: the checkpoint's with its own "
+        "--merge, else 0]",
+    ),
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Data type of the backbone; auto: bfloat16 where the device computes it faster, else "
+        "float32; published: that of its weights."
+    ),
+]
 
 
 def given_text(argument: str | None) -> str:

@@ -138,7 +138,7 @@ def prune(
     from umim_core.text.token_ids import UniformOffsets
 
     sources = [source_of(tuple(given), field=field) for given in (files, heldout) if given]
-    umim = UMIM.from_pretrained(checkpoint, device=device or default_device())
+    umim = UMIM.from_pretrained(checkpoint, device=device or default_device(), dtype="float32")
     table = None if damage is None else _known(DamageTable.load(damage), damage, umim)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
     tokenizer = umim.backbone.require_tokenizer()

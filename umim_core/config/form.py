@@ -60,7 +60,8 @@ Residual = Literal["none", "last", "exponential"]
 UnitPositions = Literal["compact", "preserved"]
 Merge = Literal["all", "prompt", "none"]
 MERGES: Final[tuple[Merge, ...]] = get_args(Merge)
-SAFE_RAW_TAIL: Final = 16  # last tokens of a prompt that own checkpoints recommend to keep raw
+SAFE_MERGE: Final[Merge] = "prompt"  # what checkpoints recommend that say nothing else
+SAFE_RAW_TAIL: Final = 16  # last tokens of a prompt that they keep raw
 PAPER: Final = "attention"
 _DEEPER: Final = " of depth "
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from umim_core.backbone.fingerprint import backbone_identity, special_ids, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.own_checkpoints import own_name
-from umim_core.config.form import SAFE_RAW_TAIL, ModuleForm
+from umim_core.config.form import ModuleForm
 from umim_core.config.recipe import DistillConfig
 from umim_core.distill.optimizer import AdamWStrategy
 from umim_core.distill.token_rows import TokenRows
@@ -222,7 +222,6 @@ def _job(training: OwnTraining, out: Path) -> TrainJob:
         strategy="ddp",
         use_gpu=training.use_gpu,
         out=str(out),
-        raw_tail=SAFE_RAW_TAIL,
     )
 
 

@@ -59,8 +59,6 @@ class TrainJob:
         prompt: Of the task; the objective ``preference`` needs it.
         delimiter: Text between the prompt and an answer (preference only).
         control: Name of the control that is trained in place of a merge module (preference only).
-        raw_tail: Where given, the checkpoint recommends to merge prompts alone, but for so many
-            last tokens.
     """
 
     objective: Literal["distill", "preference"]
@@ -80,7 +78,6 @@ class TrainJob:
     prompt: str | None = None
     delimiter: str = " "
     control: str | None = None
-    raw_tail: int | None = None
 
 
 def job_config(job: TrainJob) -> DistillConfig | PreferenceConfig:

@@ -28,7 +28,6 @@ from umim_core.distill.train_loop import train
 from umim_core.distill.train_ranks import rank_and_world, ranks_where
 from umim_core.distill.train_state import Progress, drop_states, load_parameters
 from umim_core.errors import ArtifactError, BackboneError, ConfigError
-from umim_core.merging.compressed import Compressed
 from umim_core.mining.counting import thread_count
 from umim_core.progress import leave_note
 from umim_core.store.artifacts import read_json, write_json
@@ -87,17 +86,9 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
     trained: tuple[str, Callable[[Path], None]] = (
         ("control", partial(write_control, start, origin))
         if isinstance(start, Control)
-        else ("checkpoint", _trained(job, start, origin).write)
+        else ("checkpoint", Checkpoint.of(start, origin).write)
     )
     write_results(out, *trained, result.progress, backbone_fingerprint=backbone.fingerprint)
-
-
-def _trained(
-    job: TrainJob, model: Compressed, origin: dict[str, str | int | float | None]
-) -> Checkpoint:
-    """Return the checkpoint of a trained model, with what the job recommends."""
-    checkpoint = Checkpoint.of(model, origin)
-    return checkpoint if job.raw_tail is None else checkpoint.recommending("prompt", job.raw_tail)
 
 
 def _require_untouched(backbone: Backbone, state: Path) -> None:

@@ -3,9 +3,11 @@
     lm_eval --model umim --tasks arc_easy,piqa
     lm_eval --model umim --model_args checkpoint=DIR_OR_NAME,merge=all --tasks wikitext
 
-``merge=prompt`` (default) compresses the context and leaves the continuation raw; ``merge=all``
-matches the whole sequence, scored by two-stage accounting, and merges while generating;
-``merge=none`` is lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in every mode.
+What is merged is what the checkpoint recommends, as in ``UMIM.generate``, unless ``merge`` or
+``raw_tail`` say otherwise. ``merge=prompt`` compresses the context and leaves the continuation raw;
+``merge=all`` matches the whole sequence, scored by two-stage accounting, and merges while
+generating; ``merge=none`` is lm-eval's own ``hf`` model, number for number. lm-eval sees raw ids in
+every mode.
 ``compare=base`` runs the base model on the same questions, too, and adds paired differences.
 """
 
@@ -32,6 +34,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with lm-eval, shi
 
 from umim_core import __version__
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import PUBLISHED
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge
@@ -42,7 +45,14 @@ from umim_core.evaluation.gen_kwargs import Wanted, read_gen_kwargs
 from umim_core.evaluation.generated_rows import RowWriter
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.method_scoring import method_scorer
-from umim_core.evaluation.model_args import check_modes, open_model_args, target_of
+from umim_core.evaluation.model_args import (
+    AUTO,
+    AskedMerge,
+    check_modes,
+    open_model_args,
+    recommended,
+    target_of,
+)
 from umim_core.evaluation.scored_requests import Likelihood
 from umim_core.evaluation.scoring import Scorer
 from umim_core.evaluation.tasks.batched_model import TokenRequest
@@ -63,10 +73,12 @@ class UmimLM(SizedModel):
     Args:
         checkpoint: Embedded name, directory, hub repository, or a loaded checkpoint; by default
             what ``UMIM_CHECKPOINT`` names, else ``default_checkpoint``.
-        merge: ``prompt`` (formerly ``context``), ``all``, or ``none`` (None, as lm-eval reads it).
+        merge: ``auto`` for what the checkpoint recommends, ``prompt`` (formerly ``context``),
+            ``all``, or ``none`` (None, as lm-eval reads it). A baseline takes ``prompt``.
         backbone: Name or directory, if not the one that the checkpoint names; or a loaded one.
         revision: Hub revision of ``backbone``.
-        dtype: ``auto`` (as published), ``float32``, ``bfloat16``, ``float16`` or ``float64``.
+        dtype: ``published``, the default, as of ``--model hf``; ``auto`` for the fastest of the
+            device, ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         device: A torch device; by default ``cuda`` where there is one, else ``cpu``.
         batch_size: Requests per forward, or ``auto``.
         max_batch_size: Most requests per forward for ``auto``.
@@ -77,7 +89,8 @@ class UmimLM(SizedModel):
         match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
         target_tr: Share of each context's tokens that a baseline drops instead.
         allow_backbone_mismatch: Why another backbone than the checkpoint's own is good enough.
-        raw_tail: Last tokens of contexts and generation prompts that stay raw.
+        raw_tail: Last tokens of contexts and generation prompts that stay raw; None for what the
+            checkpoint recommends together with this ``merge``, else 0.
         protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
             ``NAME_difference`` of every metric, paired by question, with standard errors.
@@ -95,10 +108,10 @@ class UmimLM(SizedModel):
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint | None = None,
-        merge: Merge | Literal["context"] | None = "prompt",
+        merge: Merge | Literal["auto", "context"] | None = AUTO,
         backbone: str | Backbone | None = None,
         revision: str | None = None,
-        dtype: str = "auto",
+        dtype: str = PUBLISHED,
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int = 64,
@@ -109,15 +122,20 @@ class UmimLM(SizedModel):
         match: Literal["umim"] | None = None,
         target_tr: float | None = None,
         allow_backbone_mismatch: str | None = None,
-        raw_tail: int = 0,
+        raw_tail: int | None = None,
         compare: Literal["base"] | None = None,
         protect: str | Sequence[str] | None = None,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
-        self.merge = merge = cast(Merge, named.get(merge, merge))
-        check_modes(self.merge, method, allow_backbone_mismatch, raw_tail, compare, protect)
-        self.target = target_of(method, match, target_tr, raw_tail)
+        asked = cast(AskedMerge, named.get(merge, merge))
+        check = partial(check_modes, method, allow_backbone_mismatch, compare, protect)
+        check("prompt" if asked == AUTO else asked, raw_tail or 0)  # before anything is read
+        self.target = target_of(method, match, target_tr, raw_tail or 0)
         make = None if method is None else BASELINES.find(method)
+        checkpoint, self.merge, raw_tail = recommended(
+            checkpoint, asked, raw_tail, method, self.target
+        )
+        check(self.merge, raw_tail)
         compressed = open_model_args(
             checkpoint,
             self.merge,
@@ -150,7 +168,8 @@ class UmimLM(SizedModel):
             self.scorer = method_scorer(made, compressed, self.max_length, self.target)
         elif self.merge != "none":
             self.scorer = Scorer(compressed, self.merge, self.max_length)
-        _log.info("umim: backbone %s, %s, merge=%s", self.backbone.name, self.backbone.dtype, merge)
+        read = self.backbone.name, self.backbone.dtype, self.merge, raw_tail
+        _log.info("umim: backbone %s, %s, merge=%s, raw_tail=%d", *read)
 
     def get_model_info(self) -> dict[str, Any]:
         """Add what was realised to lm-eval's result file (``config.umim``)."""

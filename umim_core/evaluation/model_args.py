@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.devices import default_device, has_device
@@ -24,20 +24,22 @@ from umim_core.config.form import Merge, check_merge, check_raw_tail
 from umim_core.errors import ConfigError
 from umim_core.merging.compressed import Compressed
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.model.loading import LoadOptions, find_backbone
+from umim_core.model.loading import LoadOptions, find_backbone, find_checkpoint
 from umim_core.model.umim import UMIM
 
 CHECKPOINT_VARIABLE: Final = "UMIM_CHECKPOINT"
+AskedMerge = Merge | Literal["auto"]
+AUTO: Final = "auto"  # merge as the checkpoint recommends
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
 
 def check_modes(
-    merge: Merge,
     method: str | None,
     allow_backbone_mismatch: str | None,
-    raw_tail: int,
     compare: str | None,
     protect: str | Sequence[str] | None,
+    merge: Merge,
+    raw_tail: int,
 ) -> None:
     """Refuse arguments of ``UmimLM`` that do not go together.
 
@@ -77,6 +79,37 @@ def check_modes(
             allow_backbone_mismatch,
             "Leave it out.",
         )
+
+
+def recommended(
+    checkpoint: str | Path | Checkpoint | None,
+    merge: AskedMerge,
+    raw_tail: int | None,
+    method: str | None,
+    target: TargetReduction | None,
+) -> tuple[str | Path | Checkpoint | None, Merge, int]:
+    """Return what is merged and the raw tail, as ``UMIM.generate`` chooses them.
+
+    The checkpoint comes first; it is loaded where something is left to it.
+
+    Args:
+        checkpoint: As ``UmimLM`` takes it.
+        merge: What the caller wants merged, or ``auto``.
+        raw_tail: Last tokens that stay raw; None for what the checkpoint recommends.
+        method: A baseline reads prompts merged, or shortened, alone.
+        target: Its own token reduction; policies of the cache then take no raw tail.
+
+    Raises:
+        CheckpointError: If the checkpoint cannot be found or read.
+    """
+    known: AskedMerge = "prompt" if method is not None and merge == AUTO else merge
+    if raw_tail is None and (known == "none" or (target and method and side_of(method) == "cache")):
+        raw_tail = 0
+    if known != AUTO and raw_tail is not None:
+        return checkpoint, known, raw_tail
+    loaded = find_checkpoint(_checkpoint(checkpoint), {})
+    chosen = loaded.config.recommended(None if known == AUTO else known, raw_tail)
+    return loaded, *chosen
 
 
 def target_of(

@@ -129,6 +129,7 @@ def evaluate_task(
         device=device,
         batch_size=batch_size,
         method=method,
+        raw_tail=0,
     )
     loaded = load_tasks(
         [lm_eval_config(TASKS.find(task)) if own else task],

@@ -200,6 +200,11 @@ class Request:
     streamer: BaseStreamer | None = None
     observer: Observer | None = None
 
+    @property
+    def reading(self) -> str:
+        """Merge and raw tail for people."""
+        return f"merge {self.merge}" + (f", raw tail {self.raw_tail}" if self.raw_tail else "")
+
     def check(self, vocab_size: int, rows: int, merge_depth: int = 0) -> None:
         """Refuse what cannot be done.
 

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
+from umim_core.backbone.model_files import AUTO
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.default_checkpoint import default_checkpoint
@@ -27,8 +28,9 @@ class LoadOptions(TypedDict, total=False):
         backbone: The backbone, or where to find it, if not under the checkpoint's own name.
         backbone_revision: Hub revision of a ``backbone`` that is named.
         revision: Revision of the checkpoint's hub repository to pin.
-        dtype: Data type of the backbone to load, as a name or torch's own; ``auto`` takes what its
-            weights were published in; float32 if not given.
+        dtype: Data type of the backbone to load, as a name or torch's own; ``published`` is that of
+            its weights; ``auto``, the default, is bfloat16 where the device computes it faster,
+            else float32.
         device: A torch device to load it on; the CPU if not given.
         device_map: As in transformers; all weights must come to one device.
         attn_implementation: ``sdpa`` or ``eager``.
@@ -123,7 +125,7 @@ def find_backbone(checkpoint: Checkpoint | None, options: LoadOptions) -> Backbo
     return load_backbone(
         name,
         revision=own,
-        dtype=str(options.get("dtype") or "float32").removeprefix("torch."),
+        dtype=str(options.get("dtype") or AUTO).removeprefix("torch."),
         device=options.get("device"),
         device_map=options.get("device_map"),
         attn_implementation=options.get("attn_implementation"),

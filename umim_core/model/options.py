@@ -154,17 +154,18 @@ def check_options(options: GenerateOptions) -> GenerateOptions:
 def with_recommended(options: GenerateOptions, config: CheckpointConfig) -> GenerateOptions:
     """Return options with what the checkpoint recommends where the caller said nothing.
 
-    A caller who gives an option of merging while decoding has said that generated tokens merge; one
-    who opens the border, that the prompt's end does. ``match_border=False`` and a probability of 0
-    are the defaults and say nothing.
+    An option of merging while decoding implies ``merge="all"``; with an open border no tail is raw.
+    ``match_border=False`` and a probability of 0 are the defaults and imply nothing.
     """
-    given: dict[str, object] = {"merge": config.merge, "raw_tail": config.raw_tail}
-    likely, damage = options.get("decode_min_probability"), options.get("decode_max_damage")
-    if options.get("match_border") or likely or damage is not None:
-        del given["merge"]
-    if options.get("match_border") or (given | options).get("merge") == "none":
-        del given["raw_tail"]
-    return cast("GenerateOptions", given | options)
+    merge, raw_tail = config.recommended(options.get("merge"), options.get("raw_tail"))
+    border, damage = options.get("match_border"), options.get("decode_max_damage")
+    if "merge" not in options and (
+        border or options.get("decode_min_probability") or damage is not None
+    ):
+        merge = "all"
+    if border and "raw_tail" not in options:
+        raw_tail = 0
+    return cast("GenerateOptions", {**options, "merge": merge, "raw_tail": raw_tail})
 
 
 def generation_config(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:

@@ -88,6 +88,15 @@ def _window(front: Ids, ids: Ids, before: int, document: int) -> Window:
     return Window(np.concatenate([front, ids]), given, document)
 
 
+def second_halves(windows: Sequence[Window]) -> list[Window]:
+    """Return windows whose second halves are scored, each a document of its own.
+
+    Windows of a single token are left out.
+    """
+    wide = [window for window in windows if len(window.ids) > 1]
+    return [Window(w.ids, len(w.ids) // 2, number) for number, w in enumerate(wide)]
+
+
 def scored_bytes(
     windows: Sequence[Window], lead: Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> int:

@@ -1,0 +1,93 @@
+"""``lm_eval --model umim`` and ``UMIM.generate`` merge the same spans where neither is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+from lm_eval.api.instance import Instance
+
+from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.config.form import Merge
+from umim_core.evaluation.harness import UmimLM
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import EngineOutput
+
+TEXT = "the cat sat on the mat and the dog sat on the log near the old cat house"
+ASKED = {"until": ["zz"], "max_gen_toks": 6, "do_sample": False}
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[EngineOutput]:
+    """What every engine returns, in order."""
+    found: list[EngineOutput] = []
+    generate = Engine.generate
+
+    def kept(self: Engine, *args: object, **options: object) -> EngineOutput:
+        found.append(generate(self, *args, **options))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(Engine, "generate", kept)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recommended", "said"),
+    [
+        (("prompt", 4), {}),
+        (("prompt", 0), {}),
+        (("all", 0), {}),
+        (("none", 0), {}),
+        (("prompt", 4), {"merge": "all"}),
+        (("all", 0), {"merge": "prompt"}),
+        (("prompt", 4), {"raw_tail": 0}),
+        (None, {}),
+    ],
+)
+def test_both_merge_the_same_spans(
+    checkpoint_path: Path,
+    outputs: list[EngineOutput],
+    caplog: pytest.LogCaptureFixture,
+    recommended: tuple[Merge, int] | None,
+    said: dict[str, object],
+) -> None:
+    made = Checkpoint.load(checkpoint_path)
+    if recommended is None:  # what a checkpoint says that says nothing
+        bare = {
+            name: type(made.config).model_fields[name].default for name in ("merge", "raw_tail")
+        }
+        assert bare == {"merge": "prompt", "raw_tail": 16}
+        recommended = bare["merge"], bare["raw_tail"]
+    made = made.recommending(*recommended)
+    caplog.set_level("INFO", "lm_eval.umim")
+    model = UmimLM(made, device="cpu", **said)
+    umim = UMIM(model.backbone, made)
+    ours = umim.generate(TEXT, max_new_tokens=6, do_sample=False, stop_strings="zz", **said)
+    [answer] = model.generate_until([Instance("generate_until", {}, (TEXT, ASKED), 0)])
+    assert (model.merge, model.get_model_info()["umim"]["raw_tail"]) == (ours.merge, ours.raw_tail)
+    assert f"merge={ours.merge}, raw_tail={ours.raw_tail}" in caplog.text
+    assert str(answer) == ours.text[0]
+    if ours.merge != "none":  # which is lm-eval's own model
+        [row] = outputs[-1].rows
+        assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
+        assert (row.ids, row.generated_spans) == (ours.ids[0], ours.generated_spans[0])
+        assert bool(row.prompt_spans) == (ours.token_reduction[0] > 0)
+
+
+def test_likelihoods_leave_the_same_tail_raw(checkpoint_path: Path) -> None:
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 4)
+    request = Instance("loglikelihood", {}, (TEXT, " by"), 0)
+    sizes = []
+    for said in ({}, {"raw_tail": 4}, {"raw_tail": 0}):
+        model = UmimLM(made, device="cpu", **said)
+        model.start_counting()
+        model.loglikelihood([request])
+        sizes.append(model.sizes_of(request))
+    assert sizes[0] == sizes[1] != sizes[2]
+    found = UMIM(model.backbone, made).generate(TEXT, max_new_tokens=1)
+    assert sizes[0] is not None
+    assert sizes[0].context_units == sizes[0].context_tokens * (1 - found.token_reduction[0])
