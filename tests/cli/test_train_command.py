@@ -189,6 +189,27 @@ def test_what_cannot_be_trained_is_refused_and_leaves_nothing_finished(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_is_trained_further_in_its_form(
+    umim: Umim, folder: Path, tmp_path: Path
+) -> None:
+    form = ("--residual", "last", "--unit-positions", "preserved", "--adapter-rank", 2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    begun = train(umim, folder, *TINY, *form, "--out", first, "--json")
+    refused = train(
+        umim, folder, *TINY, "--residual", "exponential", "--start", first, "--out", second
+    )
+    assert refused.code == 1 and "a module that is trained further keeps its form" in refused.err
+    done = train(umim, folder, *TINY, "--start", first, "--out", second, "--json")
+    assert done.code == 0
+    one, two = Checkpoint.load(first), Checkpoint.load(second)
+    assert two.config.form() == one.config.form() and two.config.adapter_rank == 2
+    assert one.module.digest() != two.module.digest()
+    report = json.loads(done.out)
+    ended = json.loads(begun.out)["kl_best"]
+    assert report["kl_first"] == pytest.approx(ended, abs=1e-2)  # it was saved in bfloat16
+    assert not (second / "recipe.yaml").exists()
+
+
 def test_mining_ends_with_the_command_that_trains(umim: Umim, folder: Path, tmp_path: Path) -> None:
     model, text = str(folder / "model"), str(folder / "text.txt")
     mined = umim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,9 @@ from umim_core.cli.form_options import (
     given_rules,
 )
 from umim_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from umim_core.config.form import ModuleForm
 
 _VALIDATIONS = 4  # of a short run; a long one is validated every 50 steps
 _VALIDATION_ROWS = 32  # at most: more would take a short run longer than its training
@@ -72,6 +75,10 @@ def train(
             min=0.0, help="Share of rows that repeat their merged half, with the loss there."
         ),
     ] = 0.0,
+    start: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint of this model that is trained further, in its own form."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and data order.")] = 0,
     device: Annotated[
         Literal["cpu", "cuda"] | None,
@@ -99,6 +106,7 @@ def train(
     place = (out or root / name).resolve()
     from umim_core.backbone.devices import default_device, usable_device
     from umim_core.backbone.tokenizer_files import quantisation_note
+    from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
     from umim_core.config.form import ModuleForm
     from umim_core.config.recipe import DistillConfig
     from umim_core.config.recipe_files import validated
@@ -124,6 +132,19 @@ def train(
         },
         "the options",
     )
+    form = ModuleForm.model_validate(
+        {
+            "positions": positions,
+            "residual": residual,
+            "rule_rows": rule_rows,
+            "unit_positions": unit_positions,
+            "merge_depth": merge_depth,
+            "adapter_rank": adapter_rank,
+        }
+    )
+    begin = None if start is None else resolve_checkpoint(start)
+    if begin is not None:
+        form = _form_of(begin, form)
     where = default_device() if device is None else usable_device(device)
     places = tuple(str(Path(x).resolve()) if Path(x).exists() else x for x in named)
     training = OwnTraining(
@@ -131,19 +152,11 @@ def train(
         rules=rules.resolve(),
         source=source_of(places, field=field),
         config=config,
-        form=ModuleForm.model_validate(
-            {
-                "positions": positions,
-                "residual": residual,
-                "rule_rows": rule_rows,
-                "unit_positions": unit_positions,
-                "merge_depth": merge_depth,
-                "adapter_rank": adapter_rank,
-            }
-        ),
+        form=form,
         segment_length=segment_length or RuleSet.load(rules).origin.segment_length or _ROW,
         seed=seed,
         use_gpu=where == "cuda",
+        start=begin,
     )
     log_lines("umim.progress")
     began = time.perf_counter()
@@ -176,5 +189,24 @@ def _lines(out: Path, name: str, summary: dict[str, float], seconds: float) -> l
         "Next:",
         *after_training(out),
         "",
-        *to_compare(out / "recipe.yaml"),
+        *(to_compare(out / "recipe.yaml") if (out / "recipe.yaml").is_file() else ()),
     ]
+
+
+def _form_of(checkpoint: Path, asked: ModuleForm) -> ModuleForm:
+    """Return the form of a checkpoint that is trained further.
+
+    Raises:
+        ConfigError: If the options ask for another form.
+    """
+    from umim_core.checkpoint.checkpoint_files import read_config
+    from umim_core.config.form import ModuleForm
+
+    own = ModuleForm.model_validate(read_config(checkpoint).form())
+    if asked not in (own, ModuleForm.model_validate({"positions": "learned"})):
+        raise ConfigError(
+            "a module that is trained further keeps its form",
+            ", ".join(asked.deviations()),
+            "Leave out the options of the form, or --start.",
+        )
+    return own

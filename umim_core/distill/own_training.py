@@ -4,7 +4,7 @@ The directory is built next to its final name and renamed when it is whole::
 
     out/checkpoint/     the merge checkpoint
     out/tokens/         the ids of the splits: train, valid, test (.npy)
-    out/recipe.yaml     the same training as a recipe of the pipeline
+    out/recipe.yaml     the same training as a recipe of the pipeline, if it starts afresh
     out/curve.jsonl     losses by step
     out/summary.json    steps, best step and score
 
@@ -41,6 +41,7 @@ from umim_core.rules.ruleset import RuleSet
 from umim_core.store.arrays import open_array, save_array
 from umim_core.store.artifacts import (
     canonical_json,
+    directory_digest,
     read_json,
     read_manifest,
     sha256_bytes,
@@ -73,6 +74,8 @@ class OwnTraining:
         segment_length: Tokens per row.
         seed: Of weights and data order.
         use_gpu: Whether the model runs on a GPU.
+        start: Checkpoint whose module is trained further, in its form; None for fresh weights.
+            Spans that have a rule row there and are rules here keep it.
     """
 
     model: str
@@ -83,6 +86,7 @@ class OwnTraining:
     segment_length: int = 512
     seed: int = 0
     use_gpu: bool = False
+    start: Path | None = None
 
 
 def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
@@ -133,7 +137,8 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
         job = place_rows(_job(training, partial), rows)
         with followed(state):
             run_job(job, AdamWStrategy)
-        _write_recipe(partial, out, training)
+        if training.start is None:
+            _write_recipe(partial, out, training)
         publish_result(partial, out, kept, kind=KIND, schema=SCHEMA, body={"key": key})
         return _summary(out)
 
@@ -151,6 +156,8 @@ def _key(training: OwnTraining, rules: RuleSet) -> str:
         "seed": training.seed,
         "use_gpu": training.use_gpu,
     }
+    if training.start is not None:
+        parts["start"] = directory_digest(training.start)
     return sha256_bytes(canonical_json(parts).encode())
 
 
@@ -214,7 +221,7 @@ def _job(training: OwnTraining, out: Path) -> TrainJob:
         rules=str(training.rules),
         train="train",
         valid="valid",
-        start=None,
+        start=None if training.start is None else str(training.start),
         form=training.form.form(),
         max_tokens=training.segment_length,
         seed=training.seed,
