@@ -194,7 +194,7 @@ def log_lm_eval(
     found, tracker = find_results(path), Tracker()
     store, rows, lines = Store(tracker.uri, tracker.root, "umim"), [], []
     for results in found:
-        logged = log_results(store, results)
+        logged = log_results(store, results, tracker.owner)
         rows.append({**vars(logged), "file": str(results.path), "samples": [*results.samples]})
         lines.append(f"{results.name}: run {logged.run_id}{'' if logged.new else ', was there'}")
         if not results.samples:

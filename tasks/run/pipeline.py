@@ -22,6 +22,7 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import State
 
+from tasks.cluster.code_identity import code_identity
 from tasks.cluster.lease import ClusterLease
 from tasks.cluster.stopping import on_stop, park_if_stopping, parked_by_a_stop
 from tasks.run.checks import check_adaptation, check_machine, check_positions
@@ -233,7 +234,15 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     root, began = artifact_root(), time.monotonic()
     tracker = Tracker(root=root)
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
-    tags = {"umim.recipe": recipe.name, "umim.flow": flow_name}
+    code = code_identity()
+    tags = {
+        "umim.recipe": recipe.name,
+        "umim.flow": flow_name,
+        "umim.host": code.host,
+        "umim.sources": code.sources,
+        "umim.lock": code.lock,
+        "mlflow.source.git.commit": code.commit,
+    }
     url = _prefect_url()
     if FlowRunContext.get() is not None and flow_run.id:
         tags[PREFECT_TAG] = url or str(flow_run.id)

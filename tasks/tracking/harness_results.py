@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tasks.tracking.mlflow_store import Store
+from tasks.tracking.owner import Owner
 from tasks.tracking.patience import CREATION_SECONDS
 from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
 from umim_core.errors import EvaluationError
@@ -120,12 +121,13 @@ def find_results(path: Path) -> list[HarnessResults]:
     return [_read(results) for results in paths]
 
 
-def log_results(store: Store, results: HarnessResults) -> LoggedResults:
+def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedResults:
     """Write settings, figures, samples and the file itself as one run; a finished one stays.
 
     Args:
         store: The store; a killed call is finished by the next.
         results: Of which file.
+        owner: Tags of the root and the user that the run belongs to.
 
     Raises:
         StoreAwayError: If the store does not answer.
@@ -135,7 +137,7 @@ def log_results(store: Store, results: HarnessResults) -> LoggedResults:
     tables = {task: results.table(task) for task in results.samples}
     time_ms = int(1000 * float(results.content["date"]))
     with store.session(CREATION_SECONDS, _CONNECT_SECONDS, _CALL_SECONDS):
-        run = store.ensure("harness", results.key, results.name, time_ms=time_ms)
+        run = store.ensure("harness", results.key, results.name, owner, time_ms=time_ms)
         if new := run.status != "FINISHED":
             _write(store, run, results, tables)
         return LoggedResults(run.run_id, store.experiment_id, new)

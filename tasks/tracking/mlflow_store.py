@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tasks.tracking.owner import Owner
 from tasks.tracking.patience import limit_requests
 from tasks.tracking.store_lock import StoreAwayError, connecting, writing
 from tasks.tracking.tracking_values import Kind, RunInput, Status, StoredRun, batches, redact
@@ -111,34 +112,36 @@ class Store:
                 "Start the server or set MLFLOW_TRACKING_URI.",
             ) from error
 
-    def find(self, kind: Kind, key: str) -> StoredRun | None:
-        """Return the run of (kind, key), the first if there are several."""
-        return (self._find(kind, key) or [None])[0]
+    def find(self, kind: Kind, key: str, owner: Owner) -> StoredRun | None:
+        """Return an owner's run of (kind, key), the first if there are several."""
+        return (self._find(kind, key, owner) or [None])[0]
 
     def ensure(
         self,
         kind: Kind,
         key: str,
         name: str,
+        owner: Owner,
         tags: Mapping[str, str] | None = None,
         *,
         time_ms: int,
     ) -> StoredRun:
-        """Find the run of (kind, key) or make it; of two made at once the first stays.
+        """Find an owner's run of (kind, key) or make it; of two made at once the first stays.
 
         Args:
             kind: What the run stands for.
             key: Digest that identifies it; see ``require_key``.
             name: Its name in lists, if it is made.
+            owner: Tags of the root and the user that it belongs to.
             tags: Its further tags, if it is made.
             time_ms: When it began, if it is made.
         """
-        found = self._find(kind, key)
+        found = self._find(kind, key, owner)
         if found:
             return found[0]
-        labels = {**(tags or {}), KEY_TAG: key, KIND_TAG: kind}
+        labels = {**(tags or {}), **owner, KEY_TAG: key, KIND_TAG: kind}
         made = self._client.create_run(self.experiment_id, time_ms, labels, name)
-        first = self._find(kind, key)[0]
+        first = self._find(kind, key, owner)[0]
         if first.run_id != made.info.run_id:
             self._client.delete_run(made.info.run_id)
         return first
@@ -280,8 +283,9 @@ class Store:
             )
         return client, str(found.experiment_id)
 
-    def _find(self, kind: Kind, key: str) -> list[StoredRun]:
-        query = f"tags.`{KEY_TAG}` = '{key}' and tags.`{KIND_TAG}` = '{kind}'"
+    def _find(self, kind: Kind, key: str, owner: Owner) -> list[StoredRun]:
+        wanted = {KEY_TAG: key, KIND_TAG: kind, **owner}
+        query = " and ".join(f"tags.`{name}` = '{value}'" for name, value in wanted.items())
         runs = [
             StoredRun(run.info.run_id, run.info.status, run.info.start_time)
             for run in self._client.search_runs([self.experiment_id], query)

@@ -18,7 +18,8 @@ def replay(store: Store, record: Record) -> None:
 
     Args:
         store: The store, in a session.
-        record: What ``Tracker`` kept: ``kind``, ``pipeline`` (its key), ``time_ms`` and the rest.
+        record: What ``Tracker`` kept: ``kind``, ``pipeline`` (its key), ``time_ms``, ``owner`` and
+            the rest.
 
     Raises:
         TrackingError: If the store refuses it, a file that it names is gone, its kind is unknown,
@@ -31,12 +32,12 @@ def replay(store: Store, record: Record) -> None:
     missing = [name for name in ("pipeline", "time_ms", *fields.split()) if name not in record]
     if missing:
         raise TrackingError(f"a record of kind {kind} must have {', '.join(missing)}", record)
-    write(store, record)
+    write(store, {"owner": {}, **record})  # records of releases before owners belong to nobody
 
 
 def _pipeline(store: Store, record: Record) -> StoredRun:
-    key, name = record["pipeline"], record.get("name")
-    return store.ensure("pipeline", key, name or f"pipeline {key[:8]}", time_ms=record["time_ms"])
+    key, name = record["pipeline"], record.get("name") or f"pipeline {record['pipeline'][:8]}"
+    return store.ensure("pipeline", key, name, record["owner"], time_ms=record["time_ms"])
 
 
 def _open(store: Store, record: Record) -> None:
@@ -61,7 +62,7 @@ def _stage(store: Store, record: Record) -> None:
     stage, key = record["stage"], record["key"]
     tags = {"umim.stage": stage, "mlflow.parentRunId": parent, **record["tags"]}
     name = f"{stage} {key[:8]}"
-    run = store.ensure("stage", key, name, tags, time_ms=record["time_ms"])
+    run = store.ensure("stage", key, name, record["owner"], tags, time_ms=record["time_ms"])
     # A stage shared by several pipelines has one run; each pipeline says which.
     store.log(parent, tags={f"umim.stage.{stage}.{key[:8]}": run.run_id})
     if run.status == "FINISHED":
@@ -76,7 +77,8 @@ def _comparison(store: Store, record: Record) -> None:
     tags = dict(record["tags"])
     if record["pipeline"] is not None:
         tags["umim.pipeline"] = _pipeline(store, record | {"name": None}).run_id
-    run = store.ensure("comparison", record["key"], record["name"], tags, time_ms=record["time_ms"])
+    of = record["key"], record["name"], record["owner"]
+    run = store.ensure("comparison", *of, tags, time_ms=record["time_ms"])
     if run.status != "FINISHED":
         _describe(store, run, record)
         store.set_status(run.run_id, "FINISHED", record["time_ms"])
@@ -98,11 +100,13 @@ def _status(store: Store, record: Record) -> None:
     status, known = record["status"], get_args(Status)
     if status not in known:
         raise TrackingError(f"a status must be one of {', '.join(known)}", status)
-    store.set_status(_pipeline(store, record).run_id, status, record["time_ms"])
+    run = _pipeline(store, record)
+    if run.status != "FINISHED":  # a later try of the same pipeline only found what there was
+        store.set_status(run.run_id, status, record["time_ms"])
 
 
 def _checkpoint(store: Store, record: Record) -> None:
-    run = store.find("stage", record["key"])
+    run = store.find("stage", record["key"], record["owner"])
     if run is None:
         raise TrackingError("a checkpoint must belong to a stage that is recorded", record["key"])
     (directory,) = _present([record["directory"]])

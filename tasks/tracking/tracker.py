@@ -22,6 +22,7 @@ from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import stop_deferred
 from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG
 from tasks.tracking.mlflow_store import Store
+from tasks.tracking.owner import Owner, owner_of
 from tasks.tracking.spool import Spool
 from tasks.tracking.spool_writer import SpoolWriter
 from tasks.tracking.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
@@ -86,6 +87,11 @@ class Tracker:
         self._spool = Spool(self.root)
         self._writer = SpoolWriter(self._store, self._spool)
 
+    @property
+    def owner(self) -> Owner:
+        """Tags of the runs of this root and user: others of equal keys are left alone."""
+        return owner_of(self._spool.folder)
+
     def reconnected(self) -> Tracker:
         """Return a tracker of the same store with a connection and a patience of its own."""
         return Tracker(self.uri, self.root, self._store.experiment)
@@ -99,10 +105,11 @@ class Tracker:
         name: str | None = None,
         description: str | None = None,
     ) -> None:
-        """Open the run of a pipeline, or open it again.
+        """Open the run of a pipeline, or open it again unless it is finished.
 
         Args:
-            key: Digest of the recipe; equal keys share one run. Close it with ``finish``.
+            key: Digest of the recipe; equal keys of one root and user share one run. Close it with
+                ``finish``.
             params: The recipe; nested values become dotted names.
             tags: Extra tags, e.g. ``{PREFECT_TAG: id}``; replaced when the run is found again.
             name: Name shown in lists.
@@ -240,7 +247,7 @@ class Tracker:
         """Return where a pipeline and a view of its rows are shown; None if that is not known."""
 
         def places(store: Store) -> tuple[str, str] | None:
-            run = store.find("pipeline", pipeline)
+            run = store.find("pipeline", pipeline, self.owner)
             return None if run is None else (store.experiment_id, run.run_id)
 
         found = self._writer.ask(places)
@@ -263,7 +270,8 @@ class Tracker:
         key = None if pipeline is None else require_key(pipeline)
         time_ms = time.time_ns() // 1_000_000
         with stop_deferred():
-            self._spool.add({"kind": kind, "pipeline": key, "time_ms": time_ms, **fields})
+            of = {"kind": kind, "pipeline": key, "time_ms": time_ms, "owner": self.owner}
+            self._spool.add({**of, **fields})
             self._writer.write(last=last)
 
 

@@ -64,7 +64,7 @@ def held(uri: str) -> dict[str, Any]:
         tags = {
             name: names.get(value, value)
             for name, value in run.data.tags.items()
-            if name not in ("mlflow.user", "mlflow.source.name", "mlflow.source.type")
+            if name not in ("umim.root", "mlflow.user", "mlflow.source.name", "mlflow.source.type")
             and not name.startswith("mlflow.source.git")
         }
         points = {
