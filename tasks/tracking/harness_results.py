@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.owner import Owner
-from tasks.tracking.patience import CREATION_SECONDS
+from tasks.tracking.patience import CREATION_SECONDS, UPLOAD_SECONDS
 from tasks.tracking.tracking_values import StoredRun, fit_name, flatten
 from umim_core.errors import EvaluationError
 from umim_core.store.artifacts import sha256_file
@@ -24,7 +24,6 @@ from umim_core.store.artifacts import sha256_file
 _DATED: Final = re.compile(r"_(\d{4}-\d\d-\d\dT[\d.\-]+)\.json$")
 _NAME_CHARS: Final = 250  # of a run, in MLflow's table of runs
 _CONNECT_SECONDS: Final = 10
-_CALL_SECONDS: Final = 60  # a table of samples may be large
 _REMEDY: Final = "Run lm_eval with --output_path DIR --log_samples, then name DIR."
 # Besides config: what decides the figures. Task configurations stay in the file.
 _DESCRIBED: Final = ("n-shot", "n-samples", "versions", "lm_eval_version", "chat_template_sha")
@@ -136,7 +135,7 @@ def log_results(store: Store, results: HarnessResults, owner: Owner) -> LoggedRe
     """
     tables = {task: results.table(task) for task in results.samples}
     time_ms = int(1000 * float(results.content["date"]))
-    with store.session(CREATION_SECONDS, _CONNECT_SECONDS, _CALL_SECONDS):
+    with store.session(CREATION_SECONDS, _CONNECT_SECONDS, UPLOAD_SECONDS):
         run = store.ensure("harness", results.key, results.name, owner, time_ms=time_ms)
         if new := run.status != "FINISHED":
             _write(store, run, results, tables)

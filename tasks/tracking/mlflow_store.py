@@ -66,7 +66,7 @@ class Store:
 
     @contextlib.contextmanager
     def session(
-        self, creation_seconds: int, connect_seconds: int, call_seconds: int
+        self, creation_seconds: int, connect_seconds: int, call_seconds: int, retries: int = 0
     ) -> Iterator[Store]:
         """Hold the store for a few writes; without a server, one process at a time.
 
@@ -76,6 +76,7 @@ class Store:
             connect_seconds: How long the first call after a failure may take, and how long another
                 process may hold a store without a server.
             call_seconds: How long every other call may take.
+            retries: How often such a call is made again at once when it fails.
 
         Yields:
             This store, connected.
@@ -99,7 +100,7 @@ class Store:
                 if self._connected is None:
                     limit_requests(connect_seconds)
                     self._connected = self._connect()
-                limit_requests(call_seconds)
+                limit_requests(call_seconds, retries)
                 yield self
         except (MlflowException, SQLAlchemyError, OSError, ImportError) as error:
             message = redact(f"{self.uri}: {error}")

@@ -37,9 +37,9 @@ def owner_of(folder: Path) -> Owner:
 
 
 def _root_id(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        return path.read_text(encoding="ascii")
     try:
+        with suppress(FileNotFoundError):
+            return path.read_text(encoding="ascii")
         with directory_lock(path, wait_seconds=None):
             if not path.is_file():
                 write_bytes(path, uuid.uuid4().hex.encode("ascii"))

@@ -1,4 +1,4 @@
-"""Time budget of a run for a tracking store that does not answer."""
+"""Time budget of a run for a tracking store that does not answer, and limits of one request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Final
 TOTAL_SECONDS: Final = 10.0
 CALL_SECONDS: Final = 5
 CREATION_SECONDS: Final = 300  # of a new store: seconds of work, minutes on a busy machine
+UPLOAD_SECONDS: Final = 300  # of one file; a server may hand it on before it answers
 PROBE_SECONDS: Final = 2
+_REPLAY_SECONDS: Final = 60.0
+_REPLAY_RETRIES: Final = 3
 _FIRST_REST_SECONDS: Final = 5.0
 _LONGEST_REST_SECONDS: Final = 60.0
 _HURRY_SECONDS: Final = 2.0
@@ -22,12 +25,29 @@ class Patience:
     next try begins with a short question. A store that refuses connections fails at once, so it is
     tried to the end of the run; one that accepts them and never answers is tried three or four
     times.
+
+    Args:
+        total_seconds: What may be lost in all.
+        call_seconds: Longest wait for one answer.
+        retries: How often a request that failed is made again at once.
     """
 
-    def __init__(self) -> None:
-        self.left = TOTAL_SECONDS
+    def __init__(
+        self,
+        total_seconds: float = TOTAL_SECONDS,
+        call_seconds: int = CALL_SECONDS,
+        retries: int = 0,
+    ) -> None:
+        self.left = total_seconds
+        self.retries = retries
+        self._call_seconds = call_seconds
         self._rest = 0.0
         self._rests_until = 0.0
+
+    @classmethod
+    def of_a_replay(cls) -> Patience:
+        """Return the patience of a command that has nothing else to do."""
+        return cls(2 * _REPLAY_SECONDS, int(_REPLAY_SECONDS), _REPLAY_RETRIES)
 
     @property
     def failing(self) -> bool:
@@ -45,8 +65,8 @@ class Patience:
 
     def limits(self) -> tuple[int, int, int]:
         """Return seconds: for another process that makes the store, a first call, every other."""
-        call = max(1, int(min(CALL_SECONDS, self.left)))
-        first = min(call, PROBE_SECONDS) if self.failing else call
+        call = max(1, int(min(self._call_seconds, self.left)))
+        first = min(call, PROBE_SECONDS if self.failing else CALL_SECONDS)
         return (CREATION_SECONDS if first == CALL_SECONDS else first), first, call
 
     def failed(self, seconds: float) -> None:
@@ -64,10 +84,14 @@ class Patience:
         self._rest = self._rests_until = 0.0
 
 
-def limit_requests(seconds: int) -> None:
-    """Let a request of this process fail after some seconds, with no repeats.
+def limit_requests(seconds: int, retries: int = 0) -> None:
+    """Let a request of this process fail after some seconds without an answer.
 
     MLflow reads these at every request; its own defaults wait for minutes.
+
+    Args:
+        seconds: Longest wait for a connection, and between two pieces of an answer.
+        retries: How often it is made again at once.
     """
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(seconds)
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(retries)

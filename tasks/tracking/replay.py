@@ -69,7 +69,6 @@ def _stage(store: Store, record: Record) -> None:
         return
     _describe(store, run, record)
     store.log_inputs(run.run_id, [RunInput(**entry) for entry in record["inputs"]])
-    store.log_files(run.run_id, _present(record["files"]))
     store.set_status(run.run_id, "FINISHED", record["time_ms"])
 
 
@@ -93,7 +92,9 @@ def _describe(store: Store, run: StoredRun, record: Record) -> None:
 
 
 def _files(store: Store, record: Record) -> None:
-    store.log_files(_pipeline(store, record).run_id, _present(record["files"]))
+    key = record.get("key")
+    run = _pipeline(store, record) if key is None else _recorded_stage(store, record)
+    store.log_files(run.run_id, _present(record["files"]))
 
 
 def _status(store: Store, record: Record) -> None:
@@ -105,10 +106,15 @@ def _status(store: Store, record: Record) -> None:
         store.set_status(run.run_id, status, record["time_ms"])
 
 
-def _checkpoint(store: Store, record: Record) -> None:
+def _recorded_stage(store: Store, record: Record) -> StoredRun:
     run = store.find("stage", record["key"], record["owner"])
     if run is None:
-        raise TrackingError("a checkpoint must belong to a stage that is recorded", record["key"])
+        raise TrackingError("files must belong to a stage that is recorded", record["key"])
+    return run
+
+
+def _checkpoint(store: Store, record: Record) -> None:
+    run = _recorded_stage(store, record)
     (directory,) = _present([record["directory"]])
     store.register(run.run_id, directory, record["alias"], record["digest"], record["backbone"])
 
@@ -124,7 +130,7 @@ def _present(files: list[str]) -> list[Path]:
 _WRITERS: Final[Mapping[str, tuple[Callable[[Store, Record], None], str]]] = {
     "open": (_open, "params tags"),
     "points": (_points, "points"),
-    "stage": (_stage, "stage key params points files inputs tags"),
+    "stage": (_stage, "stage key params points inputs tags"),
     "comparison": (_comparison, "key name params points tags"),
     "files": (_files, "files"),
     "status": (_status, "status"),

@@ -1,8 +1,9 @@
 """Records of a pipeline: its run, its stages, the comparison, its checkpoints.
 
-Everything is written to the spool first, and to the store at once if it answers. A store that is
-away costs a run what ``Patience`` allows, and loses nothing: the next run writes what waits, or
-``python -m flows replay`` does. Runs are found by their key: the same command adds none.
+Everything is written to the spool first; numbers go to the store at once if it answers, files at
+the end of a run. A store that is away costs a run what ``Patience`` allows, and loses nothing: the
+next run writes what waits, or ``python -m flows replay`` does. Runs are found by their key: the
+same command adds none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tasks.cluster.stopping import stop_deferred
 from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.owner import Owner, owner_of
-from tasks.tracking.spool import Spool
+from tasks.tracking.patience import Patience
+from tasks.tracking.spool import NUMBERS, UPLOADS, Queue, Spool
 from tasks.tracking.spool_writer import SpoolWriter
 from tasks.tracking.tracking_values import Curve, RunInput, Status, flatten, redact, require_key
 from umim_core.checkpoint.own_checkpoints import artifact_root
@@ -147,22 +149,25 @@ class Tracker:
             params: Its configuration.
             metrics: Final values; None is skipped.
             curves: (step, value) points by metric name.
-            artifacts: Files and folders to keep with the run.
+            artifacts: Files and folders to keep with the run; they are sent at its end.
             inputs: Data sets the stage read.
             tags: Extra tags.
         """
         curve_points = [(n, s, v) for n, curve in (curves or {}).items() for s, v in curve]
+        key = require_key(artifact_key)
         self._record(
             "stage",
             pipeline,
             stage=stage,
-            key=require_key(artifact_key),
+            key=key,
             params=flatten(params),
             points=_final(metrics) + _finite(curve_points),
-            files=[str(path) for path in artifacts],
             inputs=[vars(entry) for entry in inputs],
             tags=dict(tags or {}),
         )
+        if artifacts:
+            files = [str(path) for path in artifacts]
+            self._record("files", pipeline, UPLOADS, key=key, files=files)
 
     def comparison_run(
         self,
@@ -196,8 +201,8 @@ class Tracker:
         )
 
     def attach(self, pipeline: str, paths: Sequence[Path]) -> None:
-        """Keep files or folders with a pipeline; equal names are replaced."""
-        self._record("files", pipeline, files=[str(path) for path in paths])
+        """Send files or folders to keep with a pipeline at its end; equal names are replaced."""
+        self._record("files", pipeline, UPLOADS, files=[str(path) for path in paths])
 
     def register_checkpoint(
         self, backbone: str, directory: Path, stage_key: str, digest: str | None = None
@@ -216,6 +221,7 @@ class Tracker:
         self._record(
             "checkpoint",
             None,
+            UPLOADS,
             key=require_key(stage_key),
             directory=str(directory),
             alias=re.sub(r"[^\w\-]+", "-", backbone),
@@ -224,20 +230,24 @@ class Tracker:
         )
 
     def finish(self, pipeline: str, status: Status = "FINISHED") -> None:
-        """Close a pipeline, try the store a last time, and say what waits or was refused."""
+        """Close a pipeline, send its files unless it was stopped, say what waits or was refused."""
         if status == "KILLED":
             self._writer.hurry()
         self._record("status", pipeline, last=True, status=status)
+        if status != "KILLED":
+            self._writer.upload()
         self._spool.warn(self._writer.reason, REPLAY_COMMAND)
 
     def replay(self) -> tuple[list[Path], str]:
-        """Write what waits, of every run of this root, if the store answers.
+        """Write what waits, of every run of this root, if the store answers; try more than once.
 
         Returns:
             The files of the records that still wait, and why they do.
         """
-        self._writer.write(last=True)
-        return self._spool.waiting(), self._writer.reason
+        writer = SpoolWriter(self._store, self._spool, Patience.of_a_replay())
+        writer.write(last=True)
+        writer.upload()
+        return self._spool.all_waiting(), writer.reason
 
     def refused(self) -> list[Path]:
         """Return the files of the records that were refused, of every run of this root."""
@@ -265,14 +275,21 @@ class Tracker:
         )
 
     def _record(
-        self, kind: str, pipeline: str | None, *, last: bool = False, **fields: object
+        self,
+        kind: str,
+        pipeline: str | None,
+        queue: Queue = NUMBERS,
+        *,
+        last: bool = False,
+        **fields: object,
     ) -> None:
         key = None if pipeline is None else require_key(pipeline)
         time_ms = time.time_ns() // 1_000_000
         with stop_deferred():
             of = {"kind": kind, "pipeline": key, "time_ms": time_ms, "owner": self.owner}
-            self._spool.add({**of, **fields})
-            self._writer.write(last=last)
+            self._spool.add({**of, **fields}, queue)
+            if queue == NUMBERS:
+                self._writer.write(last=last)
 
 
 def _final(metrics: Mapping[str, float | None]) -> list[tuple[str, int, float]]:

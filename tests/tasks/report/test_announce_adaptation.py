@@ -98,6 +98,7 @@ def test_the_page_is_kept_with_the_pipelines_run(
         run: PipelineRun[AdaptationRecipe] = PipelineRun(recipe, tmp_path, lease, tracker, "p")
         announce_adaptation(run, _adaptation(tmp_path))
         pages = run.pages()
+    tracker.finish("p")
     assert pages is not None
     client, run_id = MlflowClient(store), pages.run.rpartition("/")[2].partition("?")[0]
     (folder,) = [entry.path for entry in client.list_artifacts(run_id)]

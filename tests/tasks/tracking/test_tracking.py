@@ -75,6 +75,7 @@ def test_a_stage_run_holds_params_metrics_curves_files_and_inputs(
         [note],
         [RunInput("tokens", "ab" * 32, "tokenize/xyz")],
     )
+    tracker.finish("p1")
     runs = _runs(client)
     run = runs["stage", "d1"]
     run_id, parent = run.info.run_id, runs["pipeline", "p1"].info.run_id
@@ -194,6 +195,7 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
     tracker.stage_run("register", "distill", "d-register", {}, {})
     for _ in range(2):
         tracker.register_checkpoint("lab/model-1.5", checkpoint, "d-register")
+        tracker.finish("register")
     found = client.get_model_version_by_alias("umim", "lab-model-1-5")
     run_id = _runs(client)["stage", "d-register"].info.run_id
     assert found.run_id == run_id

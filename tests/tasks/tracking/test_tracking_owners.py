@@ -34,7 +34,9 @@ def test_a_run_of_another_root_leaves_a_finished_one_alone(tmp_path: Path, store
     stopped(Tracker(store, tmp_path / "his"))
     pipelines = runs_of(store, "pipeline")
     assert sorted(run.info.status for run in pipelines) == ["FINISHED", "KILLED"]
-    rows = {run.data.tags["umim.pipeline"]: run.data.metrics for run in runs_of(store, "comparison")}
+    rows = {
+        run.data.tags["umim.pipeline"]: run.data.metrics for run in runs_of(store, "comparison")
+    }
     measured = {run.info.status: rows[run.info.run_id]["top1"] for run in pipelines}
     assert measured == {"FINISHED": 0.5, "KILLED": 0.25}
 

@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,65 @@ def undisturbed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dic
     return of_run(server, "plain")
 
 
+class SlowUploads(ThreadingHTTPServer):
+    """A proxy before a server: it hands everything on, files that are put after a delay."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        super().__init__(("127.0.0.1", 0), ProxyHandler)
+        self.port, self.seconds = server.port, seconds
+        self.uploads: list[str] = []
+
+
+class ProxyHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: SlowUploads
+
+    def _hand_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.command == "PUT":
+            self.server.uploads.append(self.path.rpartition("/")[2])
+            time.sleep(self.server.seconds)
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        answer = connection.getresponse()
+        content = answer.read()
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.headers.get("Content-Type", "text/plain"))
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        connection.close()
+
+    do_GET = do_POST = do_PUT = do_PATCH = _hand_on
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(("seconds", "name"), [(6, "slow6"), (30, "slow9")])
+def test_everything_lands_behind_a_proxy_that_delays_files_and_numbers_come_first(
+    server: Server, undisturbed: dict[str, object], tmp_path: Path, seconds: int, name: str
+) -> None:
+    proxy = SlowUploads(server, seconds)
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        tracker = Tracker(f"http://127.0.0.1:{proxy.server_address[1]}", tmp_path)
+        began = time.monotonic()
+        open_pipeline(tracker, name)
+        for stage in STAGES:
+            record_stage(tracker, name, stage)
+        assert proxy.uploads == []
+        assert not Spool(tmp_path).waiting()
+        record_end(tracker, name, tmp_path / "files")
+        assert time.monotonic() - began >= 2 * seconds
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+    assert proxy.uploads == ["config.json"] * 2  # each once: of the checkpoint, of the pipeline
+    assert not Spool(tmp_path).all_waiting()
+    assert of_run(server, name) == undisturbed
+
+
 def of_run(server: Server, pipeline: str) -> dict[str, object]:
     """Everything that the server holds of a pipeline of five letters, under names for any."""
     found = {name: run for name, run in held(server.uri).items() if f" {pipeline}" in name}
@@ -106,8 +168,9 @@ def test_two_clients_share_runs_and_checkpoints_over_a_server(
     assert len(undisturbed) == len(STAGES) + 2
     client = MlflowClient(tracking_uri=server.uri, registry_uri=server.uri)
     assert client.get_model_version_by_alias("umim", "model-plain").tags["umim.backbone"]
-    record_pipeline(Tracker(server.uri, tmp_path), "plain", tmp_path / "files")
-    again = of_run(server, "plain")
+    for _ in range(2):
+        record_pipeline(Tracker(server.uri, tmp_path), "share", tmp_path / "files")
+    again = of_run(server, "share")
     live = "pipeline its-5"  # trained again, so its live numbers are there of both times
     assert again.pop(live)
     assert again == {name: run for name, run in undisturbed.items() if name != live}
