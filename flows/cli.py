@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -17,6 +17,9 @@ from flows import store
 from tasks.cluster.stopping import stoppable
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
+
+if TYPE_CHECKING:
+    from tasks.run.recipes import AnyRecipe
 
 app = typer.Typer(
     name="python -m flows",
@@ -86,19 +89,7 @@ def run(
     if confirm_run_unsafe_code:
         loaded = confirmed(loaded)
     if dry_run:
-        from flows.parts import plan
-        from tasks.plan.recipe_cost import predict_recipe
-        from tasks.run.checks import check_machine
-        from umim_core.config.table_recipe import TableRecipe
-
-        steps, cost = plan(loaded), predict_recipe(loaded)
-        document: dict[str, object] = {"recipe": loaded.name, "stages": steps}
-        lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
-        emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
-        cost.check()
-        elsewhere = cost.distillation or isinstance(loaded, TableRecipe)
-        if not elsewhere:  # a recipe with hardware is meant for that machine, a table for a cluster
-            check_machine(loaded, "umim" if flow == "full" else f"umim-{flow}")
+        _show_plan(loaded, flow, as_json)
         return
     _log_progress()
     from flows.launch import launch
@@ -107,6 +98,27 @@ def run(
     start_temporary_server()
     with prefect_must_answer():
         launch(recipe, loaded, flow, confirm_run_unsafe_code, as_json)
+
+
+def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
+    from flows.parts import plan
+    from tasks.plan.recipe_cost import predict_recipe
+    from tasks.run.checks import check_backbones, check_machine
+    from umim_core.config.recipe import Recipe
+    from umim_core.config.table_recipe import TableRecipe
+
+    unknown = check_backbones(recipe) if isinstance(recipe, Recipe) else []
+    steps, cost = plan(recipe), predict_recipe(recipe)
+    document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
+    if unknown:
+        document["backbones_not_looked_up"] = unknown
+    lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
+    lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
+    emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
+    cost.check()
+    elsewhere = cost.distillation or isinstance(recipe, TableRecipe)
+    if not elsewhere:  # a recipe with hardware is meant for that machine, a table for a cluster
+        check_machine(recipe, "umim" if flow == "full" else f"umim-{flow}")
 
 
 @app.command()

@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from transformers import AutoConfig
+from transformers import CONFIG_NAME, AutoConfig
 
 from tasks.cluster.ray_cluster import LOCAL, cluster_address
 from umim_core.backbone.devices import gpu_count, has_device
-from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
+from umim_core.backbone.tokenizer_files import (
+    backbone_names,
+    check_place,
+    load_tokenizer,
+    may_be_repository,
+    resolve_backbone,
+)
 from umim_core.baselines.methods import BASELINES
 from umim_core.checkpoint.checkpoint_files import read_config, resolve_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe, QuestionFiles
@@ -115,6 +121,33 @@ def check_positions(recipe: Recipe) -> None:
     headline = recipe.headline
     if headline and why_absent(headline.checkpoint, local_files_only=True) is None:
         check_headline_positions(recipe, headline)
+
+
+def check_backbones(recipe: Recipe) -> list[str]:
+    """Refuse backbones that do not exist; no weights are read or fetched for it.
+
+    Returns:
+        The hub repositories that cannot be looked up: neither on this machine nor within reach.
+
+    Raises:
+        BackboneError: If a name is neither a known one, a directory nor a repository.
+    """
+    named = [(cell.backbone, cell.revision) for cell in recipe.cells]
+    if isinstance(recipe.corpus, GeneratedCorpus):
+        named.append((recipe.corpus.model, recipe.corpus.revision))
+    unknown = []
+    for name, revision in dict.fromkeys(named):
+        if name in backbone_names():
+            continue
+        try:
+            check_place("backbone", name, CONFIG_NAME, revision)
+        except BackboneError:
+            if not may_be_repository(name):
+                raise
+            unknown.append(name)
+        else:
+            _check_model(name, revision, {})
+    return unknown
 
 
 def check_adaptation(recipe: AdaptationRecipe) -> None:

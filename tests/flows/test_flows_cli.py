@@ -23,7 +23,7 @@ from tasks.run.checks import check_positions
 from tasks.run.recipes import find_recipe
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.checkpoint.own_checkpoints import record_checkpoint
-from umim_core.errors import ConfigError
+from umim_core.errors import BackboneError, ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,6 +134,43 @@ def test_a_dry_run_predicts_the_time_of_training_on_this_processor(
     here = planned["distillation_here"]
     assert len(here) == 2
     assert all(cell["steps"] == 24 and cell["step_seconds"] > 0 for cell in here)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "remedy"),
+    [
+        ("umim-docs-lama", "Did you mean 'umim-docs-llama'?"),
+        ("./nowhere", "Check the path."),
+        ("a/b/c", "Check the path."),
+        ("no model", ""),
+    ],
+)
+def test_a_dry_run_refuses_a_backbone_that_does_not_exist(
+    tmp_path: Path, backbone: str, remedy: str
+) -> None:
+    done = flows("run", str(own_recipe(tmp_path, backbone)), "--dry-run")
+    assert isinstance(done.exception, BackboneError)
+    assert repr(backbone) in str(done.exception) and done.exception.remedy == remedy
+
+
+def test_a_dry_run_names_a_repository_that_it_cannot_look_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    done = flows("run", str(own_recipe(tmp_path, "lab/model")), "--dry-run", "--json")
+    assert json.loads(done.stdout)["backbones_not_looked_up"] == ["lab/model"]
+
+
+def own_recipe(folder: Path, backbone: str) -> Path:
+    recipe = {
+        "name": "own",
+        "corpus": {"kind": "docstrings"},
+        "cells": [{"backbone": backbone}],
+        "distill": {"max_steps": 1},
+    }
+    path = folder / "own.yaml"
+    path.write_text(json.dumps(recipe), encoding="utf-8")
+    return path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -17,6 +17,7 @@ from urllib.request import getproxies
 
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
@@ -148,8 +149,7 @@ def check_place(
         return
     if os.path.exists(name):
         raise _nowhere(what, f"{name!r}, a file", "Name a .gguf file or a model's directory.")
-    path_like = name.startswith((".", "/", "~", "\\")) or name.endswith(("/", GGUF))
-    if path_like or name.count("/") > 1:
+    if _is_path(name):
         raise _nowhere(what, f"{name!r}, a path that does not exist", "Check the path.")
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
@@ -163,6 +163,21 @@ def check_place(
         f"{name!r}, neither a directory nor downloaded before",
         did_you_mean(name, backbone_names()) or "The hub is out of reach; name a local directory.",
     )
+
+
+def may_be_repository(name: str) -> bool:
+    """Return whether a name can be that of a hub repository, and is not a misspelt known one."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    known = backbone_names()
+    return not (_is_path(name) or os.path.exists(name) or did_you_mean(name, known))
+
+
+def _is_path(name: str) -> bool:
+    path_like = name.startswith((".", "/", "~", "\\")) or name.endswith(("/", GGUF))
+    return path_like or name.count("/") > 1
 
 
 def _hub_answers() -> bool:
