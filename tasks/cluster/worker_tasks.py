@@ -65,6 +65,8 @@ def run_on_workers(
     cluster = lease.ensure()
     import ray
 
+    from tasks.cluster.ray_errors import cluster_error
+
     gpus = int(lease.config.use_gpu)
     for wanted, room, kind in ((cores, cluster.cpus, "cores"), (gpus, cluster.gpus, "GPUs")):
         if cluster.address.startswith("127.0.0.1:") and wanted > room:
@@ -80,19 +82,9 @@ def run_on_workers(
             park_if_stopping()
             for reference in done:
                 finished(waiting.pop(reference), _result(ray.get(reference)))
-    except ray.exceptions.RayTaskError as error:  # of no type of ours; its text is a traceback
-        cause = error.cause if error.cause is not None else error
-        raise ClusterError(
-            "a task of the cluster must end",
-            f"{type(cause).__name__}: {cause}",
-            "Correct what the error names; finished parts are kept.",
-        ) from error
     except ray.exceptions.RayError as error:
-        raise ClusterError(
-            "a task of the cluster must end",
-            str(error).strip().splitlines()[0],
-            "Run the same command again; finished parts are kept.",
-        ) from error
+        again = "Run the same command again; finished parts are kept."
+        raise cluster_error("a task of the cluster must end", error, again) from error
     finally:
         for reference in waiting:
             ray.cancel(reference, force=True)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import ray
 from ray.data import DataContext
 from ray.data.context import ShuffleStrategy
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from umim_core.errors import ClusterError, UmimError
+from tasks.cluster.ray_errors import cluster_error
 from umim_core.text.shards import TokenShards
 from umim_core.text.token_ids import Offsets, Tokens
 
@@ -82,19 +82,8 @@ def result_tables(dataset: ray.data.Dataset) -> Iterable[pa.Table]:
         for reference in dataset.to_arrow_refs():
             yield ray.get(reference)
     except RayError as error:
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UmimError):
-            raise _without_notes(error.cause) from None
-        raise ClusterError(
-            "the workers that count must stay alive",
-            f"{type(error).__name__}: {error}",
-            "Run the same command again; finished orders are kept.",
-        ) from error
-
-
-def _without_notes(error: UmimError) -> UmimError:
-    """Return the error as it was raised; Ray Data adds its own advice to the message."""
-    value = {} if error.value is None else {"value": error.value}
-    return type(error)(error.rule, remedy=error.remedy, **value)
+        again = "Run the same command again; finished orders are kept."
+        raise cluster_error("the workers that count must stay alive", error, again) from error
 
 
 def packed_row(number: dict[str, int], **arrays: np.ndarray) -> pa.Table:

@@ -120,6 +120,7 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         import ray
         from ray.exceptions import RayError
 
+        from tasks.cluster.ray_errors import cluster_error
         from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
 
         cpus = lease.ensure().cpus
@@ -138,11 +139,8 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
             )
             rows = plan.take_all()
         except RayError as error:
-            raise ClusterError(
-                "the workers that tokenise must stay alive",
-                f"{type(error).__name__}: {error}",
-                "Run the same command again.",
-            ) from error
+            rule, again = "the workers that tokenise must stay alive", "Run the same command again."
+            raise cluster_error(rule, error, again) from error
         found = {row["job"]: row["outcome"] for row in rows}
         return [_result(found[number]) for number in range(len(placed))]
 

@@ -23,7 +23,7 @@ from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import backbone_identity, tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer, resolve_backbone
 from umim_core.config.corpus import GeneratedCorpus
-from umim_core.errors import ClusterError, UmimError
+from umim_core.errors import UmimError
 from umim_core.generation.questions import Prompter, Selection, select_questions
 from umim_core.generation.trajectories import sample_trajectories
 from umim_core.generation.trajectory_shards import (
@@ -197,8 +197,9 @@ def _run(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterat
 def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) -> Iterator[int]:
     import pyarrow as pa
     import ray
-    from ray.exceptions import RayError, UserCodeException
+    from ray.exceptions import RayError
 
+    from tasks.cluster.ray_errors import cluster_error
     from tasks.data.counting_tables import TASK_RESTARTS, prepare_ray_data
 
     prepare_ray_data()
@@ -219,14 +220,12 @@ def _run_on_ray(job: GenerateJob, shards: Sequence[int], lease: ClusterLease) ->
             if row["failed"]:
                 raise from_data(json.loads(row["failed"]))
             yield row["shard"]
-    except UserCodeException:
-        raise  # a fault of ours; a worker that is lost raises none
     except RayError as error:
-        raise ClusterError(
+        rule, again = (
             "the workers that generate must stay alive",
-            f"{type(error).__name__}: {error}",
             "Run the same command again; finished shards are kept.",
-        ) from error
+        )
+        raise cluster_error(rule, error, again) from error
 
 
 def _digests(corpus: GeneratedCorpus) -> list[list[str]]:

@@ -29,7 +29,7 @@ from umim_core.distill.train_ranks import (
 )
 from umim_core.distill.train_run import read_summary, run_job
 from umim_core.distill.train_state import last_step
-from umim_core.errors import ClusterError, UmimError
+from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
 from umim_core.store.publication import STATE
@@ -90,6 +90,7 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
     )
     from ray.train.torch import TorchTrainer
 
+    from tasks.cluster.ray_errors import cluster_error
     from tasks.training.process_group import MeetingConfig
 
     shutil.rmtree(scratch, ignore_errors=True)  # our state resumes; Ray's own record must not
@@ -118,19 +119,17 @@ def _launch_ray(worker: Worker, fields: Fields, cluster: ClusterConfig, scratch:
         _raise_recorded(scratch, cluster.workers)
     except WorkerGroupError as error:
         _raise_recorded(scratch, cluster.workers)
-        for cause in error.worker_failures.values():
-            if isinstance(cause, UmimError):  # of a worker that does not share the scratch folder
-                raise cause from error
-        raise ClusterError(
+        # Also the typed error of a worker that does not share the scratch folder.
+        raise cluster_error(
             f"training workers may be lost at most {cluster.max_restarts} times",
-            str(error).strip().splitlines()[-1],
+            error,
             "Run the same command again; it resumes from the last state.",
         ) from error
     except ControllerError as error:
         _raise_recorded(scratch, cluster.workers)
-        raise ClusterError(
+        raise cluster_error(
             f"{cluster.workers} training workers must start",
-            str(error.controller_failure),
+            error,
             "Look at the cluster's free resources; the same command resumes.",
         ) from error
     finally:
