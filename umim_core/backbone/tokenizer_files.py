@@ -17,7 +17,6 @@ from urllib.request import getproxies
 
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from umim_core.embedded.assets import embedded_names, embedded_path
@@ -168,7 +167,7 @@ def check_place(
 def may_be_repository(name: str) -> bool:
     """Return whether a name can be that of a hub repository, and is not a misspelt known one."""
     try:
-        validate_repo_id(name)
+        try_to_load_from_cache(name, _SETTINGS)  # it checks the name first
     except HFValidationError:
         return False
     known = backbone_names()
