@@ -20,7 +20,7 @@ _GIT_SECONDS: Final = 10
 
 @dataclass(frozen=True)
 class CodeIdentity:
-    """What a process runs.
+    """Identity of the code that a process runs.
 
     Attributes:
         checkout: Folder that holds the packages.

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tasks.cluster.node_checks import check_nodes
 from tasks.cluster.ray_cluster import Cluster, abandon, is_alive, ray_cluster
 from tasks.cluster.stopping import park_if_stopping
 from umim_core.config.recipe import ClusterConfig
@@ -28,13 +29,14 @@ class ClusterLease:
 
     Args:
         config: Address, cores, workers, strategy and what Ray gets.
-        logs: Receives the logs of a cluster that died, or in whose block a cluster's or an
-            unforeseen error was raised; the error names the place. None keeps none.
+        root: Artifact root, which every node of a cluster must see. Its folder ``ray-logs``
+            receives the logs of a cluster that died, or in whose block a cluster's or an unforeseen
+            error was raised; the error names the place. None keeps none.
     """
 
-    def __init__(self, config: ClusterConfig, logs: Path | None = None) -> None:
+    def __init__(self, config: ClusterConfig, root: Path | None = None) -> None:
         self.config = config
-        self._logs = logs
+        self._logs = None if root is None else root / "ray-logs"
         self._stack = ExitStack()
         self._cluster: Cluster | None = None
         self._busy = threading.Lock()  # stages may ask side by side
@@ -113,13 +115,20 @@ class ClusterLease:
             self._close()
         park_if_stopping()  # the stop itself may have killed it
         if self._cluster is None:
-            self._cluster = self._stack.enter_context(
+            cluster = self._stack.enter_context(
                 ray_cluster(
                     self.config.cpus,
                     self.config.address,
                     object_store_bytes=round(self.config.object_store_gib * (1 << 30)),
                 )
             )
+            try:
+                if cluster.joined:
+                    check_nodes(self._logs)
+            except ClusterError:
+                self._close()
+                raise
+            self._cluster = cluster
         return self._cluster
 
     def __enter__(self) -> Self:

@@ -44,6 +44,7 @@ class Cluster:
         gpus: GPUs it offers.
         started: Whether this process started the cluster (and stops it).
         logs: Ray's log files of a cluster started here, deleted when it stops; None for others.
+        joined: Whether others started it, and this block connected to it.
     """
 
     address: str
@@ -51,6 +52,7 @@ class Cluster:
     gpus: int
     started: bool
     logs: Path | None = None
+    joined: bool = False
 
 
 @contextlib.contextmanager
@@ -119,7 +121,7 @@ def ray_cluster(
         _init(options, target)
         if target == LOCAL:
             require_loopback(set(listening_addresses()) - sockets_before)
-        yield _describe(started=target == LOCAL)
+        yield _describe(started=target == LOCAL, joined=target != LOCAL)
 
 
 def cluster_address(address: str | None) -> str:
@@ -256,7 +258,7 @@ def _init(options: dict[str, object], target: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def _describe(*, started: bool) -> Cluster:
+def _describe(*, started: bool, joined: bool = False) -> Cluster:
     import ray
 
     resources = ray.cluster_resources()
@@ -266,6 +268,7 @@ def _describe(*, started: bool) -> Cluster:
         gpus=int(resources.get("GPU", 0)),
         started=started,
         logs=Path(ray._private.worker._global_node.get_logs_dir_path()) if started else None,
+        joined=joined,
     )
 
 

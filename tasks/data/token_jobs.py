@@ -6,6 +6,7 @@ Workers import this module, so it stays free of torch until a job loads its toke
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from umim_core.errors import TokenizerMismatchError
+from umim_core.store.shared_folder import not_shared, sees_mark
 from umim_core.text.files import expand, is_address
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard
@@ -54,6 +56,8 @@ class TokenJob:
         limit: Tokens after which the job stops.
         shard_tokens: Tokens per shard.
         threads: Threads of the tokenizer; None leaves them alone.
+        mark: Number of the mark in ``directory`` that a worker must see before it writes; None
+            where the process that began the stage writes itself.
     """
 
     split: str
@@ -65,6 +69,7 @@ class TokenJob:
     limit: int | None = None
     shard_tokens: int = SHARD_TOKENS
     threads: int | None = None
+    mark: int | None = None
 
 
 @dataclass
@@ -116,8 +121,11 @@ def tokenize_file(job: TokenJob) -> Tokenized:
     Raises:
         CorpusError: If the file cannot be used.
         ArtifactError: If the disk refuses a write.
+        ClusterError: If this machine does not share the folder of the stage.
         TokenizerMismatchError: If the tokenizer loaded here is not the one the stage loaded.
     """
+    if job.mark is not None and not sees_mark(job.directory, job.mark):
+        raise not_shared(job.directory, socket.gethostname())
     if job.threads is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if job.threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(job.threads)

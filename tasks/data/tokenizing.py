@@ -1,8 +1,9 @@
 """Tokenising a corpus in parallel: one job per (split, file), shards written where the job runs.
 
 Ray Data runs the jobs; workers write into the stage's folder, so a cluster of several machines
-needs the artifact root on a file system they share. Workers import this module, so it stays free of
-torch.
+needs the artifact root on a file system they share. A worker looks for a mark in the folder before
+it writes, and the driver reads every shard and compares its digest with the worker's before it
+writes an index. Workers import this module, so it stays free of torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING
 from tasks.cluster.typed_errors import as_data, from_data
 from tasks.data.token_jobs import Tokenized, TokenJob, tokenize_file
 from umim_core.errors import ClusterError, CorpusError, UmimError
+from umim_core.store.artifacts import sha256_file
+from umim_core.store.shared_folder import leave_mark
 from umim_core.text.readers import BadRows
 from umim_core.text.shard_files import Shard, first_tokens, write_index
 from umim_core.text.sources import TextFiles, TokenIds
@@ -48,7 +51,8 @@ def tokenize_splits(
     Raises:
         CorpusError: If a file cannot be used, or a split has more bad rows than it may.
         ArtifactError: If the disk refuses a write.
-        ClusterError: If workers were lost more often than Ray restarts them.
+        ClusterError: If workers were lost more often than Ray restarts them, or do not share the
+            folders of the splits.
     """
     run = _run_here if max(map(len, splits.values())) == 1 else _on_ray(lease)
     outcomes: dict[str, list[Outcome]] = {split: [] for split in splits}
@@ -126,7 +130,8 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         cpus = lease.ensure().cpus
         sizes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
         threads = threads_per_job(cpus // len(jobs), sizes)
-        placed = [replace(job, threads=threads) for job in jobs]
+        marks = {folder: leave_mark(folder) for folder in {job.directory for job in jobs}}
+        placed = [replace(job, threads=threads, mark=marks[job.directory]) for job in jobs]
         prepare_ray_data()
 
         def work(row: dict[str, int]) -> dict[str, object]:
@@ -142,7 +147,7 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
             rule, again = "the workers that tokenise must stay alive", "Run the same command again."
             raise cluster_error(rule, error, again) from error
         found = {row["job"]: row["outcome"] for row in rows}
-        return [_result(found[number]) for number in range(len(placed))]
+        return [_result(found[number], job) for number, job in enumerate(placed)]
 
     return run
 
@@ -158,13 +163,25 @@ def _outcome(job: TokenJob) -> str:
     except UmimError as error:
         return json.dumps(as_data(error))
     shards = [shard.model_dump() for shard in done.shards]
-    return json.dumps({"shards": shards, "bad": asdict(done.bad)})
+    files = [name for shard in done.shards for name in shard.files]
+    sums = {name: sha256_file(job.directory / name) for name in files}
+    return json.dumps({"shards": shards, "bad": asdict(done.bad), "sums": sums})
 
 
-def _result(outcome: str) -> Outcome:
+def _result(outcome: str, job: TokenJob) -> Outcome:
+    """Return what a worker wrote, once its files are here as it wrote them."""
     found = json.loads(outcome)
     if "error" in found:
         return from_data(found)
+    for name, written in found["sums"].items():
+        path = job.directory / name
+        here = sha256_file(path) if path.is_file() else "no file"
+        if here != written:
+            return ClusterError(
+                "a shard must be on the driver's disk as its worker wrote it",
+                f"{path}: {here} instead of {written}",
+                "Set UMIM_ROOT to a place that every node mounts, then run the same command again.",
+            )
     shards = [Shard.model_validate(shard) for shard in found["shards"]]
     return Tokenized(shards, BadRows(**found["bad"]))
 

@@ -261,7 +261,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
             try:
                 with (
                     verifying_once(),
-                    ClusterLease(recipe.cluster, root / "ray-logs") as lease,
+                    ClusterLease(recipe.cluster, root) as lease,
                 ):
                     run = PipelineRun(recipe, root, lease, tracker, key)
                     yield run

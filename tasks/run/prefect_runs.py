@@ -19,6 +19,7 @@ from prefect.states import Cancelled
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import is_stoppable, on_stop, stoppable
+from tasks.run.own_checkout import require_own_checkout
 from tasks.tracking.tracking_values import redact
 from umim_core.errors import ClusterError, UmimError
 
@@ -103,10 +104,15 @@ def in_the_checkout() -> Iterator[None]:
     """Make relative paths of a deployed flow run those of the checkout.
 
     A worker starts it in an empty folder of its own. Any other run stays where it was started.
+
+    Raises:
+        ConfigError: If the worker was started in another checkout.
     """
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     deployed = run is not None and run.deployment_id is not None
+    if deployed:
+        require_own_checkout()
     with chdir(CHECKOUT) if deployed else nullcontext():
         yield
 

@@ -21,11 +21,9 @@ from tasks.training.strategies import make_strategy
 from umim_core.config.recipe import ClusterConfig
 from umim_core.distill.train_job import TrainJob
 from umim_core.distill.train_ranks import (
-    leave_mark,
     rank_and_world,
     ranks_where,
     require_mark,
-    sees_mark,
 )
 from umim_core.distill.train_run import read_summary, run_job
 from umim_core.distill.train_state import last_step
@@ -33,6 +31,7 @@ from umim_core.errors import UmimError
 from umim_core.progress import followed
 from umim_core.store.artifacts import write_json
 from umim_core.store.publication import STATE
+from umim_core.store.shared_folder import leave_mark, sees_mark
 
 Fields = dict[str, object]
 Worker = Callable[[Fields], None]

@@ -5,15 +5,12 @@ Only tensors travel. Every function that names ranks must be called by all of th
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from umim_core.errors import ClusterError
-
-_MARK_BITS = 62  # an int64 that is never negative
+from umim_core.store.shared_folder import leave_mark, not_shared, remove_marks, sees_mark
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -52,33 +49,6 @@ def ranks_where(condition: bool) -> list[int]:
     return [other for other, votes in enumerate(sums) if votes]
 
 
-def leave_mark(folder: Path) -> int:
-    """Put a mark into a folder, in place of any older one, and return its number.
-
-    The number is random and part of the name: no cache of a file system can know it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_marks(folder)
-    mark = secrets.randbits(_MARK_BITS)
-    _mark_path(folder, mark).touch()
-    return mark
-
-
-def sees_mark(folder: Path, mark: int) -> bool:
-    """Tell whether a folder is the one in which the mark was left."""
-    return _mark_path(folder, mark).is_file()
-
-
-def remove_marks(folder: Path) -> None:
-    """Take all marks out of a folder."""
-    for path in folder.glob("mark-*"):
-        path.unlink()
-
-
-def _mark_path(folder: Path, mark: int) -> Path:
-    return folder / f"mark-{mark:016x}"
-
-
 def require_mark(folder: Path, mark: int) -> None:
     """Refuse, on every rank, a folder that is not the same one for all of them.
 
@@ -87,11 +57,7 @@ def require_mark(folder: Path, mark: int) -> None:
     """
     blind = ranks_where(not sees_mark(folder, mark))
     if blind:
-        raise ClusterError(
-            "workers must share the artifact root",
-            f"{folder}, which is another folder on ranks {blind}",
-            "Set UMIM_ROOT to a place that every node mounts, or use the workers of one node.",
-        )
+        raise not_shared(folder, f"ranks {blind}")
 
 
 def require_shared(folder: Path) -> None:

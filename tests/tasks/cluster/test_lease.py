@@ -27,7 +27,7 @@ def test_a_dead_raylet_is_noticed_and_another_cluster_works(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "umim.cluster")
-    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+    with ClusterLease(CONFIG, tmp_path) as lease:
         first = lease.ensure()
         assert lease.ensure() is first
         assert ray.cluster_resources()["object_store_memory"] == pytest.approx(0.1 * 2**30, rel=0.1)
@@ -38,14 +38,14 @@ def test_a_dead_raylet_is_noticed_and_another_cluster_works(
         assert lease.ensure().address != first.address
         assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
     assert not ray.is_initialized()
-    (kept,) = (tmp_path / "logs").iterdir()
+    (kept,) = (tmp_path / "ray-logs").iterdir()
     assert (kept / "raylet.out").is_file()
     assert f"its logs are in {kept}" in caplog.text
 
 
 @pytest.mark.full
 def test_a_cluster_outlives_the_thread_that_asked_for_it_first(tmp_path: Path) -> None:
-    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+    with ClusterLease(CONFIG, tmp_path) as lease:
         (first,) = side_by_side([lease.ensure, lease.ensure], 2)[:1]
         assert ray.get(ray.remote(_seven).remote(), timeout=120) == 7
         assert lease.ensure() is first
@@ -53,17 +53,17 @@ def test_a_cluster_outlives_the_thread_that_asked_for_it_first(tmp_path: Path) -
 
 @pytest.mark.full
 def test_an_error_of_the_cluster_keeps_its_logs_and_names_them(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError) as caught, ClusterLease(CONFIG, tmp_path / "logs") as lease:
+    with pytest.raises(ClusterError) as caught, ClusterLease(CONFIG, tmp_path) as lease:
         lease.ensure()
         raise ClusterError("workers must live")
-    (kept,) = (tmp_path / "logs").iterdir()
+    (kept,) = (tmp_path / "ray-logs").iterdir()
     assert (kept / "raylet.out").is_file()
     assert caught.value.__notes__ == [f"Ray's logs are in {kept}."]
 
 
 @pytest.mark.full
 def test_a_good_end_keeps_no_logs(tmp_path: Path) -> None:
-    with ClusterLease(CONFIG, tmp_path / "logs") as lease:
+    with ClusterLease(CONFIG, tmp_path) as lease:
         logs = lease.ensure().logs
         assert logs is not None
         assert logs.is_dir()
@@ -72,7 +72,7 @@ def test_a_good_end_keeps_no_logs(tmp_path: Path) -> None:
 
 
 def test_logs_that_vanish_while_they_are_copied_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
+    (tmp_path / "ray-logs").mkdir()
     (tmp_path / "logs" / "raylet.out").write_text("lines")
     (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
     kept = keep_logs(tmp_path / "logs", tmp_path / "kept")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,8 +17,9 @@ from tasks.data.tokenizing import _outcome, _result, tokenize_splits
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import ClusterConfig
-from umim_core.errors import ConfigError
+from umim_core.errors import ClusterError, ConfigError
 from umim_core.store.artifacts import payload_files, sha256_file
+from umim_core.store.shared_folder import leave_mark
 from umim_core.text.sources import TextFiles
 
 NAME = "umim-docs-llama"
@@ -68,6 +70,56 @@ def test_a_killed_worker_leaves_the_bytes_alone(tmp_path: Path) -> None:
 def test_every_typed_error_of_a_worker_comes_back_as_it_was(tmp_path: Path) -> None:
     source = TextFiles(paths=("a.txt",))
     job = TokenJob("x", 0, source, tmp_path, TokenizerRef(NAME, None, ""), shard_tokens=0)
-    error = _result(_outcome(job))
+    error = _result(_outcome(job), job)
     assert type(error) is ConfigError
     assert str(error) == "shard_tokens must be at least 1; got 0"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TokenJob:
+    """A job of a worker that sees the folder of the driver."""
+    (tmp_path / "a.txt").write_text("Return the axis of it. " * 100)
+    reference = TokenizerRef(NAME, None, tokenizer_fingerprint(load_tokenizer(NAME)))
+    source = TextFiles(paths=(str(tmp_path / "a.txt"),))
+    (made,) = split_jobs("x", source, tmp_path / "x", reference)
+    return replace(made, mark=leave_mark(made.directory))
+
+
+def test_a_worker_that_does_not_share_the_folder_writes_nothing(
+    job: TokenJob, tmp_path: Path
+) -> None:
+    blind = replace(job, directory=tmp_path / "of its own")
+    error = _result(_outcome(blind), blind)
+    assert isinstance(error, ClusterError) and "must share the artifact root" in str(error)
+    assert not blind.directory.exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "altered"])
+def test_a_shard_that_is_not_here_as_its_worker_wrote_it_is_refused(
+    job: TokenJob, damage: str
+) -> None:
+    outcome = _outcome(job)
+    whole = _result(outcome, job)
+    assert not isinstance(whole, Exception) and whole.tokens > 0
+    path = job.directory / whole.shards[0].files[0]
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(content[:-4] if damage == "torn" else content[:-4] + b"\0\0\0\1")
+    error = _result(outcome, job)
+    assert isinstance(error, ClusterError)
+    assert "as its worker wrote it" in str(error) and str(path) in str(error)
+
+
+@pytest.mark.full
+def test_nothing_is_sealed_when_workers_have_a_disk_of_their_own(
+    job: TokenJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.data.tokenizing.leave_mark", lambda folder: leave_mark(folder) + 1)
+    two = [replace(job, part=part) for part in range(2)]
+    with (
+        ClusterLease(ClusterConfig(cpus=2, workers=0)) as lease,
+        pytest.raises(ClusterError, match="must share the artifact root"),
+    ):
+        tokenize_splits({"x": two}, lease)
+    assert not list(job.directory.glob("*.npy")) and not list(job.directory.glob("index.json"))
