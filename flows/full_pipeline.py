@@ -25,6 +25,6 @@ def full_pipeline(recipe: str = "embedded") -> str:
         results, shipped = parts.run_everything(run)
         rows = comparison_rows(results, shipped, run.recipe.seed)
         record_comparison(run, rows)
-        report = run.stage(report_stage, run.recipe, results, shipped, run.links())
+        report = run.stage(report_stage, run.recipe, results, shipped, run.links(), run.lease)
         announce_report(run, rows, report)
         return str(report.path)

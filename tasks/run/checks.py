@@ -29,9 +29,7 @@ from umim_core.errors import ArtifactError, BackboneError, CheckpointError, Conf
 from umim_core.evaluation.model_args import target_of
 from umim_core.task_sets.spec import SPLITS, QuestionForm
 
-# Flows by where they need a device: in this process even if a cluster measures, or not at all.
-_TIMING: Final = ("umim", "umim-benchmark")
-_MINING: Final = "umim-mine"
+_MINING: Final = "umim-mine"  # it needs no device
 
 
 def check_device(device: Device) -> None:
@@ -49,9 +47,8 @@ def check_device(device: Device) -> None:
 def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     """Refuse a flow that would need a GPU of this machine after hours on its processor.
 
-    The report's figures are made in this process, the keys of timings name its device, and without
-    workers training and all measurements are here, too. Workers of a cluster that runs already may
-    have GPUs that this machine lacks. Mining needs none.
+    Without workers, or with workers of this machine, training and all measurements are here.
+    Workers of a cluster that runs already have GPUs of their own. Mining needs none.
 
     Args:
         recipe: What is to be run.
@@ -60,12 +57,12 @@ def check_machine(recipe: RunRecipe, flow_name: str) -> None:
     Raises:
         ConfigError: If this machine has none, or fewer than the workers that it would start.
     """
-    cluster, here, on_workers = recipe.cluster, flow_name in _TIMING, flow_name != _MINING
+    cluster, on_workers = recipe.cluster, flow_name != _MINING
     if isinstance(recipe, Recipe):
         on_workers |= any(cell.source == "confidence" for cell in recipe.cells)
         on_workers |= isinstance(recipe.corpus, GeneratedCorpus)
     elsewhere = cluster.workers > 0 and cluster_address(cluster.address) != LOCAL
-    if here or (on_workers and not elsewhere):
+    if on_workers and not elsewhere:
         check_device(cluster.device)
     if cluster.use_gpu and on_workers and not elsewhere and cluster.workers > gpu_count():
         raise ConfigError(

@@ -30,6 +30,7 @@ from tasks.run.prefect_logs import logs_on_the_run_page
 from tasks.run.prefect_runs import in_the_checkout, stopping_of_this_run
 from tasks.run.recipes import find_recipe
 from tasks.run.remote_root import remote_root
+from tasks.run.retries import remembering_the_first_error
 from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
 from tasks.run.stage_times import time_lines
@@ -106,7 +107,8 @@ class PipelineRun(Generic[R]):
         name = function.__name__.removesuffix("_stage").replace("_", "-")
         shown = " ".join(part for part in (name, label, setting) if part)
         started = task(
-            parked_by_a_stop()(function),  # a stage that a stop cuts off is not tried again
+            # A stage that a stop cuts off is not tried again.
+            remembering_the_first_error(parked_by_a_stop()(function)),
             name=name,
             task_run_name=shown,
             cache_policy=NO_CACHE,

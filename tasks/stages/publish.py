@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tasks.cluster.lease import ClusterLease
+from tasks.cluster.worker_tasks import call_on_worker
 from tasks.report.compare import CellResult, ShippedResult, cell_row, comparison_rows
 from tasks.report.comparison import OWN_METHOD, ComparisonRow
 from tasks.report.report_data import (
@@ -30,6 +34,7 @@ from tasks.stages.benchmark import throughput_rows
 from tasks.stages.corpus import tokens
 from umim_core import UMIM
 from umim_core.adaptation.settings import WT, find_setting
+from umim_core.backbone.devices import has_device
 from umim_core.benchmarking.break_even import BreakEven, ThroughputRow, break_even
 from umim_core.config.recipe import DEFAULT_TASK, BackboneDtype, Device, Recipe
 from umim_core.distill.train_run import read_curve
@@ -51,8 +56,19 @@ def report_stage(
     cells: list[CellResult],
     shipped: list[ShippedResult],
     links: dict[str, str],
+    lease: ClusterLease | None = None,
 ) -> Artifact:
-    """Write ``report.html``, ``report.md`` and ``report.json``."""
+    """Write ``report.html``, ``report.md`` and ``report.json``.
+
+    Args:
+        root: Artifact root.
+        recipe: What was run.
+        cells: What was measured of its cells.
+        shipped: What was measured of shipped checkpoints.
+        links: Addresses of the run's pages.
+        lease: The cluster, whose worker draws the figures of a model where this machine lacks the
+            recipe's device.
+    """
     inputs = {
         f"{number}:{name}": artifact.digest
         for number, result in enumerate(cells)
@@ -72,7 +88,7 @@ def report_stage(
     )
 
     def build(out: Path) -> Metrics:
-        write_report(out, report_data(recipe, cells, shipped, links))
+        write_report(out, report_data(recipe, cells, shipped, links, lease))
         return {"rows": float(len(comparison_rows(cells, shipped, recipe.seed)))}
 
     return run_stage(root, spec, build)
@@ -95,9 +111,13 @@ def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifac
 
 
 def report_data(
-    recipe: Recipe, cells: list[CellResult], shipped: list[ShippedResult], links: dict[str, str]
+    recipe: Recipe,
+    cells: list[CellResult],
+    shipped: list[ShippedResult],
+    links: dict[str, str],
+    lease: ClusterLease | None = None,
 ) -> ReportData:
-    """Gather everything the report shows."""
+    """Gather everything the report shows; see `report_stage`."""
     rows = comparison_rows(cells, shipped, recipe.seed)
     speeds = [_measured_speeds(result) for result in (*cells, *shipped)]
     return ReportData(
@@ -112,7 +132,7 @@ def report_data(
         rule_counts=tuple(_rule_counts(result) for result in cells),
         chance=_chance(rows),
         links=links,
-        **_examples(rows, cells, shipped, recipe.placement),
+        **_examples(rows, cells, shipped, recipe.placement, lease),
     )
 
 
@@ -139,6 +159,7 @@ def _examples(
     cells: list[CellResult],
     shipped: list[ShippedResult],
     placement: tuple[Device, BackboneDtype],
+    lease: ClusterLease | None,
 ) -> dict[str, Any]:
     """Return spans, attention and similarities on held-out text, as fields of the report.
 
@@ -162,9 +183,27 @@ def _examples(
     label = f"{best.label} on held-out text"
     if len(found) > 1:
         label += f" (highest Top-1 of {len(found)} checkpoints)"
-    device, dtype = placement
-    umim = UMIM.from_pretrained(source, device=device, dtype=dtype)
     ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
+    job = ExampleJob(source, label, ids, *placement)
+    here = lease is None or has_device(job.device)
+    return draw_examples(job) if here else call_on_worker(lease, draw_examples, job)
+
+
+@dataclass(frozen=True)
+class ExampleJob:
+    """A checkpoint, its label, the text [T] that it is shown on, and where."""
+
+    checkpoint: str
+    label: str
+    ids: NDArray[np.int64]
+    device: Device
+    dtype: BackboneDtype
+
+
+def draw_examples(job: ExampleJob) -> dict[str, Any]:
+    """Return spans, attention and similarities of a checkpoint, as fields of the report."""
+    umim = UMIM.from_pretrained(job.checkpoint, device=job.device, dtype=job.dtype)
+    ids, label = job.ids, job.label
     cut = umim.compress(umim.backbone.decode(ids[:_EXAMPLE_TOKENS].tolist()))
     maps = attention_maps(ids[:_ATTENTION_TOKENS], umim.compressed)
     units = unit_texts(ids[:_ATTENTION_TOKENS].tolist(), maps.lengths, umim.backbone.decode)

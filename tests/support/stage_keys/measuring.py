@@ -116,9 +116,10 @@ def page_calls(inputs: Inputs) -> dict[str, StageCall]:
         "report": StageCall(
             report_stage,
             {"recipe": inputs.recipe, "cells": cells, "shipped": [shipped],
-             "links": {"MLflow": "http://127.0.0.1:5000/1"}},
+             "links": {"MLflow": "http://127.0.0.1:5000/1"}, "lease": inputs.lease},
             {**{f"cells{name}": reason for name, reason in known.items()},
              "links": "addresses of this run's pages, not of what was measured",
+             "lease": NO_MATTER_HOW,
              "shipped[0].name": "is the recipe's", "shipped[0].leads": "is the recipe's",
              "shipped[0].tokenized": "reaches the stage through what was measured on it"},
         ),

@@ -44,7 +44,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("umim-distill", {"cluster": {"workers": 0}}),
         ("umim-distill", {"cluster": AWAY | {"workers": 0}}),
         ("umim-evaluate", {}),
-        ("umim-benchmark", {"cluster": AWAY}),
+        ("umim-benchmark", {}),
         ("umim-mine", {"cell": {"source": "confidence", "min_probability": 0.9}}),
     ],
 )
@@ -58,8 +58,10 @@ def test_a_flow_that_needs_a_gpu_here_is_refused(flow: str, changes: dict[str, A
     [
         ("umim", {"cluster": {"use_gpu": False}}),
         ("umim-mine", {}),
+        ("umim", {"cluster": AWAY}),
         ("umim-distill", {"cluster": AWAY}),
         ("umim-evaluate", {"cluster": AWAY}),
+        ("umim-benchmark", {"cluster": AWAY}),
         (
             "umim-mine",
             {"cell": {"source": "confidence", "min_probability": 0.9}, "cluster": AWAY},

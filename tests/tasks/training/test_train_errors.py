@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tasks.cluster.lease import ClusterLease
@@ -59,6 +63,34 @@ def test_the_error_of_an_earlier_launch_is_forgotten(lease: ClusterLease, tmp_pa
 
 
 def test_any_other_error_has_the_restarts(lease: ClusterLease, tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="may be lost at most 2 times"):
+    with pytest.raises(ClusterError, match="may be lost at most 2 times; got ValueError: not ours"):
         launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": False}, tmp_path, lease)
     assert attempts(tmp_path) == [3, 3]
+
+
+def wait_for_the_end(fields: dict[str, object]) -> None:
+    """Say that the group has started, and stay."""
+    Path(str(fields["out"]), "started").touch()
+    time.sleep(600)
+
+
+def kill_the_controller(started: Path) -> None:
+    """Kill the process that leads a group, once its workers run."""
+    while not started.exists():
+        time.sleep(0.2)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "TrainController" in " ".join(process.cmdline()):
+                process.kill()
+
+
+def test_a_lost_controller_is_named_and_its_group_gives_its_cores_back(
+    lease: ClusterLease, tmp_path: Path
+) -> None:
+    killer = threading.Thread(target=kill_the_controller, args=(tmp_path / "started",))
+    killer.start()
+    with pytest.raises(ClusterError, match="the controller of a training must stay alive"):
+        launch_worker(wait_for_the_end, {"out": str(tmp_path)}, tmp_path, lease)
+    killer.join()
+    with pytest.raises(NumericalError):  # another group has room
+        launch_worker(raise_on_rank_1, {"out": str(tmp_path), "typed": True}, tmp_path, lease)
