@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from safetensors.torch import load_file
 
-from docs.make import shipped_adapted, shipped_model
+from docs.make.benchmark_rows import part_label
+from docs.make.cards import adapted_cards, model_cards
 from docs.make.document import RESULTS, ROOT, Document
 from docs.make.results import documents_of
 from tasks.run.recipes import find_recipe
@@ -78,7 +79,7 @@ def results_of(
     rules, ships = RuleSet.load(shipped / "rules"), read_config(shipped)
     batch, length = recipe.distill.batch_size, recipe.segment_length
     return {
-        "benchmark": shipped_model.NAME,
+        "benchmark": "shipped_model",
         "checkpoint": shipped.parent.name,
         "recipe": recipe.name,
         "facts": {
@@ -107,11 +108,30 @@ def results_of(
             split: found.tokenized.metrics[f"tokens_{split}"] for split in ("train", "valid")
         },
         "protocol": recipe.evaluate.model_dump(),
-        "texts": {shipped_model.label(s): shipped_model.figures(metrics, s) for s in names},
+        "texts": {part_label(s): text_figures(metrics, s) for s in names},
         "task_name": _task_name(found.scores),
         "task": {side: score.metrics for side, score in found.scores.items()},
         "rounding": _rounding(found.tokenized, recipe, {"run": checkpoint, "shipped": shipped}),
     }
+
+
+def text_figures(metrics: Mapping[str, float], suffix: str) -> dict[str, Any]:
+    """Return the figures of one text, means with their standard errors.
+
+    Args:
+        metrics: Of the stage ``evaluate``.
+        suffix: Behind the names of the text's numbers.
+    """
+
+    def measured(name: str, error: str) -> dict[str, float | None]:
+        return {"mean": metrics[name + suffix], "std": metrics.get(error + suffix)}
+
+    plain = ("token_reduction", "spans_per_row", "aligned_rows", "ppl_base", "ppl_umim")
+    return (
+        {name: measured(name, f"{name}_se") for name in ("top1", "top10", "mrr", "kl")}
+        | {name: metrics[name + suffix] for name in (*plain, "ppl_token_reduction")}
+        | {"nats_increase": measured("nats_increase", "nats_increase_se")}
+    )
 
 
 def _task_name(scores: Mapping[str, Artifact]) -> str | None:
@@ -270,7 +290,7 @@ def main(arguments: list[str] | None = None) -> None:
     shipped = ASSETS / options.name / "checkpoint"
     if options.adapted:
         ship_adapted(checkpoint, shipped, RESULTS / f"{options.adapted}.json")
-        _finish(shipped, shipped_adapted.cards())
+        _finish(shipped, adapted_cards())
         return
     recipe = find_recipe(options.recipe)
     if not isinstance(recipe, Recipe):
@@ -281,7 +301,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = ship(checkpoint, shipped, recipe, options.weights, options.commit, priced, defaults)
     file = RESULTS / f"{recipe.name}.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    _finish(shipped, [*shipped_model.cards(), *documents_of(file)])
+    _finish(shipped, [*model_cards(), *documents_of(file)])
 
 
 def _finish(shipped: Path, documents: Iterable[Document]) -> None:

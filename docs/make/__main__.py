@@ -13,25 +13,22 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make import (
-    cards,
-    missed_gates,
-    paper_tables,
-    readme,
-    recipe_fields,
-    results,
-    shipped_adapted,
-    shipped_model,
-)
+from docs.make import cards, readme, recipe_fields, results, summaries
 from docs.make.document import RESULTS, ROOT, Document
+from tasks.paper.paper_page import paper_page
+
+
+def _paper_tables() -> list[Document]:
+    return [Document(RESULTS / "paper-tables.md", lambda: paper_page(RESULTS).markdown)]
+
 
 MAKERS: Final[dict[str, Callable[[], list[Document]]]] = {
     "results": results.documents,
     "readme": readme.documents,
-    "cards": lambda: [*cards.documents(), *shipped_model.cards(), *shipped_adapted.cards()],
+    "cards": cards.documents,
     "recipe-fields": recipe_fields.documents,
-    "performance": missed_gates.documents,
-    "paper-tables": paper_tables.documents,
+    "performance": summaries.documents,
+    "paper-tables": _paper_tables,
 }
 
 

@@ -1,53 +1,33 @@
-"""Model cards of the shipped merge checkpoints, from a committed result file."""
+"""Model cards of the shipped merge checkpoints, from committed result files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from docs.make.benchmark_rows import shipped_parts
 from docs.make.document import RESULTS, ROOT, Document
+from docs.make.results import TEMPLATES
+from tasks.paper.adaptation_rows import CLEARLY, adaptation_rows, clear, label
+from tasks.report.render import Report, page
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import CheckpointConfig
+from umim_core.checkpoint.checkpoint_files import (
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
 from umim_core.config.recipe import Recipe
 from umim_core.config.recipe_files import read_recipe_file, validated
+from umim_core.embedded.assets import embedded_names
+from umim_core.errors import ConfigError
 from umim_core.rules.ruleset import RuleSet
 
 _ASSETS: Final = ROOT / "umim_core" / "embedded" / "assets"
-_CARD: Final = """\
----
-license: apache-2.0
-library_name: umim
----
-# {name}
-
-A UMIM merge checkpoint (`checkpoint/`: merge module and rules) for the frozen backbone `{name}` (`backbone/`, with a card of its own).
-
-- **Rules**: {count:,} spans ({orders}), {origin}, overlap `{rules.origin.overlap}`, containment `{rules.origin.containment}`, segments
-  of {rules.origin.segment_length} tokens.
-- **Module**: {form}, {parameters:,} parameters ({formula}).
-- **Training**: predictive distillation, {config.training[steps]} steps of {budget}; selected by
-  validation cross-entropy (step {config.training[best_step]}). `python -m flows run {recipe.name}` trains it again.
-
-Measured on the held-out test split of the same corpus (alignment on {results[alignment_rows]} segments of {recipe.segment_length}, {metrics[aligned_rows]:,.0f} aligned rows; perplexity on
-{results[perplexity_rows]} segments, one forward, all raw tokens counted):
-
-| token reduction | Top-1 | Top-3 | Top-10 | Top-p | MRR | KL (nats) | PPL base | PPL UMIM |
-|---|---|---|---|---|---|---|---|---|
-| {metrics[token_reduction]:.1%} | {metrics[top1]:.3f} | {metrics[top3]:.3f} | {metrics[top10]:.3f} | {metrics[topp]:.3f} | {metrics[mrr]:.3f} | {metrics[kl]:.3f} | {metrics[ppl_base]:.2f} | {metrics[ppl_umim]:.2f} |
-
-Out of domain, {results[perplexity_rows]} segments each:
-
-| corpus | token reduction | PPL base | PPL UMIM |
-|---|---|---|---|
-| networkx + sympy docstrings | {metrics[ppl_token_reduction_ood_math]:.1%} | {metrics[ppl_base_ood_math]:.2f} | {metrics[ppl_umim_ood_math]:.2f} |
-| standard library docstrings | {metrics[ppl_token_reduction_ood_stdlib]:.1%} | {metrics[ppl_base_ood_stdlib]:.2f} | {metrics[ppl_umim_ood_stdlib]:.2f} |
-
-Source: docs/results/shipped.json (`{results[command]}`, {results[machine]}).
-"""
-
 # Parameters by (kind, depth, positions), of a module of size d.
 _FORMULAS: Final = {
     ("attention", 1, "none"): "2d² + 7d",
@@ -56,6 +36,93 @@ _FORMULAS: Final = {
     ("attention", 3, "learned"): "10d² + 23d",
     ("linear", 1, "none"): "4d² + 3d",
 }
+_VERDICTS: Final = {
+    1: "is clearly above the base model's",
+    -1: "is clearly below the base model's",
+    0: "does not differ clearly from the base model's",
+}
+
+
+def documents(results: Path = RESULTS) -> list[Document]:
+    """Return the card of every shipped checkpoint.
+
+    Args:
+        results: Folder of result files.
+    """
+    shipped = json.loads((RESULTS / "shipped.json").read_text(encoding="utf-8"))
+    file = ROOT / "infra" / "recipes" / "shipped.yaml"
+    recipe = validated(Recipe, read_recipe_file(file), file.name)
+    made = [
+        Document(
+            _ASSETS / name / "README.md",
+            partial(docs_card, name, Checkpoint.load(name), recipe, shipped, metrics),
+        )
+        for name, metrics in shipped["checkpoints"].items()
+    ]
+    return [*made, *model_cards(results), *adapted_cards(results)]
+
+
+def model_cards(results: Path = RESULTS) -> Iterator[Document]:
+    """Yield the card of every result file of a checkpoint for a packaged model."""
+    for file in sorted(results.glob("*.json")):
+        report = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(report, dict) and report.get("benchmark") == "shipped_model":
+            yield Document(
+                _ASSETS / report["checkpoint"] / "README.md", partial(model_card, report)
+            )
+
+
+def model_card(report: Report) -> str:
+    """Return the card of a checkpoint for a packaged model, of its results."""
+    return page("shipped_card.md", report | shipped_parts(report), TEMPLATES) + "\n"
+
+
+def adapted_cards(results: Path = RESULTS) -> Iterator[Document]:
+    """Yield the card of every shipped checkpoint that notes the results of its adaptation."""
+    for name in embedded_names("checkpoint"):
+        place = resolve_checkpoint(name)
+        if "results" in read_config(place).training:
+            yield Document(place.parent / "README.md", partial(adapted_card, name, results))
+
+
+def docs_card(
+    name: str,
+    checkpoint: Checkpoint,
+    recipe: Recipe,
+    results: Mapping[str, Any],
+    metrics: Mapping[str, float],
+) -> str:
+    """Return the card of a checkpoint of an embedded backbone, of any form.
+
+    Args:
+        name: Of the checkpoint.
+        checkpoint: Module and rules.
+        recipe: What trained it.
+        results: What was measured, and with what.
+        metrics: The checkpoint's own part of the results.
+    """
+    rules, config = checkpoint.rules, checkpoint.config
+    workers = max(1, recipe.cluster.workers)  # none: in the process itself
+    unit = "GPU" if recipe.cluster.use_gpu else "CPU core"
+    rate = np.format_float_scientific(recipe.distill.learning_rate, trim="-", exp_digits=1)
+    formula = _FORMULAS[config.kind, config.depth, config.module_positions]
+    shown = {
+        "name": name,
+        "orders": rules.counts_by_order,
+        "origin": _origin(rules),
+        "rules": rules.origin,
+        "form": _form(config),
+        "parameters": sum(p.numel() for p in checkpoint.module.parameters()),
+        "formula": formula + (f" + {config.rule_rows}d" if config.rule_rows else ""),
+        "training": config.training,
+        "distill": recipe.distill,
+        "recipe": recipe,
+        "rate": rate,
+        "place": f"one {unit}" if workers == 1 else f"{workers} {unit}s",
+        "results": results,
+        "metrics": metrics,
+    }
+    return page("docs_card.md", shown, TEMPLATES) + "\n"
 
 
 def _form(config: CheckpointConfig) -> str:
@@ -82,67 +149,51 @@ def _origin(rules: RuleSet) -> str:
         "confidence": "spans of the docstring corpus that the backbone is confident about,",
     }
     dearest = rules.origin.max_damage
-    kept = "" if dearest is None else f", of at most {dearest:.2f} nats of damage per saved token"
-    return f"{spans[rules.origin.source]} tau {rules.origin.tau}{kept}"
+    bound = "" if dearest is None else f", of at most {dearest:.2f} nats of damage per saved token"
+    return f"{spans[rules.origin.source]} tau {rules.origin.tau}{bound}"
 
 
-def _budget(recipe: Recipe) -> str:
-    """Return in words what a step of a recipe's distillation is, and where it runs."""
-    distill, cluster = recipe.distill, recipe.cluster
-    rate = np.format_float_scientific(distill.learning_rate, trim="-", exp_digits=1)
-    workers = max(1, cluster.workers)  # none: in the process itself
-    place = "GPU" if cluster.use_gpu else "CPU core"
-    return (
-        f"{distill.batch_size} segments of {recipe.segment_length} tokens, AdamW {rate}, "
-        f"{'bfloat16' if distill.bf16 else 'float32'} products, "
-        f"{'one' if workers == 1 else workers} {place}{'' if workers == 1 else 's'}"
-    )
-
-
-def documents() -> list[Document]:
-    """Return the card of every shipped checkpoint."""
-    results = json.loads((RESULTS / "shipped.json").read_text(encoding="utf-8"))
-    file = ROOT / "infra" / "recipes" / "shipped.yaml"
-    recipe = validated(Recipe, read_recipe_file(file), file.name)
-    return [
-        Document(
-            _ASSETS / name / "README.md",
-            partial(card, name, Checkpoint.load(name), recipe, results, metrics),
-        )
-        for name, metrics in results["checkpoints"].items()
-    ]
-
-
-def card(
-    name: str,
-    checkpoint: Checkpoint,
-    recipe: Recipe,
-    results: dict[str, Any],
-    metrics: dict[str, float],
-) -> str:
-    """Return the card of a checkpoint of any form.
+def adapted_card(name: str, results: Path) -> str:
+    """Return the card of an adapted checkpoint.
 
     Args:
-        name: Of the checkpoint.
-        checkpoint: Module and rules.
-        recipe: What trained it.
-        results: What was measured, and with what.
-        metrics: The checkpoint's own part of the results.
+        name: Embedded name, or directory.
+        results: Folder of result files.
+
+    Raises:
+        ConfigError: If its results hold no point of its setting, threshold and seed.
     """
-    rules, config = checkpoint.rules, checkpoint.config
-    return _CARD.format(
-        name=name,
-        rules=rules,
-        count=len(rules),
-        orders=", ".join(f"{count:,} of {n}" for n, count in rules.counts_by_order.items()),
-        origin=_origin(rules),
-        config=config,
-        form=_form(config),
-        formula=_FORMULAS[config.kind, config.depth, config.module_positions]
-        + (f" + {config.rule_rows}d" if config.rule_rows else ""),
-        parameters=sum(p.numel() for p in checkpoint.module.parameters()),
-        recipe=recipe,
-        budget=_budget(recipe),
-        results=results,
-        metrics=metrics,
-    )
+    checkpoint = Checkpoint.load(name)
+    noted, tau = checkpoint.config.training, checkpoint.rules.origin.tau
+    file = results / f"{noted['results']}.json"
+    report: Report = json.loads(file.read_text(encoding="utf-8"))
+    own = {"setting": noted["setting"], "tau": tau, "seed": noted["seed"]}
+    points = [
+        (place, point)
+        for place in report["backbones"]
+        if place["checkpoint"] == noted["start"]
+        for point in place["points"]
+        if own.items() <= point.items()
+    ]
+    if not points:
+        raise ConfigError(f"{file.name} must hold the point of {name}", own, "Ship it again.")
+    place, point = points[0]
+    rows = [row for row in adaptation_rows(place) if row["tau"] in (None, tau)]
+    (shipped,) = [row for row in rows if row["setting"] == own["setting"]]
+    base = place["base"]
+    accuracy = {"mean": base["accuracy"], "std": base.get("accuracy_se")}
+    shown = [{"setting": "base", "token_reduction": 0.0, "accuracy": accuracy}]
+    shown += [row | {"seeds": row["seeds"] or None} for row in rows]
+    made = {
+        "name": Path(name).name,
+        "adaptation": report["name"],
+        "results": noted["results"],
+        "point": point,
+        "shown": shown,
+        "label": label(shipped),
+        "verdict": _VERDICTS[clear(shipped["difference"], shipped["reach"])],
+        "clearly": CLEARLY,
+        "rules": len(checkpoint.rules),
+        "parameters": sum(p.numel() for p in checkpoint.module.parameters()),
+    }
+    return page("adapted_card.md", report | place | own | made, TEMPLATES) + "\n"

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from docs.make.adaptation_summary import adaptation_summary
 from docs.make.document import RESULTS, ROOT, Document, with_blocks
 from docs.make.readme_table import readme_table
+from docs.make.summaries import adaptation_summary
 from tasks.report.comparison_table import comparison
 from tasks.report.report_data import ReportData
 from tasks.report.tables import table_markdown

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from docs.make.document import RESULTS
-from tasks.report.page_template import Report
+from tasks.report.render import Report
 from tasks.report.tables import DASH, Table, table_markdown
 
 _HEADINGS: Final = ("", "base model", "UMIM", "truncation", "best other method", "saving")

@@ -23,7 +23,8 @@ from benchmarks.generation_quality.text_runs import (
     over_seeds,
     run,
 )
-from docs.make.quality_pages import quality_figure, ratio_of
+from docs.make.benchmark_charts import DRAWINGS
+from docs.make.benchmark_rows import ratio_of
 from docs.make.results import benchmark_page
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -254,7 +255,7 @@ def test_ratios_to_the_base_models_own_texts_are_drawn_and_shown_for_each_kind_o
         row(8.0, 0.25, merge="none", span_eviction=0),
         row(1.0, 0.9, decoding="greedy"),
     ]
-    panel, *_ = quality_figure({"subjects": {"tiny": {"rows": rows}}}).axes
+    panel, *_ = DRAWINGS["generation_quality"][0].draw({"subjects": {"tiny": {"rows": rows}}}).axes
     drawn = [container.lines[0].get_xydata().tolist() for container in panel.containers]
     assert drawn == [[[30, 1.25]], [[5, 1.125]], [[10, 1.375], [20, 1.5]], [[25, 1]]]
     assert ratio_of(rows[1]["metrics"]["ppl"], rows[0]["metrics"]["ppl"]) == pytest.approx(

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.common import Report
 from benchmarks.second_half.__main__ import main
 from benchmarks.second_half.half_cells import ratio_to, wanted_cells
+from docs.make.benchmark_charts import DRAWINGS
 from docs.make.results import benchmark_page
-from docs.make.second_half_pages import second_half_figure
 from umim_core import UMIM
 from umim_core.errors import ConfigError
 from umim_core.evaluation.perplexity import compare_second_halves
@@ -77,7 +77,9 @@ def test_a_tiny_run_is_matched_goes_on_and_writes_page_and_figure(
     assert ["span-eviction-0", "KV"] in rows and ["truncation", "prefill and KV"] in rows
     assert "mean-embedding (the rules reach 0.3583 with all 3 that may stay) at 70%" in page
     assert "at 70%: not compared, UMIM has no figure." in " ".join(page.split())
-    labels = [text.get_text() for text in second_half_figure(report).legends[0].get_texts()]
+    labels = [
+        text.get_text() for text in DRAWINGS["second_half"][0].draw(report).legends[0].get_texts()
+    ]
     assert labels[:3] == ["UMIM", "UMIM, 3 raw", "full-cache"]
     assert out.with_suffix(".svg").is_file()
     report["points"][0]["ppl"] = 1.0  # a point that is measured again would lose it

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from docs.make.adaptation_summary import adaptation_summary
 from docs.make.results import documents_of
+from docs.make.summaries import adaptation_summary
 from support.tiny_adaptation import adaptation, point, points
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from docs.make.cards import card
+from docs.make.cards import docs_card
 from support.merge_modules import give_rows
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.recipe import Recipe
@@ -65,7 +65,7 @@ def test_a_card_names_form_and_parameters(form: dict[str, Any], words: str) -> N
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
     made = checkpoint(RuleSet.from_spans([(1, 2)]), **form)
-    text = card("tiny", made, recipe(), results, metrics)
+    text = docs_card("tiny", made, recipe(), results, metrics)
     assert words in text
     parameters = sum(p.numel() for p in made.module.parameters())
     line = next(line for line in text.splitlines() if line.startswith("- **Module**"))
@@ -86,7 +86,7 @@ def test_a_card_says_what_made_the_rules(source: Any, words: str) -> None:
     rules = RuleSet(spans.ids_by_order, spans.support_by_order, RuleOrigin(tau=1, source=source))
     results = json.loads((ROOT / "docs/results/shipped.json").read_text("utf-8"))
     metrics = results["checkpoints"]["umim-docs-llama"]
-    assert words in card("tiny", checkpoint(rules), recipe(), results, metrics)
+    assert words in docs_card("tiny", checkpoint(rules), recipe(), results, metrics)
 
 
 def test_a_card_states_the_budget_of_the_recipe() -> None:
@@ -94,7 +94,7 @@ def test_a_card_states_the_budget_of_the_recipe() -> None:
     metrics = results["checkpoints"]["umim-docs-llama"]
     changed = recipe(max_steps=9, batch_size=6, learning_rate=2.5e-4, bf16=False)
     made = checkpoint(RuleSet.from_spans([(1, 2)]))
-    text = card("tiny", made, changed, results, metrics)
+    text = docs_card("tiny", made, changed, results, metrics)
     words = "7 steps of 6 segments of 96 tokens, AdamW 2.5e-4, float32 products, 2 CPU cores;"
     assert words in text
     assert "`python -m flows run other`" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from docs.make.missed_gates import missed_gates
+from docs.make.summaries import missed_gates
 
 
 def write(folder: Path, name: str, gates: dict[str, list[object]]) -> None:

@@ -8,8 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks.common import Report
-from docs.make.prompt_pages import prompt_figure
-from docs.make.reduction_pages import REDUCTION, reduction_figure
+from docs.make.benchmark_charts import DRAWINGS
+from docs.make.results import benchmark_page
+
+curves, prompts = DRAWINGS["token_reduction"]
 
 
 def results() -> Report:
@@ -40,6 +42,7 @@ def results() -> Report:
     subjects["one"].append(point("all", None, 0.3, 0.9))
     return {
         "benchmark": "token_reduction",
+        "facts": {"platform": "Linux", "versions": {}, "commit": None},
         "name": "b",
         "length": 8,
         "texts": {x: {"rows": 3, "name": "x", "digest": "0" * 64} for x in ("test", "cut")},
@@ -67,7 +70,7 @@ def with_second_halves(report: Report) -> Report:
 
 def drawn(report: Report) -> dict[str, list[list[float]]]:
     """Points of the lines of KL, by their labels."""
-    figure = reduction_figure(report)
+    figure = curves.draw(report)
     assert isinstance(figure, Figure)
     lines = [container.lines[0].get_xydata().tolist() for container in figure.axes[1].containers]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -94,7 +97,7 @@ def test_all_rules_alone_are_drawn_and_an_axis_says_that_eviction_saves_cache() 
     labels = []
     for points in ([merged], [evicted]):
         report["subjects"]["three"]["points"] = points
-        labels.append(reduction_figure(report).axes[0].get_xlabel())
+        labels.append(curves.draw(report).axes[0].get_xlabel())
     assert labels == ["Token reduction (%)", "Token reduction (%; span eviction: of the cache)"]
 
 
@@ -111,13 +114,13 @@ def test_a_page_claims_other_rows_only_where_they_were_checked(noted: Report, wo
     report = results()
     damage = {"tokens": 96, "text_digest": "0" * 64, "own_module": True}
     report["subjects"]["one"]["damage"] = damage | noted
-    row = next(line for line in REDUCTION(report).splitlines() if "base-model" in line)
+    row = next(line for line in benchmark_page(report).splitlines() if "base-model" in line)
     assert row.split("|")[-2].strip() == words
 
 
 def test_prompts_have_a_line_per_checkpoint_and_raw_tail_of_one_policy() -> None:
     report = with_second_halves(results())
-    (axes,) = prompt_figure(report).axes
+    (axes,) = prompts.draw(report).axes
     lines = [container.lines[0].get_xydata().tolist() for container in axes.containers]
     labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
     assert dict(zip(labels, lines, strict=True)) == {

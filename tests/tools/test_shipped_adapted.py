@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.make import shipped_adapted
-from docs.make.shipped_adapted import card
+from docs.make import cards
+from docs.make.cards import adapted_card
 from support.tiny_adaptation import adaptation, point, points
 from tasks.report.page_template import Report
 from tasks.run.stage import StageSpec, run_stage
@@ -119,13 +119,13 @@ def test_its_card_shows_what_was_measured_at_its_threshold(
 ) -> None:
     shipped = tmp_path / "umim-tiny-adapted"
     shipping.ship_adapted(adapted, shipped, file)
-    text = card(str(shipped), tmp_path)
+    text = adapted_card(str(shipped), tmp_path)
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line[:1] == "|"}
     settings = {"base", "WT", "WT + Rules", "WT + FT", "Task-Adapted", "input-adapter", "lora"}
     assert set(list(rows)[2:]) == settings
     assert "46.0 |" in rows["Task-Adapted"]  # the mean of 45.0 and 47.0
     assert "reaches 47.0 % at a TR of 20.0%" in text
-    assert "at τ 5 is not told apart from the base model's" in text
+    assert "at τ 5 does not differ clearly from the base model's" in text
     assert f"docs/results/{RESULTS}.md" in text and "**Rules**: 3 bigrams" in text
 
 
@@ -134,7 +134,7 @@ def test_a_card_without_its_point_is_refused(adapted: Path, file: Path, tmp_path
     shipping.ship_adapted(adapted, shipped, file)
     file.write_text(json.dumps(results()), "utf-8")
     with pytest.raises(ConfigError, match="must hold the point of"):
-        card(str(shipped), tmp_path)
+        adapted_card(str(shipped), tmp_path)
 
 
 def test_cards_are_made_of_checkpoints_that_note_their_results(
@@ -143,7 +143,7 @@ def test_cards_are_made_of_checkpoints_that_note_their_results(
     shipped = tmp_path / "umim-tiny-adapted" / "checkpoint"
     shipping.ship_adapted(adapted, shipped, file)
     names = ["umim-docs-llama", str(shipped)]
-    monkeypatch.setattr(shipped_adapted, "embedded_names", lambda _: names)
-    (made,) = shipped_adapted.cards(tmp_path)
+    monkeypatch.setattr(cards, "embedded_names", lambda _: names)
+    (made,) = cards.adapted_cards(tmp_path)
     made.write()
     assert made.path == shipped.parent / "README.md" and made.current()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from docs.make import shipped_model
+from docs.make.cards import model_card
 from docs.make.document import RESULTS
 from docs.make.results import documents_of
 from support.merge_modules import give_rows
@@ -108,11 +108,11 @@ def test_defaults_of_no_effect_are_refused_before_anything_is_replaced(
 
 def test_a_card_says_where_generation_differs_from_its_tables() -> None:
     results = json.loads((RESULTS / "smollm2.json").read_text("utf-8"))
-    assert '`merge="prompt"` and `raw_tail=16` where a call' in shipped_model.card(results)
+    assert '`merge="prompt"` and `raw_tail=16` where a call' in model_card(results)
     same = results | {"recommended": {"merge": "all", "raw_tail": 0}}
     del results["recommended"]  # results of before it was noted
-    assert shipped_model.card(same) == shipped_model.card(results)
-    assert "where a call" not in shipped_model.card(same)
+    assert model_card(same) == model_card(results)
+    assert "where a call" not in model_card(same)
 
 
 def test_the_list_of_digests_names_every_file(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_page_and_card_show_what_the_run_measured(tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(json.dumps(results), encoding="utf-8")
     (page,) = documents_of(tmp_path / "tiny.json")
     (metrics,) = (call.artifact.metrics for call in run.calls if call.name == "evaluate")
-    for text in (page.make(), shipped_model.card(results)):
+    for text in (page.make(), model_card(results)):
         for suffix in ("", "_part_manual", "_part_notes"):
             top1, error = metrics[f"top1{suffix}"], metrics[f"top1_se{suffix}"]
             assert f"{top1:.3f} ± {error:.3f}" in text
@@ -246,8 +246,8 @@ def test_page_and_card_show_what_the_run_measured(tmp_path: Path) -> None:
         | {"task_name": "umim_docstrings"}
         | {"task": {"base": scored | {"token_reduction": 0.0}, "umim": scored}}
     )
-    assert "50.0 ± 4.0 | 25.0%" in shipped_model.card(with_task)
-    assert "Task `umim_docstrings`: which of four" in shipped_model.card(with_task)
+    assert "50.0 ± 4.0 | 25.0%" in model_card(with_task)
+    assert "Task `umim_docstrings`: which of four" in model_card(with_task)
     other = recipe.model_copy(
         update={"evaluate": recipe.evaluate.model_copy(update={"alignment_rows": 2})}
     )

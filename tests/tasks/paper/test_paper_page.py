@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from docs.make.benchmark_rows import PART_LABELS
 from docs.make.document import RESULTS
-from docs.make.shipped_model import LABELS
 from support.tiny_adaptation import adaptation
 from tasks.paper.measured import Measured
 from tasks.paper.paper_page import paper_page
@@ -246,4 +246,4 @@ def test_generations_under_a_bound_or_with_eviction_are_not_called_base_or_umim(
 @pytest.mark.parametrize("label", ["tab:trainingmetric1", "tab:ppl"])
 def test_the_sample_of_all_texts_is_not_shown_beside_its_parts(label: str) -> None:
     texts = [row[0] for row in ours(label, "smollm2.json").table(RESULTS).rows]
-    assert sorted(texts) == sorted(set(LABELS.values()) - {LABELS[""]})
+    assert sorted(texts) == sorted(set(PART_LABELS.values()) - {PART_LABELS[""]})

@@ -1,0 +1,256 @@
+"""Charts of pages: panels of lines, points or bars, drawn by matplotlib as SVG or PNG.
+
+Layout and legends are matplotlib's own. The same data gives the same bytes. In a page, the colours
+of text and grid become ``currentColor`` and a CSS variable, so that one drawing serves light and
+dark pages.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, Final
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+# Distinguishable with the common colour deficiencies, readable on white and on near-black.
+PALETTE: Final = (
+    *("#3b7dd8", "#d9822b", "#2a9d78", "#9b6bc9", "#d2504a"),
+    *("#8a8f3c", "#4aa3b5", "#c767a0", "#8b6a4f", "#7f8894"),
+)
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
+_DASHES: Final = ("-", "--", ":", "-.")
+_INK, _GRID = "#22252a", "#d5d8dd"  # in a page: those of the page
+_LABEL_WIDTH: Final = 60  # characters of a line of the legend
+_NO_METADATA: Final = {"Date": None, "Creator": None, "Format": None, "Type": None}
+_STYLE: Final[dict[str, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "umim",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.titlesize": 10,
+    "axes.titlecolor": _INK,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.6,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one kind, with a line through them or without.
+
+    Attributes:
+        label: Entry of the legend; lines of one label share it. Empty: none.
+        points: (x, y).
+        index: Place among the kinds, which decides colour and marker, see :func:`look`.
+        errors: Half the length of each point's error bar, NaN for a point without one; empty if
+            none has one.
+        texts: What stands next to each point; empty for nothing.
+        joined: Whether a line runs through the points.
+        marked: Whether the points have markers.
+        hollow: Whether only the markers' edges are drawn.
+        look: Further properties of matplotlib, which replace those of ``index``.
+    """
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    index: int = 0
+    errors: Sequence[float] = ()
+    texts: Sequence[str] = ()
+    joined: bool = True
+    marked: bool = True
+    hollow: bool = False
+    look: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        lines: What is drawn.
+        bars: Or groups of bars: heights by group and label of the legend.
+        axes: Settings of matplotlib's axes: title, xlabel, ylabel, scales, limits, ticks.
+        levels: Heights of horizontal lines, with a colour's index; None: that of the text.
+        values: Format of the heights above bars; empty for none.
+    """
+
+    lines: Sequence[Line] = ()
+    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    levels: Sequence[tuple[float, int | None]] = ()
+    values: str = ""
+
+
+def look(index: int) -> dict[str, Any]:
+    """Return colour, marker and dash of the nth kind; no two of forty look the same."""
+    turn, place = divmod(index, len(PALETTE))
+    marker = _MARKERS[(place + turn) % len(_MARKERS)]
+    return {"color": PALETTE[place], "marker": marker, "linestyle": _DASHES[turn % len(_DASHES)]}
+
+
+def chart(panels: Sequence[Panel], *, columns: int = 3, height: float = 4.4) -> Figure:
+    """Draw panels side by side under one legend.
+
+    Args:
+        panels: At least one.
+        columns: Most panels in a row.
+        height: Of a panel, in inches; the legend's comes on top.
+    """
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    width = 8.4 if columns == 1 else max(4.4, 12.6 / columns) * columns
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, rows * height))
+        entries: dict[str, Artist] = {}
+        for number, panel in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, columns, number)
+            for label, artist in _draw(axes, panel).items():
+                entries.setdefault(label, artist)
+        if len(entries) > 1:
+            _legend(figure, entries)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
+    """Draw a panel and return what stands for each label in the legend."""
+    entries: dict[str, Artist] = {}
+    axes.margins(x=0.08, y=0.1)
+    for line in panel.lines:
+        artist = _draw_line(axes, line)
+        if line.label:
+            entries.setdefault(line.label, artist)
+    if panel.bars:
+        entries |= _draw_bars(axes, panel)
+    for height, index in panel.levels:
+        colour = _INK if index is None else PALETTE[index % len(PALETTE)]
+        axes.axhline(height, color=colour, linewidth=1.0, linestyle=":")
+    axes.set(**panel.axes)
+    for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+        if panel.axes.get(f"{name}scale") == "log" and f"{name}ticks" not in panel.axes:
+            if name == "y":
+                axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter("{x:,.0f}")
+            axis.set_minor_formatter(NullFormatter())
+    return entries
+
+
+def _draw_line(axes: Axes, line: Line) -> Artist:
+    own = look(line.index) | dict(line.look)
+    if not line.joined:
+        own["linestyle"] = "none"
+    if not line.marked:
+        own["marker"] = "none"
+    container = axes.errorbar(
+        [x for x, _ in line.points],
+        [y for _, y in line.points],
+        yerr=line.errors or None,
+        **{"markersize": 5.5, "linewidth": 1.4, "elinewidth": 0.8, "capsize": 2} | own,
+        markerfacecolor="none" if line.hollow else own["color"],
+    )
+    for (x, y), text in zip(line.points, line.texts, strict=False):
+        place = {"xytext": (6, 4), "textcoords": "offset points"}
+        axes.annotate(text, (x, y), fontsize=8, color=own["color"], annotation_clip=True, **place)
+    return container.lines[0]
+
+
+def _draw_bars(axes: Axes, panel: Panel) -> dict[str, Artist]:
+    labels = list(dict.fromkeys(label for group in panel.bars.values() for label in group))
+    width = 0.8 / len(labels)
+    entries: dict[str, Artist] = {}
+    for index, label in enumerate(labels):
+        places = [
+            (place + (index - (len(labels) - 1) / 2) * width, group[label])
+            for place, group in enumerate(panel.bars.values())
+            if label in group
+        ]
+        drawn = axes.bar(
+            *zip(*places, strict=True), width * 0.94, color=PALETTE[index % len(PALETTE)]
+        )
+        if panel.values:
+            axes.bar_label(drawn, fmt=panel.values, padding=2, fontsize=8.5)
+        entries[label] = drawn
+    axes.set_xticks(range(len(panel.bars)), list(panel.bars))
+    axes.grid(visible=False, axis="x")
+    return entries
+
+
+def _legend(figure: Figure, entries: Mapping[str, Artist]) -> None:
+    """Put the legend above all panels; the figure grows by its height."""
+    labels = [wrapped(label) for label in entries]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    columns = max(1, min(len(labels), int(figure.get_figwidth() * 11.5 / (longest + 7))))
+    lines = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.24 * lines)
+    place = {"loc": "outside upper left", "ncols": columns, "handlelength": 2.8}
+    figure.legend(list(entries.values()), labels, **place)
+
+
+def wrapped(label: str) -> str:
+    """Return a label in lines that fit next to a figure of half a page's width."""
+    return "\n".join(textwrap.wrap(label, _LABEL_WIDTH)) or label
+
+
+def svg(figure: Figure, name: str, title: str) -> str:
+    """Return a drawing as an ``<svg>`` element of a page.
+
+    Args:
+        figure: The drawing.
+        name: What ids inside the SVG begin with, so that several stand in one page.
+        title: What it shows, for readers who do not see it.
+    """
+    drawn = _svg(figure, name, title)
+    return drawn.replace(_INK, "currentColor").replace(_GRID, "var(--grid, #d5d8dd)")
+
+
+def svg_file(figure: Figure, name: str, title: str) -> str:
+    """Return a drawing as an SVG file on white; arguments are those of :func:`svg`."""
+    drawn = _svg(figure, name, title)
+    start = drawn.index(">") + 1
+    return f'{drawn[:start]}<rect width="100%" height="100%" fill="#fff"/>{drawn[start:]}\n'
+
+
+def _svg(figure: Figure, name: str, title: str) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"font: ([\d.]+)px [^;\"]+", r"font: \1px system-ui, sans-serif", text)
+    text = re.sub(r'id="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#{name}-", text)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+
+
+def png(figure: Figure, dpi: int = 150) -> bytes:
+    """Return a drawing as a PNG file on white."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
