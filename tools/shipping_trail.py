@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tasks.report.page_template import Report
+from tasks.report.render import Report
 from tasks.run.stage import STAGE_SCHEMA, Artifact
 from tasks.stages.distill import dtype_key
 from umim_core.checkpoint.checkpoint_files import read_config

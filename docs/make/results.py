@@ -15,11 +15,9 @@ from typing import Final
 from docs.make.benchmark_charts import DRAWINGS
 from docs.make.benchmark_rows import ROWS
 from docs.make.document import RESULTS, Document
-from tasks.paper.adaptation_figure import adaptation_svg
-from tasks.paper.adaptation_page import adaptation_page
+from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
 from tasks.report.ablation_data import AblationData
-from tasks.report.ablation_figures import figure_svg
-from tasks.report.ablation_page import FIGURES, ablation_page
+from tasks.report.ablation_page import FIGURES, ablation_page, figure_svg
 from tasks.report.charts import svg_file
 from tasks.report.render import Report, page
 from umim_core.store.artifacts import sha256_bytes

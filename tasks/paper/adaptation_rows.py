@@ -10,7 +10,7 @@ from math import hypot, sqrt
 from statistics import fmean, stdev
 from typing import Final
 
-from tasks.report.page_template import Report
+from tasks.report.render import Report
 
 CONTROL: Final = "control"
 RULES_ALONE: Final = "WT + Rules"  # what training is compared with, at equal threshold

@@ -1,11 +1,11 @@
-"""Verdicts on a task adaptation: what its figures bear out, and how often that might be chance.
+"""Verdicts on a task adaptation: differences that are clear, and how often that might be chance.
 
-Made of ``adaptation.json``; every comparison that is told is counted, see :func:`number_compared`.
+Made of ``adaptation.json``; :func:`number_compared` counts every comparison of the page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tasks.paper.adaptation_rows import (
@@ -16,47 +16,50 @@ from tasks.paper.adaptation_rows import (
     label,
     reach,
 )
-from tasks.report.page_template import Report, filled_in
+from tasks.report.render import Report
 from umim_core.adaptation.settings import ADAPTED, WT
 
 _BY_PREFERENCE: Final = "WT + DPO"  # trained as controls are
-_BESIDE_CONTROLS: Final = {_BY_PREFERENCE: "DPO", ADAPTED: "DPO after SFT"}
+_NEXT_TO_CONTROLS: Final = {_BY_PREFERENCE: "DPO", ADAPTED: "DPO after SFT"}
 
 
-def verdict(place: Report) -> str:
-    """Return what the figures of a backbone bear out, a line each."""
+def verdict(place: Report) -> list[str]:
+    """Return what the figures of a backbone show, a line each."""
     rows = adaptation_rows(place)
-    lines = [
+    accuracies = [_judged(row, row["difference"], row["reach"]) for row in rows]
+    margins = [_judged(row, row["margin_difference"], row["margin_reach"], "nats") for row in rows]
+    return [
         *_guessing(place),
-        _against_base(rows, "Accuracy", "", "{difference!p:+.1f} points"),
-        _against_base(rows, "Margin", "margin_", "{margin_difference:+.3f} nats"),
-        *_against_others(rows),
+        f"Accuracy against the base model, {_sides(accuracies)}",
+        f"Margin against the base model, {_sides(margins)}",
+        *(f"{words}, {_sides(_compared(own, name))}" for words, name, own in _others(rows) if own),
         *_missing_controls(rows),
     ]
-    return "\n".join(f"- {line}" for line in lines)
 
 
-def _against_base(rows: list[Report], name: str, prefix: str, shown: str) -> str:
-    """Say which rows lie clearly above the base model, clearly below it, and how many neither."""
-    found = [
-        (
-            f"{label(row)} ({filled_in(shown, row)})",
-            clear(row[f"{prefix}difference"], row[f"{prefix}reach"]),
-        )
-        for row in rows
-    ]
-    return f"{name} against the base model, {_sides(found)}"
+def _judged(
+    row: Report, difference: float, beyond: float | None, unit: str = "points"
+) -> tuple[str, int]:
+    """Return a row with a difference in words, and the side that it is clearly on."""
+    words = f"{difference:+.3f}" if unit == "nats" else f"{100 * difference:+.1f}"
+    return f"{label(row)} ({words} {unit})", clear(difference, beyond)
 
 
-def _sides(found: list[tuple[str, int]]) -> str:
+def _compared(rows: Iterable[Report], name: str) -> list[tuple[str, int]]:
+    """Return rows with their differences to another model, paired by question."""
+    pairs = [(row, row["against"][name]) for row in rows]
+    return [_judged(row, to["difference"], to["reach"]) for row, to in pairs]
+
+
+def _sides(judged: list[tuple[str, int]]) -> str:
     """Name what is clearly above and clearly below, and count the others."""
     above, below = (
-        ", ".join(words for words, side in found if side == wanted) or "none" for wanted in (1, -1)
+        ", ".join(words for words, side in judged if side == wanted) or "none" for wanted in (1, -1)
     )
-    neither = sum(side == 0 for _, side in found)
+    neither = sum(side == 0 for _, side in judged)
     return (
-        f"clearly above: {above}; clearly below: {below}; not told apart: {neither} of "
-        f"{len(found)}."
+        f"clearly above: {above}; clearly below: {below}; no clear difference: {neither} of "
+        f"{len(judged)}."
     )
 
 
@@ -66,23 +69,16 @@ def _guessing(place: Report) -> Iterator[str]:
     if chance is not None and clear(base["accuracy"] - chance, reach([base], "accuracy")) < 1:
         yield (
             f"The base model ({base['accuracy']:.1%}) is not clearly better than guessing "
-            f"({chance:.1%}): what merging costs or training adds says little here."
+            f"({chance:.1%}): costs of merging and gains of training cannot be interpreted here."
         )
-
-
-def _compared(row: Report, name: str) -> tuple[str, int]:
-    """Return a row's difference to another model in words, paired by question, and its side."""
-    found = row["against"][name]
-    words = f"{label(row)} ({filled_in('{difference!p:+.1f}', found)} points)"
-    return words, clear(found["difference"], found["reach"])
 
 
 def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
     """Yield what trained settings are compared with: words for it, its name, the settings' rows.
 
     These are WT, the rules alone at equal threshold, and every control: first with what is trained
-    like it, then with what is trained longer. A training that kept its start is not compared with
-    controls, for it is none by DPO; nor is a control that did.
+    like it, then with what is trained longer. A training without gain is not compared with
+    controls, for it is none by DPO; nor is a control without gain.
     """
 
     def compared(name: str, **of: object) -> list[Report]:
@@ -90,20 +86,13 @@ def _others(rows: list[Report]) -> Iterator[tuple[str, str, list[Report]]]:
 
     for row in rows:
         if row["setting"] == WT:
-            own = filled_in("its own rules, TR {token_reduction:.1%}", row)
+            own = f"its own rules, TR {row['token_reduction']:.1%}"
             yield f"Training, against WT ({own})", WT, compared(WT)
     yield "Training, against the rules alone at equal threshold", RULES_ALONE, compared(RULES_ALONE)
     for name in (row["setting"] for row in rows if row["kind"] == CONTROL and not row["kept"]):
-        for setting, words in _BESIDE_CONTROLS.items():
-            told = f"{words}, against {name}, which has DPO alone and merges nothing"
-            yield told, name, compared(name, setting=setting, kept=False)
-
-
-def _against_others(rows: list[Report]) -> Iterator[str]:
-    """Say what training adds to the rules, and how it compares with training without merging."""
-    for words, name, found in _others(rows):
-        if found:
-            yield f"{words}, {_sides([_compared(row, name) for row in found])}"
+        for setting, words in _NEXT_TO_CONTROLS.items():
+            against = f"{words}, against {name}, which has DPO alone and merges nothing"
+            yield against, name, compared(name, setting=setting, kept=False)
 
 
 def _missing_controls(rows: list[Report]) -> Iterator[str]:
@@ -111,8 +100,8 @@ def _missing_controls(rows: list[Report]) -> Iterator[str]:
     for row in rows:
         if row["kind"] == CONTROL and row["kept"]:
             yield (
-                f"The control {row['setting']} kept its start, which is the base model: how far it "
-                "would come by another training is not known."
+                f"Training brought the control {row['setting']} no gain over its start, the base "
+                "model: how far it would come by another training is not known."
             )
     if not any(row["kind"] == CONTROL for row in rows):
         yield "No control without merging was run: what training alone would give is not known."
@@ -120,11 +109,7 @@ def _missing_controls(rows: list[Report]) -> Iterator[str]:
         yield f"{_BY_PREFERENCE} was not run: no setting is trained by DPO alone, as controls are."
 
 
-def number_compared(report: Report) -> str:
-    """Say how many differences the page calls clear or not: of accuracies, margins, and others."""
-    found = [adaptation_rows(place) for place in report["backbones"]]
-    count = sum(2 * len(rows) + sum(len(own) for *_, own in _others(rows)) for rows in found)
-    return (
-        f"- {count} differences are called clear or not. If nothing differed, up to 5 % of them "
-        f"({0.05 * count:.1f}) would seem clear by chance."
-    )
+def number_compared(report: Report) -> int:
+    """Return how many differences the page calls clear or not: accuracies, margins, others."""
+    own = [adaptation_rows(place) for place in report["backbones"]]
+    return sum(2 * len(rows) + sum(len(others) for *_, others in _others(rows)) for rows in own)

@@ -1,9 +1,9 @@
 """Our figures for a table of the paper: the result file they lie in, its rows and its columns.
 
-Rows are a path into the results and columns are texts with fields, both as
-``tasks/report/page_template.py`` reads them, so a new result is an entry of data and no code. A row
-of a table recipe's ``table.json`` is a task under a setting, one of ``adaptation.json`` a point of
-its curves; limits are stated once.
+Rows are a path into the results and columns are lines of a template, both as
+``tasks/report/render.py`` reads them, so a new result is an entry of data and no code. A row of a
+table recipe's ``table.json`` is a task under a setting, one of ``adaptation.json`` a point of its
+curves; limits are stated once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,14 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from tasks.report.page_template import filled_in, filled_table, walk
+from tasks.report.render import data_table, walk
 from tasks.report.tables import Table
 from umim_core.config.model_base import Model
 from umim_core.errors import ConfigError
-
-_ADAPTATION: Final = (
-    "Limits: {questions.test:,} test questions; rules and training from {questions.train:,} "
-    "others, selection on {questions.valid:,}; backbone in {dtype}."
-)
 
 
 class Measured(Model):
@@ -40,7 +35,7 @@ class Measured(Model):
         without: Field of a row -> values that are left out.
         words: Field of a row -> words for its values, in the field's name followed by ``_word``;
             those of ``task`` stand for the tasks in the limits, too.
-        columns: A line per column: heading and text of a cell.
+        columns: A line per column: heading and template of a cell.
         recipe: Recipe of a table or an adaptation whose ``table.json`` or ``adaptation.json`` the
             file is a copy of. Until it is there, the page names the command that measures it.
         command: That command where no recipe measures it, or the recipe's run needs more words.
@@ -56,6 +51,14 @@ class Measured(Model):
     columns: str
     recipe: Annotated[str, Field(pattern=r"^(tables|adaptation)/[a-z0-9._-]+$")] | None = None
     command: str | None = None
+
+    @field_validator("columns")
+    @classmethod
+    def _cells_have_fields(cls, columns: str) -> str:
+        for line in columns.splitlines():
+            if "|" not in line or re.search(r"(?<!\{)\{(?![{%])", line):
+                raise ValueError(f"a column is `heading | {{{{ field }}}}`, got {line!r}")
+        return columns
 
     @property
     def measured_by(self) -> str | None:
@@ -80,11 +83,11 @@ class Measured(Model):
 
         Raises:
             ConfigError: If the file is missing, or no row is left.
-            KeyError: If it lacks a field that a column shows.
+            jinja2.UndefinedError: If it lacks a field that a column shows.
         """
         _, rows = self._read(folder)
         run = [row for row in rows if "not_run" not in row]
-        return filled_table(self.columns.splitlines(), run or rows)
+        return data_table(self.columns, run or rows)
 
     def limits(self, folder: Path) -> list[str]:
         """Return paragraphs on what a recipe's figures are of, and on tasks not run.
@@ -97,7 +100,11 @@ class Measured(Model):
         """
         results, rows = self._read(folder)
         if results.get("kind") == "adaptation":
-            return [filled_in(_ADAPTATION, results)]
+            test, train, valid = (results["questions"][x] for x in ("test", "train", "valid"))
+            return [
+                f"Limits: {test:,} test questions; rules and training from {train:,} others, "
+                f"selection on {valid:,}; backbone in {results['dtype']}."
+            ]
         if results.get("kind") != "paper_table":
             return []
         amounts: dict[str, list[str]] = {}

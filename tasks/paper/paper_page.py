@@ -5,41 +5,21 @@ Ours stand in tables of their own under the paper's: they are of other models.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Final
 
-from tasks.paper.printed import KINDS, Cell, NotRun, PaperTable, PrintedColumn, paper_tables
-from tasks.report.html_page import html_page, inline_html
-from tasks.report.tables import (
-    DASH,
-    Column,
-    Table,
-    make_table,
-    shown,
-    table_html,
-    table_markdown,
-)
+from tasks.paper.printed import KINDS, NotRun, PaperTable, paper_tables
+from tasks.report.render import Report, anchor, html_page, markdown_html, page
+from tasks.report.tables import DASH, Column, Table, make_table, shown, table_markdown
 
 TITLE: Final = "Tables of the paper: its figures and ours"
-_LEAD: Final = (
-    'The paper is "Distilling Sequential Computation in Transformer Language Models". Its figures '
-    "are copied from its tables and are of its own backbones. Ours are read from the result files "
-    "that each table names; they are of other, smaller models and other texts, so the two can be "
-    "compared in direction, not in size. A figure marked † does not hold, for the reason below "
-    "its table, and is nothing to compare with. Column `measured` of the list leads to the section "
-    "of a table, where what was not run stands with the reason.",
-    "`python -m flows report --tables` makes this page anew from `infra/paper_tables` and "
-    "`docs/results`.",
-)
 
 
 @dataclass(frozen=True)
 class PaperPage:
-    """The page as markdown and as HTML, and the list of tables that leads it."""
+    """The page as Markdown and as HTML, and the list of tables that leads it."""
 
     markdown: str
     html: str
@@ -55,27 +35,20 @@ def paper_page(results: Path, folder: Path | None = None) -> PaperPage:
 
     Raises:
         ConfigError: If a table's data breaks a rule, or a result file is missing.
-        KeyError: If a result file lacks a field that a table shows.
+        jinja2.UndefinedError: If a result file lacks a field that a table shows.
     """
     tables = paper_tables() if folder is None else paper_tables(folder)
     overview = _overview(tables, results)
-    linked = _linked(overview, tables)
-    texts = [f"# {TITLE}", *_LEAD, table_markdown(linked)]
-    html = [f"<header><h1>{escape(TITLE)}</h1>", *(f"<p>{inline_html(text)}</p>" for text in _LEAD)]
-    html += ["</header>", table_html(linked, inline_html)]
-    for table in tables:
-        heading = _heading(table)
-        texts.append(f"## {heading}")
-        html.append(f'<section id="{_anchor(heading)}"><h2>{escape(heading)}</h2>')
-        for block in _blocks(table, results):
-            if isinstance(block, Table):
-                texts.append(table_markdown(block))
-                html.append(table_html(block))
-            else:
-                texts.append(block)
-                html.append(f"<p>{inline_html(block)}</p>")
-        html.append("</section>")
-    return PaperPage("\n\n".join(texts) + "\n", html_page(TITLE, "\n".join(html)), overview)
+    shown_tables = [_section(table, results) for table in tables]
+    place = overview.headings.index("measured")
+    linked = tuple(
+        (*row[:place], f"[{row[place]}](#{anchor(table['heading'])})", *row[place + 1 :])
+        for row, table in zip(overview.rows, shown_tables, strict=True)
+    )
+    listed = table_markdown(replace(overview, rows=linked))
+    values = {"title": TITLE, "overview": listed, "tables": shown_tables}
+    markdown = page("paper_tables.md", values) + "\n"
+    return PaperPage(markdown, html_page(TITLE, markdown_html(markdown)), overview)
 
 
 def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
@@ -89,29 +62,9 @@ def _overview(tables: Sequence[PaperTable], results: Path) -> Table:
     return make_table("", columns, tables)
 
 
-def _linked(overview: Table, tables: Sequence[PaperTable]) -> Table:
-    """Return the list with a link to its section in each row, where the reasons stand."""
-    at = overview.headings.index("measured")
-    rows = tuple(
-        (*row[:at], f"[{row[at]}](#{_anchor(_heading(table))})", *row[at + 1 :])
-        for row, table in zip(overview.rows, tables, strict=True)
-    )
-    return replace(overview, rows=rows)
-
-
-def _heading(table: PaperTable) -> str:
-    return f"{table.label}: {table.title}"
-
-
-def _anchor(heading: str) -> str:
-    """Return the name that GitHub gives to a heading, for links."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def _measured(table: PaperTable, results: Path) -> str:
     """Return whether a table is measured here, in part, or not."""
-    there = any(not ours.awaited(results) for ours in table.ours)
-    if not there:
+    if all(ours.awaited(results) for ours in table.ours):
         return "not run"
     return "in part" if _not_run(table, results) else "measured"
 
@@ -119,14 +72,14 @@ def _measured(table: PaperTable, results: Path) -> str:
 def _in_the_paper(table: PaperTable) -> str:
     if table.kind != "figures":
         return KINDS[table.kind].replace(";", ",").partition(",")[0]
-    figures = [
+    marks = [
         table.marks(row, name)
         for row in table.rows
         for name, cell in zip(table.names, row, strict=True)
         if isinstance(cell, int | float)
     ]
-    marked = sum(map(bool, figures))
-    return f"{len(figures)} figures" + (f", {marked} †" if marked else "")
+    unsound = sum(map(bool, marks))
+    return f"{len(marks)} figures" + (f", {unsound} †" if unsound else "")
 
 
 def _models(table: PaperTable, results: Path) -> str:
@@ -147,38 +100,44 @@ def _not_run(table: PaperTable, results: Path) -> list[NotRun]:
     return [*awaited, *table.not_run]
 
 
-def _blocks(table: PaperTable, results: Path) -> Iterator[str | Table]:
-    """Yield the paragraphs and tables of one table's section."""
-    kind = "" if table.kind == "figures" else f" ({KINDS[table.kind]})"
-    yield f"**The paper**{kind}: {table.caption}"
-    if table.rows:
-        yield _printed(table)
-    for number, mark in enumerate(table.unsound, 1):
-        yield f"†{number} {', '.join(mark.columns)}: {mark.reason}"
-    for ours in table.ours:
-        if ours.awaited(results):
-            continue
-        yield f"**Ours on {ours.model}**, `docs/results/{ours.file}`: {ours.differs}"
-        yield ours.table(results)
-        yield from ours.limits(results)
-    for part in _not_run(table, results):
-        yield f"`not run: {part.what}`: {part.why}."
+def _section(table: PaperTable, results: Path) -> Report:
+    """Return what the page's template shows of one table."""
+    ours = [
+        {
+            "model": own.model,
+            "file": own.file,
+            "differs": own.differs,
+            "table": table_markdown(own.table(results)),
+            "limits": own.limits(results),
+        }
+        for own in table.ours
+        if not own.awaited(results)
+    ]
+    return {
+        "heading": f"{table.label}: {table.title}",
+        "kind": "" if table.kind == "figures" else KINDS[table.kind],
+        "caption": table.caption,
+        "printed": table_markdown(_printed(table)) if table.rows else "",
+        "unsound": table.unsound,
+        "ours": ours,
+        "not_run": _not_run(table, results),
+    }
 
 
 def _printed(table: PaperTable) -> Table:
     """Return the paper's table, with a mark at each figure that does not hold."""
-    rows = tuple(
-        tuple(
-            _cell(cell, column) + "".join(f" †{n + 1}" for n in table.marks(row, column.name))
-            if cell is not None
-            else DASH
-            for cell, column in zip(row, table.columns, strict=True)
-        )
-        for row in table.rows
-    )
-    left = tuple(i for i, column in enumerate(table.columns) if column.digits is None)
-    return Table("", tuple(column.heading for column in table.columns), rows, "", left)
 
+    def column(place: int) -> Column:
+        of = table.columns[place]
 
-def _cell(cell: Cell, column: PrintedColumn) -> str:
-    return cell if isinstance(cell, str) else shown(cell, column.digits or 0)
+        def cell(row: Sequence[object]) -> str:
+            value = row[place]
+            if value is None:
+                return DASH
+            marks = "".join(f" †{n + 1}" for n in table.marks(tuple(row), of.name))
+            return (value if isinstance(value, str) else shown(value, of.digits or 0)) + marks
+
+        return Column(of.heading, cell, left=of.digits is None)
+
+    columns = [column(place) for place in range(len(table.columns))]
+    return make_table("", columns, table.rows, drop=False)

@@ -1,6 +1,7 @@
-"""The page of an ablation: its table, its figures' names and what they mean; made of data alone.
+"""Table, page and figures of an ablation, made of its data alone.
 
-Nothing here draws, so the page can be made without the drawing library.
+A figure has a panel per backbone, a line per variant (what differs between the cells besides
+backbone and threshold), and a labelled point per threshold.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from matplotlib.figure import Figure
+
 from tasks.report.ablation_data import AblationData
+from tasks.report.charts import Line, Panel, chart, png, svg_file
 from tasks.report.comparison import ComparisonRow
 from tasks.report.comparison_table import STATES, TAU, metric_column, variant_columns
+from tasks.report.render import page
 from tasks.report.row_labels import shown_name
 from tasks.report.tables import DASH, Column, Table, escaped, make_table, table_markdown
 from tasks.run.recipes import recipe_names
@@ -54,26 +59,29 @@ FIGURES: Final = {  # by the metric against token reduction
 
 def ablation_table(data: AblationData) -> Table:
     """Return the cells under what differs between them and what was measured."""
-    rows = data.rows
+    withdrawn = [cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]
+    perplexity = metric_column("PPL UMIM", "ppl_umim", 2)
     columns = (
         Column("backbone", lambda row: shown_name(row.cell.backbone), left=True),
         TAU,
-        *variant_columns(rows),
+        *variant_columns(data.rows),
         *_METRICS,
-        _perplexity([cell.row for cell in data.cells if "ppl_umim" in cell.withdrawn]),
+        Column("PPL UMIM", lambda row: perplexity.show(row) + " †" * (row in withdrawn)),
     )
-    return make_table("", columns, rows, " ".join(_note(data)))
-
-
-def _perplexity(withdrawn: Sequence[ComparisonRow]) -> Column:
-    """Return the column of UMIM's perplexity, withdrawn figures with a dagger."""
-    plain = metric_column("PPL UMIM", "ppl_umim", 2)
-    return Column(plain.heading, lambda row: plain.show(row) + " †" * (row in withdrawn))
+    return make_table("", columns, data.rows, " ".join(_note(data)))
 
 
 def _note(data: AblationData) -> Iterator[str]:
     """Yield the sentences below the table."""
-    yield _budget(data)
+    budget = data.budget
+    yield (
+        f"Budget of every cell: {budget.steps:,} steps of {budget.rows} rows of "
+        f"{budget.tokens:,} tokens ({budget.total:,} tokens), seed {data.seed}."
+    )
+    early = [cell.steps for cell in data.cells if (cell.steps or budget.steps) < budget.steps]
+    if early:
+        fewest = min(steps for steps in early if steps is not None)
+        yield f"{len(early)} of {len(data.cells)} cells stopped earlier, at least {fewest}."
     yield (
         "TR: tokens removed by merging, realised. Top-1 to KL: on held-out rows, at unit ends from "
         "the first merge on, where both paths predict what follows the same raw token; KL in nats, "
@@ -96,52 +104,57 @@ def _note(data: AblationData) -> Iterator[str]:
         )
 
 
-def _budget(data: AblationData) -> str:
-    """Return in words what every cell was trained on, and which cells stopped earlier."""
-    budget = data.budget
-    text = (
-        f"Budget of every cell: {budget.steps:,} steps of {budget.rows} rows of "
-        f"{budget.tokens:,} tokens ({budget.total:,} tokens), seed {data.seed}."
-    )
-    early = [cell for cell in data.cells if cell.steps is not None and cell.steps < budget.steps]
-    if not early:
-        return text
-    fewest = min(cell.steps or 0 for cell in early)
-    return f"{text} {len(early)} of {len(data.cells)} cells stopped earlier, at least {fewest}."
-
-
-def _again(name: str) -> str:
-    """Return what measures an ablation again; only a shipped recipe is found by its name."""
-    if name in recipe_names():
-        return f"`python -m flows run {name} --flow ablate` measures it again."
-    return (
-        f"Its recipe is not among the shipped ones: it is `recipe` in that file, and {name}.yaml "
-        f"if that lies next to it; `python -m flows run {name}.yaml --flow ablate` measures it "
-        "again."
-    )
-
-
 def ablation_page(data: AblationData) -> str:
-    """Return the page in markdown; the figures lie next to it."""
-    table = ablation_table(data)
-    machine = ", ".join(f"{name} {value}" for name, value in data.machine.items())
-    versions = ", ".join(f"{name} {value}" for name, value in data.versions.items())
-    platforms = dict.fromkeys(cell.trained_on for cell in data.cells if cell.trained_on)
-    trained_on = " and ".join(platforms) or DASH
-    held_out = ", ".join(
-        f"{count} {name.replace('_rows', '')}" for name, count in data.evaluation.items()
-    )
-    parts = [
-        f"# Ablation: {data.name}",
-        escaped(data.description.strip()),
-        table_markdown(table),
-        *(
-            f"![{figure.title}]({data.name}-{name}.svg)\n\n{figure.caption}"
-            for name, figure in FIGURES.items()
-        ),
-        f"Held-out rows of {data.budget.tokens:,} tokens: {held_out}." if held_out else "",
-        f"Table made on: {machine}. Trained on: {trained_on}. {versions}.",
-        f"Source: {data.name}.json, which holds the recipe and everything measured; this page "
-        "and its figures are made of it by `python -m docs.make`. " + _again(data.name),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    """Return the page in Markdown; the figures lie next to it."""
+    shown = {
+        "description": escaped(data.description.strip()),
+        "table": table_markdown(ablation_table(data)),
+        "figures": FIGURES,
+        "held_out": data.evaluation,
+        "trained_on": list(dict.fromkeys(x.trained_on for x in data.cells if x.trained_on)),
+        "shipped": data.name in recipe_names(),
+    }
+    return page("ablation.md", dict(data) | shown) + "\n"
+
+
+def figure_svg(data: AblationData, name: str) -> str:
+    """Return a figure as an SVG file on white.
+
+    Args:
+        data: What to show.
+        name: One of ``FIGURES``.
+    """
+    return svg_file(_draw(data.rows, name), f"{data.name}-{name}", FIGURES[name].title)
+
+
+def figure_png(data: AblationData, name: str) -> bytes:
+    """Return the same figure as PNG."""
+    return png(_draw(data.rows, name))
+
+
+def _draw(rows: Sequence[ComparisonRow], metric: str) -> Figure:
+    variants = variant_columns(rows)
+    own: dict[str, dict[str, list[tuple[float, float, str]]]] = {}
+    for row in rows:
+        name = ", ".join(f"{column.heading} {column.show(row)}" for column in variants)
+        points = own.setdefault(row.cell.backbone, {}).setdefault(name, [])
+        x, y = row.metric("token_reduction"), row.metric(metric)
+        if x is not None and y is not None:
+            points.append((100 * x, y, DASH if row.tau is None else f"τ {row.tau}"))
+    names = list(dict.fromkeys(name for lines in own.values() for name in lines))
+    panels = []
+    for backbone, lines in own.items():
+        axes = {"title": shown_name(backbone), "ylabel": FIGURES[metric].axis}
+        axes["xlabel"] = "Token reduction on held-out text (%)"
+        drawn = [
+            Line(
+                name,
+                [(x, y) for x, y, _ in sorted(lines[name])],
+                names.index(name),
+                texts=[text for _, _, text in sorted(lines[name])],
+            )
+            for name in names
+            if lines.get(name)
+        ]
+        panels.append(Panel(drawn, axes=axes))
+    return chart(panels)

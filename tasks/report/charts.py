@@ -21,7 +21,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 # Distinguishable with the common colour deficiencies, readable on white and on near-black.
 PALETTE: Final = (
@@ -30,6 +30,8 @@ PALETTE: Final = (
 )
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 _DASHES: Final = ("-", "--", ":", "-.")
+# Of labels from their points, in points: neighbouring lines have theirs on other sides.
+_CORNERS: Final = ((6, 6), (6, -7), (-6, 7), (-6, -6))
 _INK, _GRID = "#22252a", "#d5d8dd"  # in a page: those of the page
 _LABEL_WIDTH: Final = 60  # characters of a line of the legend
 _NO_METADATA: Final = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -141,8 +143,8 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
     """Draw a panel and return what stands for each label in the legend."""
     entries: dict[str, Artist] = {}
     axes.margins(x=0.08, y=0.1)
-    for line in panel.lines:
-        artist = _draw_line(axes, line)
+    for number, line in enumerate(panel.lines):
+        artist = _draw_line(axes, line, _CORNERS[number % len(_CORNERS)])
         if line.label:
             entries.setdefault(line.label, artist)
     if panel.bars:
@@ -151,6 +153,9 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
         colour = _INK if index is None else PALETTE[index % len(PALETTE)]
         axes.axhline(height, color=colour, linewidth=1.0, linestyle=":")
     axes.set(**panel.axes)
+    places = [x for line in panel.lines for x, _ in line.points]
+    if places and all(float(x).is_integer() for x in places) and "xscale" not in panel.axes:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
         if panel.axes.get(f"{name}scale") == "log" and f"{name}ticks" not in panel.axes:
             if name == "y":
@@ -160,7 +165,7 @@ def _draw(axes: Axes, panel: Panel) -> dict[str, Artist]:
     return entries
 
 
-def _draw_line(axes: Axes, line: Line) -> Artist:
+def _draw_line(axes: Axes, line: Line, corner: tuple[int, int]) -> Artist:
     own = look(line.index) | dict(line.look)
     if not line.joined:
         own["linestyle"] = "none"
@@ -174,19 +179,23 @@ def _draw_line(axes: Axes, line: Line) -> Artist:
         markerfacecolor="none" if line.hollow else own["color"],
     )
     for (x, y), text in zip(line.points, line.texts, strict=False):
-        place = {"xytext": (6, 4), "textcoords": "offset points"}
-        axes.annotate(text, (x, y), fontsize=8, color=own["color"], annotation_clip=True, **place)
+        side = {"ha": "left" if corner[0] > 0 else "right", "va": "center"}
+        place = {"xytext": corner, "textcoords": "offset points", **side}
+        axes.annotate(text, (x, y), fontsize=8, color=own["color"], **place)
     return container.lines[0]
 
 
 def _draw_bars(axes: Axes, panel: Panel) -> dict[str, Artist]:
-    labels = list(dict.fromkeys(label for group in panel.bars.values() for label in group))
+    groups = list(panel.bars.values())
+    labels = list(
+        dict.fromkeys(label for group in sorted(groups, key=len)[::-1] for label in group)
+    )
     width = 0.8 / len(labels)
     entries: dict[str, Artist] = {}
     for index, label in enumerate(labels):
         places = [
-            (place + (index - (len(labels) - 1) / 2) * width, group[label])
-            for place, group in enumerate(panel.bars.values())
+            (number + (list(group).index(label) - (len(group) - 1) / 2) * width, group[label])
+            for number, group in enumerate(groups)
             if label in group
         ]
         drawn = axes.bar(
@@ -254,3 +263,37 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def heatmaps(
+    grids: Mapping[str, Sequence[Sequence[float]]],
+    names: Sequence[str],
+    marked: Sequence[int],
+    labels: tuple[str, str, str],
+) -> Figure:
+    """Draw square grids side by side on one scale of colours from 0.
+
+    Args:
+        grids: By title, values [row][column].
+        names: Of rows and columns.
+        marked: Columns whose names are coloured.
+        labels: Of the columns, the rows and the scale.
+    """
+    size = len(names)
+    places = [place + 0.5 for place in range(size)]
+    highest = max(max(map(max, grid)) for grid in grids.values())
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12.6, 2.6 + 0.16 * size))
+        panels = figure.subplots(1, len(grids), sharey=True, squeeze=False)[0]
+        for axes, (title, grid) in zip(panels, grids.items(), strict=True):
+            # Squares and no image: a picture inside SVG would not follow the page's size.
+            mesh = axes.pcolormesh(grid, cmap="Blues", vmin=0, vmax=highest, edgecolors="none")
+            axes.set_xticks(places, names, rotation=90, fontsize=7.5)
+            axes.set_yticks(places, names, fontsize=7.5)
+            for place in marked:
+                axes.get_xticklabels()[place].set_color(PALETTE[1])
+            axes.set(ylim=(size, 0), title=title, xlabel=labels[0])
+            axes.grid(visible=False)
+        panels[0].set_ylabel(labels[1])
+        figure.colorbar(mesh, ax=panels, label=labels[2], shrink=0.8)
+    return figure

@@ -101,15 +101,15 @@ def comparison_rows(
                 _own_halves(result) if setting == WT else {}
             )
             scores = _scores(result.scores, setting)
-            rows.append(
-                cell_row(result.cell, setting=setting, seed=seed, metrics=found, scores=scores)
-            )
+            measured = {"metrics": found, "errors": _errors(evaluation), "scores": scores}
+            rows.append(cell_row(result.cell, setting=setting, seed=seed, **measured))
         base = {key: score for key, score in result.scores.items() if key[1] == BASE}
         rows += [
             cell_row(
                 result.cell,
                 method=name,
                 metrics=_metrics(measured.evaluation, None),
+                errors=_errors(measured.evaluation),
                 scores=_scores(base | measured.scores, WT),
             )
             for name, measured in result.baselines.items()
@@ -130,7 +130,7 @@ def cell_row(cell: Cell, **measured: Any) -> ComparisonRow:
 
     Args:
         cell: What was compared.
-        measured: The row's other fields: method, setting, seed, metrics, scores.
+        measured: The row's other fields: method, setting, seed, metrics, errors, scores.
     """
     return ComparisonRow(**{"cell": cell, "rules": RowRules.of(cell)} | measured)
 
@@ -156,6 +156,7 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
         source="shipped",
         metrics=_metrics(result.evaluation, result.benchmark)
         | {"rules": float(sum(rule_counts(rules).values()))},
+        errors=_errors(result.evaluation),
         scores=_scores(result.scores, setting),
     )
 
@@ -171,6 +172,13 @@ def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, floa
         for name in ("prefill_speedup", "decode_speedup"):
             metrics[name] = benchmark.metrics.get(name)
     return metrics
+
+
+def _errors(evaluation: Artifact) -> dict[str, float]:
+    """Return the standard errors over rows of text that the comparison shows."""
+    names = (*COMPARISON_METRICS, "nats_increase")
+    known = {name: evaluation.metrics.get(f"{name}_se") for name in names}
+    return {name: error for name, error in known.items() if error is not None}
 
 
 def rule_counts(rules: Path) -> dict[int, int]:

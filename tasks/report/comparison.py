@@ -94,6 +94,7 @@ class ComparisonRow(BaseModel):
             ``ppl_base_ood_<corpus>`` and ``ppl_umim_ood_<corpus>``, and some of a mixture's
             parts, ``top1_part_<part>`` for one. Ratios, not percent. A missing one was not
             measured.
+        errors: Standard errors of metrics by name, where they are known.
         scores: By (task, setting), what was measured by name, the task's headline first; with it
             ``TASK_TR``, 0..1. The setting WT holds every setting of its cell.
     """
@@ -107,6 +108,7 @@ class ComparisonRow(BaseModel):
     seed: int | None = None
     source: Literal["this run", "shipped"] = "this run"
     metrics: dict[str, float | None] = Field(default_factory=dict)
+    errors: dict[str, float] = Field(default_factory=dict)
     scores: dict[tuple[str, str], dict[str, Measured]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -169,6 +171,20 @@ class ComparisonRow(BaseModel):
         """Return a metric, or None where it is missing, NaN or infinite."""
         value = self.metrics.get(name)
         return value if value is not None and math.isfinite(value) else None
+
+    def measurement(self, name: str) -> dict[str, float | None] | None:
+        """Return a metric with its standard error; None where the metric is missing.
+
+        Args:
+            name: Of the metric, or ``nats_increase``: ln(PPL of UMIM / PPL of base).
+        """
+        value = self.metric(name)
+        if name == "nats_increase":
+            base, ours = self.metric("ppl_base"), self.metric("ppl_umim")
+            value = math.log(ours / base) if base and ours else None
+        of_a_text, text = name.partition(_PART)[::2]
+        error = self.errors.get(name, self.metrics.get(f"{of_a_text}_se{_PART}{text}"))
+        return None if value is None else {"mean": value, "stderr": error}
 
     def settings_scored(self, task: str) -> dict[str, dict[str, Measured]]:
         """Return what was measured on a task, by setting, in the order of the table of settings."""
@@ -242,6 +258,7 @@ class ComparisonRow(BaseModel):
         return {
             **self._described(),
             "metrics": {n: v for n, v in known.items() if n in self.metrics or n in _ACCURACIES},
+            **({"errors": self.errors} if self.errors else {}),
             "accuracies": accuracies,
             "scores": scores,
         }

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tasks.report.comparison import ComparisonRow
+from tasks.report.comparison import ComparisonRow, Measured
+from tasks.report.render import formatted
 from tasks.report.row_labels import RowRules, shown_name
 from tasks.report.tables import DASH, Column, Table, make_table, number_column
 from umim_core.adaptation.settings import ADAPTED, BASE, WT
@@ -19,8 +20,17 @@ STATES: Final = (
 
 
 def metric_column(heading: str, name: str, digits: int, scale: float = 1.0) -> Column:
-    """Return the column of a metric."""
-    return number_column(heading, lambda row: row.metric(name), digits, scale)
+    """Return the column of a metric, with its standard error where it is known."""
+    return Column(heading, lambda row: _shown(row.measurement(name), digits, scale))
+
+
+def with_error(score: Measured) -> dict[str, float | None]:
+    """Return a score as pages show a mean with its standard error."""
+    return {"mean": score.value, "stderr": score.stderr}
+
+
+def _shown(value: Mapping[str, float | None] | None, digits: int, scale: float) -> str:
+    return formatted(value, f",.{digits}f", 1 / scale)
 
 
 SETTINGS: Final = (
@@ -84,7 +94,7 @@ def comparison(rows: Sequence[ComparisonRow], config: Mapping[str, Any] | None =
     )
     table = make_table("Comparison", columns, rows)
     amounts = _amounts(rows, config or {})
-    return replace(table, note=" ".join(filter(None, [_notes(rows, table.headings), amounts])))
+    return replace(table, note=" ".join(filter(None, [_notes(rows, table), amounts])))
 
 
 def _amounts(rows: Sequence[ComparisonRow], config: Mapping[str, Any]) -> str:
@@ -118,13 +128,18 @@ def _score_columns(task: str) -> list[Column]:
     name = "acc." if task == DEFAULT_TASK else f"{task} acc."
 
     def column(heading: str, setting: Callable[[ComparisonRow], str]) -> Column:
-        return number_column(heading, lambda row: row.score(setting(row), task), 1, 100)
+        def cell(row: ComparisonRow) -> str:
+            score = next(iter(row.scores.get((task, setting(row)), {}).values()), None)
+            return _shown(None if score is None else with_error(score), 1, 100)
+
+        return Column(heading, cell)
 
     return [column(f"{name} {heading}", setting) for heading, setting in settings.items()]
 
 
-def _notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
+def _notes(rows: Sequence[ComparisonRow], table: Table) -> str:
     """Return the line below the table that explains its columns."""
+    headings, cells = table.headings, [cell for row in table.rows for cell in row]
     unit_ends = f"unit ends, {STATES}" if "Top-1 states" in headings else "unit ends."
     sentences = (
         ("TR %", "TR: tokens removed by merging, realised."),
@@ -140,4 +155,5 @@ def _notes(rows: Sequence[ComparisonRow], headings: Sequence[str]) -> str:
     )
     said = [text for of, text in sentences if any(of in name for name in headings)]
     shipped = any(row.source == "shipped" for row in rows)
+    said += ["±: one standard error."] if any("±" in cell for cell in cells) else []
     return " ".join([*said, *(["*: shipped checkpoint."] if shipped else [])])

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import ChainableUndefined, Environment, FileSystemLoader, StrictUndefined, Undefined
+from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from tasks.report.tables import DASH, Table, table_markdown
+from tasks.report.tables import DASH, Column, Table, make_table, table_markdown
 
 Report = dict[str, Any]
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -55,7 +58,9 @@ def formatted(value: Any, spec: str = "", per: float = 1.0, none: str | None = N
     number, space, unit = spec.partition(" ")
 
     def shown(one: Any, form: str = number) -> str:
-        return format(one if per == 1.0 or isinstance(one, str) else one / per, form)
+        if per == 1.0 or isinstance(one, str):
+            return format(one, form)
+        return format(one * (1 / per) if per < 1.0 else one / per, form)  # 1 / 0.01 is 100
 
     if not isinstance(value, Mapping):
         if isinstance(value, float) and not math.isfinite(value):
@@ -95,27 +100,34 @@ def walk(values: Any, path: str, fields: Mapping[str, Any] | None = None) -> Ite
             yield row
 
 
-def columns_table(rows: Iterable[Any], caller: Callable[[Any], str]) -> Table:
+def columns_table(
+    rows: Iterable[Any], caller: Callable[[Any], str], *, measured: bool = False
+) -> Table:
     """Return rows under columns that the body of a template's ``call`` block lists.
 
     Args:
         rows: What the body's argument stands for, row by row.
         caller: Renders the body for a row: a line per column, heading and cell with ``|`` between.
             The first column is one of text unless ``>`` stands before its heading.
+        measured: Whether columns that no row has a value for are left out.
     """
-    heads: list[str] = []
-    cells: list[tuple[str, ...]] = []
-    for row in rows:
-        lines = [line.partition("|") for line in caller(row).splitlines() if line.strip()]
-        heads = [head.strip() for head, _, _ in lines]
-        cells.append(tuple(cell.strip() for _, _, cell in lines))
-    left = [place for place, head in enumerate(heads) if head.startswith("<")]
-    left += [0] if heads and not heads[0].startswith((">", "<")) else []
-    return Table("", tuple(head.lstrip("<> ") for head in heads), tuple(cells), "", tuple(left))
+    lines = [
+        [line.partition("|")[::2] for line in caller(row).splitlines() if line.strip()]
+        for row in rows
+    ]
+    columns = [
+        Column(
+            head.strip(" <>"),
+            lambda row, place=place: row[place][1].strip(),
+            left=head.startswith("<") or (place == 0 and not head.startswith(">")),
+        )
+        for place, (head, _) in enumerate(lines[0] if lines else ())
+    ]
+    return make_table("", columns, lines, drop=measured)
 
 
-def _table(rows: Iterable[Any], caller: Callable[[Any], str]) -> str:
-    table = columns_table(rows, caller)
+def _table(rows: Iterable[Any], caller: Callable[[Any], str], measured: bool = False) -> str:
+    table = columns_table(rows, caller, measured=measured)
     return f"{table_markdown(table)}\n" if table.rows else ""
 
 
@@ -153,9 +165,10 @@ def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> 
     return tidy(environment(folder).get_template(template).render(report, report=report))
 
 
-def filled(text: str, values: Mapping[str, Any]) -> str:
-    """Return a template that is data, such as a list of columns, with its fields filled in."""
-    return environment().from_string(text).render(values)
+def data_table(columns: str, rows: Iterable[Report]) -> Table:
+    """Return rows under columns that are data, listed as in a template; cells name the fields."""
+    template = environment().from_string(columns)
+    return columns_table(rows, lambda row: template.render(row, report=row))
 
 
 def tidy(text: str) -> str:
@@ -169,11 +182,40 @@ def _block(block: str) -> str:
     return " ".join(block.split()) if _PROSE.match(block) else block.strip("\n")
 
 
+def html_page(title: str, body: Markup) -> str:
+    """Return an HTML page in one file: tables sort and filter, nothing is fetched.
+
+    Args:
+        title: As plain text.
+        body: HTML of the page's main part.
+    """
+    return html("page.html", {"title": title, "body": body})
+
+
 def html(template: str, values: Mapping[str, Any]) -> str:
     """Return an HTML page; values are escaped, :class:`markupsafe.Markup` is not."""
-    return environment(html=True).get_template(template).render(values)
+    script = (TEMPLATES / "tables.js").read_text(encoding="utf-8")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assets = {
+        "script": Markup(script),  # noqa: S704  # our own file
+        "script_digest": Markup(f"sha256-{digest}"),  # noqa: S704
+        "style": Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),  # noqa: S704
+    }
+    return environment(html=True).get_template(template).render({**assets, **values})
 
 
-def asset(name: str) -> Markup:
-    """Return a style sheet or script of this package, as part of an HTML page."""
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))  # noqa: S704  # our own file
+def markdown_html(text: str) -> Markup:
+    """Return Markdown as HTML; HTML inside the Markdown is shown as text.
+
+    Tables can be scrolled, and headings of the second order have the anchors that GitHub gives.
+    """
+    made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    made = made.replace("<table>", '<div class="scroll"><table>')
+    made = made.replace("</table>", "</table></div>")
+    made = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{anchor(h[1])}">{h[1]}</h2>', made)
+    return Markup(made)  # noqa: S704  # the parser escapes
+
+
+def anchor(heading: str) -> str:
+    """Return the name that GitHub gives to a heading, for links."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

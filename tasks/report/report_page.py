@@ -1,23 +1,51 @@
-"""Report of a pipeline run: one offline HTML page, the same as markdown, JSON.
+"""Report of a pipeline run: one offline HTML page, the same as Markdown, JSON.
 
 ``ReportData`` in, files out: nothing is measured, fetched or timed here, so equal data makes equal
-bytes. The page has no script and makes no request; it follows the reader's light or dark.
+bytes. The page makes no request; its one script sorts and filters tables. It follows the reader's
+light or dark.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from tasks.report.html_page import html_page
+from markupsafe import Markup
+
+from tasks.report.charts import svg, svg_file
+from tasks.report.comparison import OWN_METHOD, TASK_TR, ComparisonRow
+from tasks.report.comparison_table import STATES, comparison, with_error
+from tasks.report.render import Report, environment, html, markdown_html, page
 from tasks.report.report_data import ReportData
-from tasks.report.report_drawing import ReportFigure, standalone
-from tasks.report.report_figures import draw_figures
-from tasks.report.report_sections import sections, tiles
+from tasks.report.report_figures import FIRST, ReportFigure, draw_figures
+from tasks.report.tables import DASH, shown, table_markdown
+from umim_core.adaptation.settings import BASE, WT
+from umim_core.checkpoint.next_steps import after_training
+from umim_core.config.recipe import DEFAULT_TASK
+from umim_core.rules.grams import ORDERS
 from umim_core.store.artifacts import write_json
 from umim_core.store.disk import write_bytes
+
+_STEPS: Final = {
+    "raw": "reach the threshold",
+    "overlap": "after the overlap filter",
+    "rules": "rules",
+}
+_ALIGNED: Final = ("top1", "top3", "top10", "topp", "mrr", "kl", "top1_states", "kl_states")
+
+
+@dataclass(frozen=True)
+class _Inline:
+    """A figure as the HTML page shows it."""
+
+    name: str
+    title: str
+    caption: str
+    wide: bool
+    svg: Markup
 
 
 def write_report(out: Path, data: ReportData) -> None:
@@ -29,39 +57,141 @@ def write_report(out: Path, data: ReportData) -> None:
     """
     figures = draw_figures(data)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    for figure in figures:
-        write_bytes(out / "figures" / f"{figure.name}.svg", standalone(figure).encode())
-    write_bytes(out / "report.html", _html(data, figures).encode())
+    for drawn in figures:
+        text = svg_file(drawn.figure, drawn.name, drawn.title)
+        write_bytes(out / "figures" / f"{drawn.name}.svg", text.encode())
+    write_bytes(out / "report.html", report_html(data, figures).encode())
     write_bytes(out / "report.md", _markdown(data, figures).encode())
     write_json(out / "report.json", json.loads(data.model_dump_json()))
 
 
-def _html(data: ReportData, figures: Sequence[ReportFigure]) -> str:
-    title = f"UMIM report: {data.recipe}"
-    links = " · ".join(
-        f'<a href="{escape(url, quote=True)}">{escape(name)}</a>'
-        for name, url in data.addresses().items()
-    )
-    parts = [
-        f"<header><h1>{escape(title)}</h1>"
-        '<p class="soft">Prompts and KV caches of frozen language models, '
-        "compressed by merging frequent token sequences.</p>",
-        f"<p>{links}</p>" if links else "",
-        tiles(data.rows[0]) if data.rows else "",
-        "</header>",
-        *(
-            f"<section><h2>{escape(section.title)}</h2>\n{section.html}\n</section>"
-            for section in sections(data, figures)
-        ),
+def report_html(data: ReportData, figures: Sequence[ReportFigure]) -> str:
+    """Return the HTML page."""
+    inline = [
+        _Inline(
+            drawn.name,
+            drawn.title,
+            drawn.caption,
+            drawn.wide,
+            Markup(svg(drawn.figure, drawn.name, drawn.title)),  # noqa: S704  # our own drawing
+        )
+        for drawn in figures
     ]
-    body = "\n".join(part for part in parts if part)
-    return html_page(title, body)
+    values = _values(data) | {
+        "title": f"UMIM report: {data.recipe}",
+        "cards": cards(data),
+        "first": [drawn for drawn in inline if drawn.name == FIRST],
+        "figures": [drawn for drawn in inline if drawn.name != FIRST],
+    }
+    values |= {name: markdown_html(values[name]) for name in ("comparison", "tables")}
+    return html("report.html", values)
 
 
 def _markdown(data: ReportData, figures: Sequence[ReportFigure]) -> str:
-    parts = [
-        f"# UMIM report: {data.recipe}",
-        "\n".join(f"- [{name}]({url})" for name, url in data.addresses().items()),
-        *(f"## {section.title}\n\n{section.markdown}" for section in sections(data, figures)),
+    values = _values(data) | {
+        "first": [drawn for drawn in figures if drawn.name == FIRST],
+        "figures": [drawn for drawn in figures if drawn.name != FIRST],
+    }
+    return environment().get_template("report.md").render(values).strip() + "\n"
+
+
+def _values(data: ReportData) -> Report:
+    """Return what both pages show."""
+    places = [
+        {
+            "label": place.label,
+            "path": place.path,
+            "commands": [x.strip() for x in after_training(place.path) if x.startswith(" ")],
+        }
+        for place in data.checkpoints
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    first = after_training(data.checkpoints[0].path) if data.checkpoints else []
+    table = comparison(data.rows, data.config) if data.rows else None
+    config = json.dumps(data.config, indent=2, ensure_ascii=False, default=str)
+    return {
+        "data": data,
+        "links": data.addresses(),
+        "comparison": "" if table is None else table_markdown(table),
+        "places": places,
+        "notes": [line for line in first if not line.startswith(" ")],
+        "tables": report_tables(data),
+        "config": config if data.config else "",
+    }
+
+
+def report_tables(data: ReportData) -> str:
+    """Return the smaller tables that the data has rows for, in Markdown."""
+    scores = [
+        {
+            "row": row,
+            "task": task,
+            "setting": setting,
+            "reduction": row.score(setting, task, TASK_TR),
+            "score": with_error(next(iter(score.values()))),
+        }
+        for row in data.base_rows()
+        for (task, setting), score in row.scores.items()
+        if setting != BASE or row.method == OWN_METHOD
+    ]
+    tasks = list(dict.fromkeys(str(score["task"]) for score in scores))
+    values = {
+        "data": data,
+        "scores": scores,
+        "tasks": tasks,
+        "chances": {task: data.chance_of(task) for task in tasks},
+        "states": STATES,
+        "aligned": [r for r in data.rows if any(r.metric(n) is not None for n in _ALIGNED)],
+        "perplexities": [r for r in data.rows if any(n.startswith("ppl_") for n in r.metrics)],
+        "texts": {"in-domain": ""} | {corpus: f"_ood_{corpus}" for corpus in data.corpora()},
+        "parts": [{"row": row, "part": part} for row in data.rows for part in row.parts],
+        "rule_steps": [
+            {"label": counts.label, "step": words, "counts": getattr(counts, step)}
+            for counts in data.rule_counts
+            for step, words in _STEPS.items()
+            if getattr(counts, step)
+        ],
+        "orders": ORDERS,
+    }
+    return page("report_tables.md", values)
+
+
+def cards(data: ReportData) -> Report | None:
+    """Return the figures that lead the page, all of one row, and which row that is and why.
+
+    It is the row that the recipe features, or else the one that agrees most with its base model
+    before adaptation; None where no row has any of the figures.
+    """
+    own = [row for row in data.base_rows() if row.method == OWN_METHOD]
+    if not own:
+        return None
+    row, why = max(own, key=agreement), ""
+    if data.config.get("headline") is not None and data.rows[0].source == "shipped":
+        row, why = data.rows[0], "featured by the recipe"
+    elif len(own) > 1:
+        why = f"highest Top-1 of {len(own)} checkpoints in setting {WT}"
+    listed = [card for card in _cards(row) if card["value"].strip(f"{DASH}→ %×")]
+    label = f"{row.label}, {row.setting}" + (f": {why}" if why else "")
+    return {"cards": listed, "label": label} if listed else None
+
+
+def agreement(row: ComparisonRow) -> float:
+    """Return a row's Top-1 at every state that decoding passes through, or else at unit ends."""
+    values = (row.metric("top1_states"), row.metric("top1"))
+    return next((value for value in values if value is not None), -1.0)
+
+
+def _cards(row: ComparisonRow) -> list[dict[str, str]]:
+    task = next(iter(row.tasks), DEFAULT_TASK)
+
+    def number(name: str, digits: int, scale: float = 1.0) -> str:
+        return shown(row.metric(name), digits, scale=scale)
+
+    accuracies = [shown(row.score(of, task), 1, scale=100) for of in (BASE, row.setting)]
+    values = {
+        "token reduction": f"{number('token_reduction', 1, 100)} %",
+        "Top-1 agreement with the base model": number("top1", 3),
+        "perplexity, base → UMIM": f"{number('ppl_base', 1)} → {number('ppl_umim', 1)}",
+        "task accuracy in %, base → UMIM": " → ".join(accuracies),
+        "prefill speed, UMIM / base": f"{number('prefill_speedup', 2)}×",
+    }
+    return [{"name": name, "value": value} for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Tables as cells: made of columns, shown in a terminal, in markdown and in HTML."""
+"""Tables as cells: made of columns, shown in a terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Final
 
 DASH: Final = "–"
@@ -61,10 +60,20 @@ def shown(value: float | None, digits: int, *, scale: float = 1.0) -> str:
     return f"{value * scale:,.{digits}f}"
 
 
-def make_table(title: str, columns: Sequence[Column], rows: Sequence[Any], note: str = "") -> Table:
-    """Return the rows under some columns; a column that no row has a value for is left out."""
+def make_table(
+    title: str, columns: Sequence[Column], rows: Sequence[Any], note: str = "", *, drop: bool = True
+) -> Table:
+    """Return the rows under some columns.
+
+    Args:
+        title: Heading above the table.
+        columns: All columns.
+        rows: What their cells are about.
+        note: What the columns mean.
+        drop: Whether a column that no row has a value for is left out.
+    """
     cells = [(column, [column.show(row) for row in rows]) for column in columns]
-    kept = [(column, own) for column, own in cells if not rows or set(own) != {DASH}]
+    kept = [(column, own) for column, own in cells if not drop or not rows or set(own) != {DASH}]
     return Table(
         title,
         tuple(column.heading for column, _ in kept),
@@ -121,22 +130,6 @@ def table_markdown(table: Table) -> str:
     rule = ["-" * (len(cell) - 1) + end for cell, end in zip(head, ends, strict=True)]
     note = ["", escaped(table.note)] if table.note else []
     return "\n".join([*(f"| {' | '.join(line)} |" for line in (head, rule, *body)), *note])
-
-
-def table_html(table: Table, cell: Callable[[str], str] = escape) -> str:
-    """Return a table and its note as HTML; ``cell`` makes a cell's text into HTML."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        sides = [' class="l"' if index in table.left else "" for index in range(len(cells))]
-        pairs = zip(sides, cells, strict=True)
-        return "".join(f"<{tag}{side}>{cell(text)}</{tag}>" for side, text in pairs)
-
-    body = "".join(f"<tr>{line('td', cells)}</tr>" for cells in table.rows)
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return (
-        f'<div class="scroll"><table><thead><tr>{line("th", table.headings)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
 
 
 def escaped(text: str) -> str:

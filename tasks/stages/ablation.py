@@ -11,8 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.report.ablation_data import AblationCell, AblationData, Budget, read_ablation
-from tasks.report.ablation_figures import figure_png, figure_svg
-from tasks.report.ablation_page import FIGURES, ablation_page, ablation_table
+from tasks.report.ablation_page import (
+    FIGURES,
+    ablation_page,
+    ablation_table,
+    figure_png,
+    figure_svg,
+)
 from tasks.report.compare import CellResult, comparison_rows, rule_counts
 from tasks.report.comparison import ComparisonRow
 from tasks.report.tables import table_text

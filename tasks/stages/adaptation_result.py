@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from tasks.paper.adaptation_figure import adaptation_svg
-from tasks.paper.adaptation_page import adaptation_page
+from tasks.paper.adaptation_page import adaptation_page, adaptation_svg
 from tasks.paper.adaptation_rows import RULES_ALONE
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
 from tasks.stages.adaptation import ScoredModel, paired, read_scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tasks.report.page_template import Report
+from tasks.report.render import Report
 
 REDUCTIONS = {50: 0.08, 5: 0.2}
 TRAINED = {"WT + FT": 0.01, "Task-Adapted": 0.03}  # accuracy over that of the rules alone

@@ -13,7 +13,7 @@ import torch
 from docs.make import cards
 from docs.make.cards import adapted_card
 from support.tiny_adaptation import adaptation, point, points
-from tasks.report.page_template import Report
+from tasks.report.render import Report
 from tasks.run.stage import StageSpec, run_stage
 from tools import shipping
 from tools.shipping_trail import adapted_point

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -21,8 +23,7 @@ from tasks.report.report_data import (
     SpanExample,
     SpeedRow,
 )
-from tasks.report.report_page import write_report
-from tasks.report.report_tables import tables
+from tasks.report.report_page import report_tables, write_report
 from tasks.report.row_labels import RowRules
 from tasks.report.tables import (
     table_markdown,
@@ -31,7 +32,7 @@ from tasks.report.tables import (
 from umim_core.config.recipe import DEFAULT_TASK, Cell
 from umim_core.errors import ConfigError
 
-FIGURES = {"accuracy", "perplexity", "alignment", "losses", "speed"}
+FIGURES = {"saving", "accuracy", "perplexity", "alignment", "losses", "speed"}
 
 
 def score(
@@ -132,11 +133,16 @@ def _page(out: Path) -> _Page:
     return page
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(tmp_path: Path, data: ReportData) -> None:
+def test_the_page_fetches_nothing_and_runs_its_own_script_alone(
+    tmp_path: Path, data: ReportData
+) -> None:
     write_report(tmp_path, data)
     page, text = _page(tmp_path), (tmp_path / "report.html").read_text()
     assert page.fetched == []
-    assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
+    assert not {"link", "iframe", "img", "object"} & set(page.tags)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text and page.tags.count("script") == 1
     assert "@import" not in text
     assert set(re.findall(r"url\(([^)]{1,2})", text)) <= {"#a", "#p", "#l", "#s"}
     assert "javascript:" not in text
@@ -190,8 +196,9 @@ def test_what_was_not_measured_is_a_dash_everywhere(tmp_path: Path, data: Report
 def test_the_page_shows_the_numbers_of_the_data(tmp_path: Path, data: ReportData) -> None:
     write_report(tmp_path, data)
     cells = _page(tmp_path).cells
-    for shown in ("35.2", "0.472", "22.90", "58.20", "61.2", "58.7", "1.31", "1,120.90", "12,345"):
+    for shown in ("35.2", "0.472", "22.90", "58.20", "1.31", "1,120.90", "12,345"):
         assert shown in cells
+    assert {"61.2 ± 1.3", "58.7 ± 1.3"} <= set(cells)
     assert "1.50" in cells  # 1500 / 1000 tokens per second
 
 
@@ -206,10 +213,10 @@ def test_the_terminal_table_has_a_line_per_row_in_order() -> None:
     assert lines[0].split()[:4] == ["backbone", "τ", "setting", "TR"]
     assert lines[1].split() == [
         *("llama", "5", "WT", "35.2", "0.472", "22.90", "58.20"),
-        *("61.2", "49.8", "58.7", "1.31"),
+        *("61.2", "±", "1.3", "49.8", "±", "1.3", "58.7", "±", "1.3"),
     ]
     assert lines[2].split()[:5] == ["gpt2", "*", "–", "WT", "10.0"]
-    assert "*: shipped checkpoint." in " ".join(lines[3:])
+    assert "±: one standard error. *: shipped checkpoint." in " ".join(lines[3:])
 
 
 def test_the_markdown_table_has_equal_columns_in_every_line() -> None:
@@ -255,7 +262,7 @@ def test_a_second_task_and_a_second_metric_need_no_field_of_their_own() -> None:
     }
     table = comparison([row])
     assert table.headings[3:] == ("acc. base", "acc. WT", "rhymes acc. base", "rhymes acc. WT")
-    assert table.rows[0][3:] == ("60.0", "50.0", "40.0", "20.0")
+    assert table.rows[0][3:] == tuple(f"{n} ± 1.3" for n in ("60.0", "50.0", "40.0", "20.0"))
     assert ComparisonRow.model_validate_json(row.model_dump_json()) == row
 
 
@@ -265,12 +272,13 @@ def test_a_table_of_two_tasks_names_them_and_the_chance_of_each(data: ReportData
     other = row.model_copy(update={"method": "other"})  # has the same base model
     of_two = {"rows": (row, other), "chance": {DEFAULT_TASK: 0.25, "rhymes": 0.5}}
     several = data.model_copy(update=of_two)
-    table = tables(several)[0]
-    assert table.headings[:3] == ("rules", "task", "setting")
-    named = [(DEFAULT_TASK, "WT"), ("rhymes", "WT")]
-    assert [cells[1:3] for cells in table.rows] == [(DEFAULT_TASK, "base"), *named, *named]
-    assert table.note.endswith(f"Guessing gives 25.0 % on {DEFAULT_TASK}, 50.0 % on rhymes.")
-    assert tables(data)[0].note.endswith("Guessing gives 25.0 %.")
+    text = report_tables(several)
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[2:9]]
+    assert rows[0][1:4] == ["rules", "task", "setting"]
+    named = [[DEFAULT_TASK, "WT"], ["rhymes", "WT"]]
+    assert [cells[2:4] for cells in rows[2:]] == [[DEFAULT_TASK, "base"], *named, *named]
+    assert f"Guessing gives 25.0 % on {DEFAULT_TASK}, 50.0 % on rhymes.\n" in text
+    assert "one standard error. Guessing gives 25.0 %.\n" in report_tables(data)
 
 
 def test_a_row_of_a_file_keeps_the_names_that_others_query() -> None:

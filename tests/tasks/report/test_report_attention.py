@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from tasks.report.charts import svg
 from tasks.report.report_data import AttentionExample, ReportData, SimilarityRow
-from tasks.report.report_figures import draw_figures
+from tasks.report.report_figures import ReportFigure, draw_figures
 
 ATTENTION = AttentionExample(
     label="tiny, layer 2",
@@ -20,8 +21,9 @@ SIMILARITY = (
 )
 
 
-def shown(svg: str) -> set[str]:
-    root = ElementTree.fromstring(svg)  # noqa: S314  # our own
+def shown(figure: ReportFigure) -> set[str]:
+    drawn = svg(figure.figure, figure.name, figure.title)
+    root = ElementTree.fromstring(drawn)  # noqa: S314  # our own
     return {"".join(node.itertext()) for node in root.iter() if node.tag.endswith("text")}
 
 
@@ -29,15 +31,16 @@ def test_both_are_figures_of_the_report() -> None:
     data = ReportData(recipe="tiny", attention=ATTENTION, similarity=SIMILARITY)
     figures = {figure.name: figure for figure in draw_figures(data)}
     assert set(figures) == {"attention", "similarity"}
-    assert {"a", "b $c (2)", "␣", "a very long u… (4)"} <= shown(figures["attention"].svg)
-    texts = shown(figures["similarity"].svg)
-    assert {"2 tokens (1,234)", "3 tokens (5)", "mean", "random", "3"} <= texts
+    assert {"a", "b $c (2)", "␣", "a very long u… (4)"} <= shown(figures["attention"])
+    texts = shown(figures["similarity"])
+    assert {"(1,234 spans)", "(5 spans)", "mean of the span", "random token", "token 3"} <= texts
     assert "tiny, layer 2" in figures["attention"].caption
 
 
 def test_the_same_data_gives_the_same_bytes() -> None:
     data = ReportData(recipe="tiny", attention=ATTENTION, similarity=SIMILARITY)
-    assert draw_figures(data) == draw_figures(data)
+    first, second = ([svg(f.figure, f.name, f.title) for f in draw_figures(data)] for _ in "ab")
+    assert first == second
 
 
 def test_without_measurements_there_is_no_figure() -> None:

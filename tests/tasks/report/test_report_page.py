@@ -7,8 +7,6 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
@@ -17,12 +15,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tasks.report.compare import cell_row
 from tasks.report.comparison import ComparisonRow, Measured
 from tasks.report.comparison_table import comparison
-from tasks.report.label_placement import place_labels
 from tasks.report.report_data import CheckpointPlace, LossCurve, ReportData, SpeedRow
-from tasks.report.report_drawing import legend
 from tasks.report.report_figures import draw_figures
-from tasks.report.report_page import write_report
-from tasks.report.report_tables import tables
+from tasks.report.report_page import cards, report_tables, write_report
 from tasks.run import pipeline
 from umim_core.checkpoint.next_steps import after_training
 from umim_core.config.recipe import DEFAULT_TASK, Cell
@@ -46,9 +41,51 @@ def test_all_cards_are_of_one_setting(tmp_path: Path) -> None:
     found = {"base": 0.612, "WT": 0.498, "Task-Adapted": 0.587}
     scores = {(DEFAULT_TASK, name): {"acc_tok": Measured(value=v)} for name, v in found.items()}
     page, _ = pages(tmp_path, rows=(row(scores),))
-    (tiles,) = re.findall(r'<div class="tiles">(.*?)<p class="note">', page, re.DOTALL)
-    assert "61.2 → 49.8" in tiles and "58.7" not in tiles
-    assert '<p class="note">stories260K, τ 5, WT</p>' in page
+    (shown,) = re.findall(r'<div class="cards">(.*?)<p class="soft">', page, re.DOTALL)
+    assert "61.2 → 49.8" in shown and "58.7" not in shown
+    assert '<p class="soft">stories260K, τ 5, WT</p>' in page
+
+
+def test_the_cards_are_of_the_row_that_agrees_most_and_say_so() -> None:
+    best = row(tau=50).model_copy(update={"metrics": {"top1": 0.9, "token_reduction": 0.125}})
+    data = ReportData(recipe="r", rows=(row(), best, row(tau=500)))
+    made = cards(data)
+    assert made is not None
+    assert made["label"] == "stories260K, τ 50, WT: highest Top-1 of 3 checkpoints in setting WT"
+    assert made["cards"][0] == {"name": "token reduction", "value": "12.5 %"}
+
+
+def test_the_cards_are_of_the_row_that_the_recipe_features() -> None:
+    shipped = row(tau=50).model_copy(update={"source": "shipped"})
+    config = {"headline": {"checkpoint": "x"}}
+    best = row().model_copy(update={"metrics": {"top1": 0.9}})
+    made = cards(ReportData(recipe="r", rows=(shipped, best), config=config))
+    assert made is not None and made["label"].endswith("(shipped), WT: featured by the recipe")
+    other = cards(ReportData(recipe="r", rows=(shipped, best)))
+    assert other is not None and "highest Top-1 of 2 checkpoints" in other["label"]
+
+
+def test_quality_against_saving_is_the_first_figure(tmp_path: Path) -> None:
+    timed = row(tau=50)
+    timed = timed.model_copy(update={"metrics": timed.metrics | {"prefill_speedup": 2.0}})
+    (first, *_) = draw_figures(ReportData(recipe="r", rows=(row(), timed)))
+    time, tokens = first.figure.axes
+    assert time.get_xlabel() == "Saved time of prefill (%)"
+    points = [container.lines[0].get_xydata().tolist() for container in time.containers]
+    assert points == [[[50.0, 1.5]]]
+    assert len(tokens.containers) == 2  # what was not timed has saved tokens alone
+    page, text = pages(tmp_path, rows=(row(), timed))
+    assert page.index("figure-saving") < page.index("<h2>Comparison</h2>")
+    assert text.index("figures/saving.svg") < text.index("## Comparison")
+
+
+def test_standard_errors_are_shown_where_they_are_known(tmp_path: Path) -> None:
+    known = row().model_copy(update={"errors": {"top1": 0.0125, "nats_increase": 0.25}})
+    page, text = pages(tmp_path, rows=(known, row(tau=50)))
+    for shown in ("0.470 ± 0.013", "0.405 ± 0.250"):  # ln(30 / 20)
+        assert f">{shown}</td>" in page and f" {shown} |" in text
+    assert ReportData.model_validate_json((tmp_path / "report.json").read_text()).rows[0] == known
+    assert "errors" not in row().model_dump()
 
 
 def test_an_address_that_no_browser_opens_is_no_link(tmp_path: Path) -> None:
@@ -69,7 +106,7 @@ def test_checkpoints_are_shown_with_commands_to_copy(tmp_path: Path) -> None:
     for place in places:
         for line in after_training(place.path):
             assert line.strip() in text
-            assert line.strip().replace("'", "&#x27;") in page
+            assert line.strip().replace("'", "&#39;") in page
         assert f"{place.label}: <code>{place.path}</code>" in page
 
 
@@ -84,8 +121,10 @@ def test_columns_that_nobody_measured_are_left_out() -> None:
     table = comparison([row(), row(tau=50)])
     assert table.headings == ("backbone", "τ", "setting", "TR %", "Top-1", "PPL base", "PPL UMIM")
     assert "PPL:" in table.note and "acc." not in table.note and "prefill" not in table.note
-    made = {table.title: table for table in tables(ReportData(recipe="r", rows=(row(),)))}
-    assert made["Alignment with the base model"].headings == ("rules", "setting", "Top-1", "KL")
+    text = report_tables(ReportData(recipe="r", rows=(row(),)))
+    _, _, aligned = text.partition("## Alignment with the base model\n\n")
+    heads = [cell.strip() for cell in aligned.splitlines()[0].strip("|").split("|")]
+    assert heads == ["rules", "setting", "Top-1", "KL"]
 
 
 def speeds(*lengths: int) -> tuple[SpeedRow, ...]:
@@ -106,14 +145,16 @@ def speeds(*lengths: int) -> tuple[SpeedRow, ...]:
 def test_speed_has_a_panel_per_phase_and_a_line_per_rules() -> None:
     (figure,) = draw_figures(ReportData(recipe="r", throughput=speeds(256, 512, 1024)))
     assert figure.name == "speed"
-    assert figure.svg.count("Speed, UMIM / base</text>") == 2
-    assert figure.svg.count("llama, pairs</text>") == 1
+    labels = [axes.get_ylabel() for axes in figure.figure.axes]
+    assert labels == ["Speed, UMIM / base"] * 2
+    (legend,) = figure.figure.legends
+    assert [text.get_text() for text in legend.get_texts()].count("llama, pairs") == 1
 
 
 def test_two_prompt_lengths_are_a_table_and_no_figure() -> None:
     data = ReportData(recipe="r", throughput=speeds(256, 512))
     assert draw_figures(data) == []
-    assert [table.title for table in tables(data)] == ["Throughput"]
+    assert re.findall("^## .*$", report_tables(data), re.MULTILINE) == ["## Throughput"]
 
 
 @pytest.mark.parametrize("quantity", ["KL", "preference"])
@@ -121,30 +162,6 @@ def test_the_gap_between_training_and_validation_is_explained(quantity: str) -> 
     curve = LossCurve(label="llama", train=((1, 3.0),), validation=((1, 2.0),), quantity=quantity)
     (figure,) = draw_figures(ReportData(recipe="r", curves=(curve,)))
     assert ("rules match more often there" in figure.caption) is (quantity == "KL")
-
-
-@pytest.mark.parametrize("text", ["τ 5", "stories260K, τ 5 (learned positions, shipped)"])
-def test_a_label_stands_next_to_its_point(text: str) -> None:
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
-    axes.plot([0.0], [0.0], "o")
-    place_labels(axes, [(0.0, 0.0, text, "black")])
-    canvas.draw()
-    (label,) = axes.texts
-    box, (x, y) = label.get_window_extent(), axes.transData.transform((0.0, 0.0))
-    apart = (max(box.x0 - x, x - box.x1, 0.0), max(box.y0 - y, y - box.y1, 0.0))
-    assert 72 / figure.dpi * (apart[0] ** 2 + apart[1] ** 2) ** 0.5 < 10  # points
-
-
-def test_a_long_name_in_the_legend_is_broken_into_lines_that_fit() -> None:
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    words = "umim-docs-llama, τ 5 (" + ", ".join(["a policy of its form"] * 5) + ", shipped)"
-    legend(figure, [(words, 0), ("short", 1)])
-    canvas.draw()
-    (drawn,) = figure.legends
-    assert drawn.get_window_extent().x1 <= figure.bbox.x1
-    assert " ".join(drawn.get_texts()[0].get_text().splitlines()) == words
 
 
 @pytest.mark.parametrize("server", [None, "http://127.0.0.1:4200/api"])

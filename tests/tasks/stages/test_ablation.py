@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 import tasks.run.stage
 from docs.make.__main__ import main
 from support.tiny_ablations import GRID, MEASURES, ablation, cell
 from tasks.report.ablation_data import AblationCell, AblationData
-from tasks.report.ablation_figures import figure_png, figure_svg
-from tasks.report.ablation_page import FIGURES, ablation_page, ablation_table
+from tasks.report.ablation_page import (
+    FIGURES,
+    ablation_page,
+    ablation_table,
+    figure_png,
+    figure_svg,
+)
+from tasks.report.charts import look
 from tasks.report.compare import (
     CellResult,
     ShippedResult,
@@ -29,8 +31,6 @@ from tasks.report.compare import (
 )
 from tasks.report.comparison import COMPARISON_PARAMS, ComparisonRow
 from tasks.report.comparison_table import comparison
-from tasks.report.label_placement import place_labels
-from tasks.report.report_drawing import mark
 from tasks.run.recipes import recipe_names
 from tasks.run.stage import Metrics, StageSpec, run_stage
 from tasks.stages.ablation import ablation_data
@@ -231,35 +231,13 @@ def test_a_figure_is_made_as_png_too() -> None:
     assert figure_png(ablation(), "top1").startswith(b"\x89PNG")
 
 
-def test_labels_of_crowded_points_lie_on_no_other_label_and_no_point() -> None:
-    figure = Figure(figsize=(6, 4))
-    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
-    rng = np.random.default_rng(0)
-    lines = [[(x, 0.9 - 0.02 * x + 0.01 * y) for x in (0, 8, 16)] for y in rng.random(4)]
-    for line in lines:
-        axes.plot(*zip(*line, strict=True), marker="o")
-    axes.margins(0.15)
-    labels = [(x, y, "τ 500", "black") for line in lines for x, y in line]
-    place_labels(axes, labels, lines)
-    canvas.draw()
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert len(boxes) == len(labels)
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-    points = axes.transData.transform([(x, y) for x, y, _, _ in labels])
-    assert not any(box.contains(*point) for box in boxes for point in points)
-
-
-def test_seven_times_seven_marks_differ() -> None:
-    assert len({mark(index) for index in range(49)}) == 49
-
-
-def test_the_eighth_variant_has_a_look_of_its_own_in_drawing_and_legend() -> None:
-    cells = [cell("a", 5, "drop", rule_budget=budget) for budget in range(1, 9)]
+def test_the_eleventh_variant_has_a_look_of_its_own_in_drawing_and_legend() -> None:
+    cells = [cell("a", 5, "drop", rule_budget=budget) for budget in range(1, 12)]
     svg = figure_svg(ablation(*cells), "top1")
-    first, eighth = mark(0), mark(7)
-    assert first[0] == eighth[0] and first[1] != eighth[1]
-    defined = re.findall(rf'<path id="[^"]+" d="[^"]+" style="stroke: {first[0]}', svg)
-    assert len(defined) == 4  # both markers, in the drawing and in the legend
+    first, eleventh = look(0), look(10)
+    assert first["color"] == eleventh["color"] and first["marker"] != eleventh["marker"]
+    defined = re.findall(rf'<path id="[^"]+" d="[^"]+" style="stroke: {first["color"]}', svg)
+    assert len(set(defined)) == 2  # both markers
 
 
 def test_any_ablation_in_a_folder_has_its_page_and_figures(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""Templates: number formats, absent fields, tables by columns, paragraphs, HTML of Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from tasks.report.render import (
+    environment,
+    formatted,
+    html_page,
+    markdown_html,
+    page,
+    tidy,
+    walk,
+)
+
+SPREAD = {"median": 1.0, "low": 0.5, "high": 2.0, "runs": 10}
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "per", "text"),
+    [
+        (5, "", 1.0, "5"),
+        (2_000_030, ",", 1.0, "2,000,030"),
+        (2_000_000, ".1f", 1e6, "2.0"),
+        ({"2": 2_000_000, "3": 30}, ",", 1.0, "2,000,000 / 30"),
+        (SPREAD, ".2f s", 1.0, "1.00 s (0.50-2.00)"),
+        (SPREAD, ".0f ms", 1e-3, "1000 ms (500-2000)"),
+        ({"mean": 9.0, "std": 1.414}, "+.2f", 1.0, "+9.00 ± 1.41"),
+        ({"mean": 0.5, "stderr": 0.125}, ".1f %", 0.01, "50.0 ± 12.5 %"),
+        ({"mean": 9.0, "std": None}, ".1f", 1.0, "9.0"),
+        ({"mean": None, "std": None}, ".1f", 1.0, "–"),
+        (None, ".1f", 1.0, "–"),
+        (float("nan"), ".1f", 1.0, "–"),
+        (0.52750, ".1f", 0.01, "52.8"),  # as 100 times the value, not divided by 0.01
+    ],
+)
+def test_a_value_is_shown(value: object, spec: str, per: float, text: str) -> None:
+    assert formatted(value, spec, per) == text
+
+
+def test_a_field_that_the_results_lack_is_an_error_unless_it_may_be_absent() -> None:
+    show = environment().from_string
+    with pytest.raises(UndefinedError, match="sides"):
+        show("{{ sides.ours|f('.1f') }}").render()
+    with pytest.raises(UndefinedError, match="ours"):
+        show("{{ sides.ours }}").render(sides={})
+    assert show("{{ sides.ours.x|f('.1f', none='not measured') }}").render() == "not measured"
+
+
+def test_a_walk_gives_the_fields_above_and_the_keys() -> None:
+    rows = list(walk({"tau": 5, "cells": [{"tau": 7}, {}]}, "cells.*number"))
+    assert [(row["tau"], row["number"]) for row in rows] == [(7, 0), (5, 1)]
+
+
+TABLE = """\
+{% call(r) table(rows, measured=drop) %}
+side   | {{ r.side }}
+MiB    | {{ r.bytes|f(".1f", MiB) }}
+< kind | {{ r.kind }}
+ratio  | {{ r.ratio|f(".1f x") }}
+{% endcall %}
+"""
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_columns_of_a_template_become_a_table(drop: bool) -> None:
+    rows = [{"side": "ours", "bytes": 2.0**21, "kind": "a|b", "ratio": None}]
+    table = environment().from_string(TABLE).render(rows=rows, drop=drop)
+    expected = ["| side | MiB | kind | ratio |", "| ---- | --: | ---- | ----: |"]
+    row = r"| ours | 2.0 | a\|b |     – |"
+    lines = [*expected, row]
+    if drop:
+        lines = [line.rpartition(" | ")[0].rstrip() + " |" for line in lines]
+    assert [line.replace(" ", "") for line in table.splitlines()] == [
+        line.replace(" ", "") for line in lines
+    ]
+    assert environment().from_string(TABLE).render(rows=[], drop=drop) == ""
+
+
+def test_paragraphs_are_joined_and_code_and_tables_stay(tmp_path: Path) -> None:
+    text = "# T\n\n\nTwo\nlines of {{ n }}.\n\n- one\n  item\n- two\n\n| a |\n| - |\n| 1 |\n"
+    (tmp_path / "t.md").write_text(text, "utf-8")
+    joined = "# T\n\nTwo lines of 3.\n\n- one item\n- two\n\n| a |\n| - |\n| 1 |"
+    assert page("t.md", {"n": 3}, tmp_path) == joined
+    assert tidy("```\na\nb\n```") == "```\na\nb\n```"
+
+
+def test_html_in_markdown_is_shown_as_text_and_tables_scroll() -> None:
+    made = markdown_html("## Of <b>: x\n\n<script>x</script>\n\n| a |\n| --: |\n| <i> |\n")
+    assert '<h2 id="of-ltbgt-x">Of &lt;b&gt;: x</h2>' in made
+    assert "<script>" not in made and "&lt;i&gt;" in made
+    assert '<div class="scroll"><table>' in made
+    assert "<title>a &lt; b</title>" in html_page("a < b", made)

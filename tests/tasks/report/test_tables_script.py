@@ -1,0 +1,60 @@
+"""The script of report pages: rows sort by number or by text, empty cells last, and filter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.report.render import TEMPLATES
+
+NODE = shutil.which("node")
+RUN = """
+const { matches, sortRows } = require(process.argv[1]);
+const [cells, words] = JSON.parse(process.argv[2]);
+const rows = cells.map((text) => ({ cells: [{ textContent: text }] }));
+const sorted = (down) => sortRows(rows, 0, down).map((row) => row.cells[0].textContent);
+const found = cells.filter((text) => matches(text, words));
+console.log(JSON.stringify([sorted(false), sorted(true), found]));
+"""
+
+
+def run(cells: list[str], words: str = "") -> list[list[str]]:
+    script = str(TEMPLATES / "tables.js")
+    done = subprocess.run(
+        [str(NODE), "-e", RUN, script, json.dumps([cells, words])],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("cells", "rising"),
+    [
+        (["9.5 ± 1", "–", "10.2 ± 2", "-3"], ["-3", "9.5 ± 1", "10.2 ± 2", "–"]),
+        (["1,200", "900", "1.5e-3"], ["1.5e-3", "900", "1,200"]),
+        (["umim 9", "base 10", ""], ["base 10", "umim 9", ""]),
+    ],
+)
+def test_rows_sort_and_empty_cells_stay_last(cells: list[str], rising: list[str]) -> None:
+    up, down, _ = run(cells)
+    assert up == rising
+    empty = [cell for cell in rising if cell in ("", "–")]
+    assert down == [cell for cell in reversed(rising) if cell not in empty] + empty
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_a_filter_needs_every_word() -> None:
+    cells = ["umim-docs-llama, τ 5", "umim-docs-gpt2, τ 50", "base"]
+    assert run(cells, "umim GPT2")[2] == [cells[1]]
+    assert run(cells, "")[2] == cells
+
+
+def test_the_script_reaches_no_other_address() -> None:
+    text = Path(TEMPLATES / "tables.js").read_text("utf-8")
+    for word in ("fetch", "XMLHttpRequest", "import(", "eval", "innerHTML", "http"):
+        assert word not in text
