@@ -178,12 +178,30 @@ class RowCache(Cache):
         """
         if times == 1:
             return self
-        rows = len(self.lengths) * times
-        copy = RowCache(len(self._rows), rows, self.max_length, self.device)
-        for layer, source in zip(copy._rows, self._rows, strict=True):
-            layer.copy_repeated(source, times)
-        copy.restore(self.lengths.repeat_interleave(times).tolist())
+        return RowCache.of_rows([(self, b) for b in range(len(self.lengths)) for _ in range(times)])
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[RowCache, int]]) -> RowCache:
+        """Return a cache with copies of rows of other caches of the same model, side by side.
+
+        Args:
+            rows: At least one (cache, row); every row holds a unit.
+        """
+        first = rows[0][0]
+        lengths = [int(cache.lengths[row]) for cache, row in rows]
+        most = max(cache.max_length for cache, _ in rows)
+        copy = cls(len(first._rows), len(rows), most, first.device)
+        for number, layer in enumerate(copy._rows):
+            sources = [(cache._rows[number], row) for cache, row in rows]
+            layer.copy_rows([(*pair, n) for pair, n in zip(sources, lengths, strict=True)])
+        copy.restore(lengths)
         return copy
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the buffers take."""
+        buffers = [buffer for layer in self._rows for buffer in (layer.keys, layer.values)]
+        return sum(buffer.nbytes for buffer in buffers if buffer is not None)
 
     def restore(self, lengths: Sequence[int]) -> None:
         """Go back to earlier lengths [B]; what was written behind them is forgotten."""

@@ -5,6 +5,7 @@ Shapes: B rows, H key/value heads, L columns, D head size, W width (units per ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +76,23 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         new[:, :, : old.shape[2]] = old
         return new
 
-    def copy_repeated(self, source: RowLayer, times: int) -> None:
-        """Take over another layer's buffers, each of its rows ``times`` times."""
-        self.capacity = source.capacity
-        if source.keys is not None and source.values is not None:
-            self.keys = source.keys.repeat_interleave(times, dim=0)
-            self.values = source.values.repeat_interleave(times, dim=0)
-            self.is_initialized = True
+    def copy_rows(self, sources: Sequence[tuple[RowLayer, int, int]]) -> None:
+        """Copy rows of layers that hold states into the empty buffers, side by side.
+
+        Args:
+            sources: Per row of this layer: a layer, its row, and how many columns count.
+        """
+        self.reserve(max(columns for _, _, columns in sources))
+        first = sources[0][0]
+        assert first.keys is not None and first.values is not None  # noqa: S101  the caller's
+        shape = (len(sources), first.keys.shape[1], self.capacity)
+        self.keys = first.keys.new_zeros((*shape, first.keys.shape[3]))
+        self.values = first.values.new_zeros((*shape, first.values.shape[3]))
+        self.is_initialized = True
+        for b, (source, row, columns) in enumerate(sources):
+            assert source.keys is not None and source.values is not None  # noqa: S101
+            self.keys[b, :, :columns] = source.keys[row, :, :columns]
+            self.values[b, :, :columns] = source.values[row, :, :columns]
 
     def close_gap(self, row: int, first: int, columns: Tensor) -> None:
         """Move columns [K] (int64, rising) of a row to ``first`` and behind."""

@@ -75,9 +75,9 @@ class Engine:
 
     def __init__(self, compressed: Compressed) -> None:
         self.compressed, self.backbone = compressed, compressed.backbone
-        self._preserved = compressed.unit_positions == "preserved"
+        self.preserved = compressed.unit_positions == "preserved"
         self._inputs = UnitInputs(compressed)
-        self._decode_rules = DecodeRules(compressed)
+        self.decode_rules = DecodeRules(compressed)
 
     def generate(
         self,
@@ -147,16 +147,16 @@ class Engine:
             device=self.backbone.device,
         )
         stopper = Stopper(config, self.backbone.tokenizer, request.stopping_criteria)
-        units = GeneratedUnits(self._decode_rules.matcher(request), len(rows))
+        units = GeneratedUnits(self.decode_rules.matcher(request), len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
-        first_cache = self._room(given, past, config, request)
+        first_cache = self.room(given, past, config, request)
         streamer, complete = request.streamer, False
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
             before = [row.past for row in rows[::samples]]
-            logits = self._prefill(given, first_cache, before).repeat_interleave(samples, 0)
+            logits = self.prefill(given, first_cache, before).repeat_interleave(samples, 0)
             cache = first_cache.repeated(samples)
             while True:
                 if eviction is not None:
@@ -175,10 +175,10 @@ class Engine:
                     units.cut_before(unlikely(logits, tokens, request.decode_min_probability))
                 if eviction is not None:
                     eviction.push(tokens, running)
-                given_positions = self._preserved or eviction is not None
+                given_positions = self.preserved or eviction is not None
                 raw_lengths = [len(row.raw) for row in rows] if given_positions else None
                 step = units.push(tokens, running)
-                logits = self._feed(step, tokens, cache, raw_lengths)
+                logits = self.feed(step, tokens, cache, raw_lengths)
             complete = True
         finally:
             if past is not None and not complete:  # it failed, or the generator was abandoned
@@ -197,7 +197,7 @@ class Engine:
             request.span_eviction,
         )
 
-    def _room(
+    def room(
         self,
         given: Prompts,
         past: GenerationState | None,
@@ -213,11 +213,11 @@ class Engine:
             raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
         # The last token chosen is never fed.
         limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
-        highest = most_raw if self._preserved else limit
+        highest = most_raw if self.preserved else limit
         check_room(self.backbone, highest, new, request.overlong)
         rows = len(units) * samples_per_prompt(config)
         evicts = request.span_eviction is not None
-        if rows > 1 or self._preserved or evicts:  # one row keeps the backbone's windows
+        if rows > 1 or self.preserved or evicts:  # one row keeps the backbone's windows
             check_attention_window(self.backbone.model.config, max(limit, highest))
         if past is None:
             depth = self.compressed.merge_depth
@@ -230,7 +230,7 @@ class Engine:
         cache.allow(max(limit, padded), max(most_raw, wide))
         return cache
 
-    def _prefill(self, given: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def prefill(self, given: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
         Args:
@@ -241,7 +241,7 @@ class Engine:
         packed, cache = given.packed, unit_cache.units
         states = self._inputs.of_prompts(given, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
-        if self._preserved:
+        if self.preserved:
             before = torch.tensor(past, device=self.backbone.device)[:, None]
             positions = packed.position_ids("preserved") + before
         else:  # padding takes its row's last position: its column may lie beyond the backbone's
@@ -260,7 +260,7 @@ class Engine:
         # the head of its own; 184 ms on one core against 5, with a head of 49,152 x 576.
         return self.backbone.head(hidden[torch.arange(len(last), device=hidden.device), last])
 
-    def _feed(
+    def feed(
         self,
         step: Advance,
         tokens: NDArray[np.int64],

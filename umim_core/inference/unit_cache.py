@@ -66,9 +66,39 @@ class UnitCache:
         """Return a cache with ``times`` equal rows, side by side, for each row of this one."""
         if times == 1:
             return self
-        raw = None if self.raw is None else self.raw.repeated(times)
-        recent = None if self.recent is None else self.recent.repeat_interleave(times, dim=0)
-        return UnitCache(self.units.repeated(times), raw, recent)
+        return UnitCache.of_rows(
+            [(self, b) for b in range(len(self.lengths)) for _ in range(times)]
+        )
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[tuple[UnitCache, int]]) -> UnitCache:
+        """Return a cache with copies of rows of other caches of the same model, side by side.
+
+        Args:
+            rows: At least one (cache, row); every row holds a unit.
+        """
+        units = RowCache.of_rows([(cache.units, row) for cache, row in rows])
+        below = [(cache.raw, row) for cache, row in rows if cache.raw is not None]
+        states = [cache.recent[row] for cache, row in rows if cache.recent is not None]
+        return cls(
+            units,
+            RowCache.of_rows(below) if below else None,
+            torch.stack(states) if states else None,
+        )
+
+    def cut(self, units: int, raw: int) -> None:
+        """Keep the first columns of a cache of one row; the states of recent tokens go.
+
+        Args:
+            units: Columns of units that stay.
+            raw: Columns of raw tokens that stay below the merge depth.
+        """
+        self.restore(CacheMark((units,), (raw,), None))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the columns take."""
+        return self.units.bytes + (0 if self.raw is None else self.raw.bytes)
 
     def allow(self, units: int, raw: int) -> None:
         """Let the rows grow to at least so many columns."""

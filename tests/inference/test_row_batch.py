@@ -1,0 +1,178 @@
+"""Rows that join and leave a batch against the engine, which runs each request alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from support.engine_matrix import VOCAB, build, module_for, random_rules
+from support.merged_models import merged_model
+from umim_core.errors import ConfigError, GenerationError
+from umim_core.inference.engine import Engine
+from umim_core.inference.outputs import RowOutput
+from umim_core.inference.prefix_store import PrefixStore
+from umim_core.inference.prompts import PromptIds
+from umim_core.inference.request import Request
+from umim_core.inference.row_batch import LiveRow, RowBatch
+from umim_core.merging.compressed import Compressed
+
+SIZES = ((9, 12), (17, 5), (3, 20), (11, 1), (24, 9))
+STORE = 1 << 24
+
+
+def model(kind: str) -> Compressed:
+    """Merged at the input in compact or preserved positions, or with adapters behind a layer."""
+    if kind == "inside":
+        return merged_model(build("llama"), random_rules(0, False), 1, 2)
+    backbone = build("llama")
+    positions = "preserved" if kind == "preserved" else "compact"
+    return Compressed(backbone, module_for(backbone), random_rules(0, False), positions)
+
+
+def prompts(seed: int, vocab: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, min(vocab, VOCAB), size) for size, _ in SIZES]
+
+
+def settings(new: int, samples: int = 1) -> GenerationConfig:
+    chosen = {"do_sample": True, "num_return_sequences": samples} if samples > 1 else {}
+    return GenerationConfig(max_new_tokens=new, **chosen)
+
+
+def drive(batch: RowBatch, waiting: list[tuple], apart: int = 2) -> list[list[LiveRow]]:
+    """Let requests join one by one, some steps apart, until all rows have ended."""
+    joined: list[list[LiveRow]] = []
+    while waiting or batch.rows:
+        if waiting:
+            joined.append(batch.join(*waiting.pop(0)))
+        for _ in range(apart):
+            if batch.rows:
+                batch.step()
+    return joined
+
+
+def assert_same(rows: Sequence[LiveRow], alone: Sequence[RowOutput]) -> None:
+    for live, row in zip(rows, alone, strict=True):
+        assert live.row.ids == row.ids
+        assert live.row.stop_reason == row.stop_reason
+
+
+@pytest.mark.parametrize("merge", ["all", "prompt", "none"])
+@pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
+def test_rows_that_come_and_go_get_the_tokens_of_a_request_alone(kind: str, merge: str) -> None:
+    compressed = model(kind)
+    engine, request = Engine(compressed), Request(merge=merge, raw_tail=0, seed=3)
+    ids = prompts(1, compressed.backbone.vocab_size)
+    batch = RowBatch(engine, PrefixStore(STORE))
+    waiting = [(ids[b], settings(new), request) for b, (_, new) in enumerate(SIZES)]
+    for rows, prompt, (_, new) in zip(drive(batch, waiting), ids, SIZES, strict=True):
+        assert_same(rows, engine.generate([prompt], settings(new), request).rows)
+
+
+def test_samples_of_one_request_are_those_of_the_engine() -> None:
+    engine = Engine(model("compact"))
+    prompt, request = prompts(2, VOCAB)[0], Request(seed=11)
+    batch = RowBatch(engine, PrefixStore(0))
+    rows = drive(batch, [(prompt, settings(8, 3), request)])[0]
+    assert_same(rows, engine.generate([prompt], settings(8, 3), request).rows)
+    assert len({live.row.ids for live in rows}) > 1
+
+
+@pytest.mark.parametrize("kind", ["compact", "preserved", "inside"])
+def test_a_chat_that_goes_on_evaluates_only_what_is_new(kind: str) -> None:
+    compressed = model(kind)
+    vocab = compressed.backbone.vocab_size
+    engine, request = Engine(compressed), Request(merge="prompt", raw_tail=2)
+    batch, rng = RowBatch(engine, PrefixStore(STORE)), np.random.default_rng(5)
+    said: list[int] = []
+    parts: list[tuple[int, int]] = []
+    held = 0
+    for turn in range(4):
+        new = rng.integers(1, min(vocab, VOCAB), 9).tolist()
+        parts.append((len(said), len(said) + len(new)))
+        said += new
+        prompt = PromptIds(np.array(said), tuple(parts))
+        (live,) = drive(batch, [(prompt, settings(4), request)])[0]
+        assert live.row.ids == engine.generate([prompt], settings(4), request).rows[0].ids
+        # All but the reply's last token, which was never fed.
+        assert live.reused == held, f"turn {turn}"
+        assert live.prompt_units - live.reused <= len(new) + 1
+        held = live.prompt_units + len(live.row.ids) - 1
+        said += live.row.ids
+
+
+def test_rows_taken_out_early_leave_the_others_as_they_are() -> None:
+    engine = Engine(model("compact"))
+    ids, request = prompts(4, VOCAB), Request()
+    batch = RowBatch(engine, PrefixStore(STORE))
+    (gone,), (stays,) = (batch.join(ids[b], settings(12), request) for b in (0, 1))
+    for _ in range(4):
+        batch.step()
+    batch.leave([gone])
+    batch.leave([gone])  # twice is once
+    while batch.rows:
+        batch.step()
+    assert len(gone.row.ids) == 4
+    assert gone.row.ids == engine.generate([ids[0]], settings(12), request).rows[0].ids[:4]
+    assert stays.row.ids == engine.generate([ids[1]], settings(12), request).rows[0].ids
+
+
+def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
+    engine, request = Engine(model("compact")), Request(merge="none")
+    ids = [np.full(30, number) for number in range(1, 9)]
+    probe = PrefixStore(STORE)
+    drive(RowBatch(engine, probe), [(ids[0], settings(2), request)])
+    store = PrefixStore(3 * probe.bytes)
+    drive(RowBatch(engine, store), [(row, settings(2), request) for row in ids])
+    assert store.bytes == 3 * probe.bytes
+    starts = np.arange(30)
+    found = [store.find(row, starts) is not None for row in ids]
+    assert found == [False] * 5 + [True] * 3
+
+
+def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
+    engine = Engine(model("compact"))
+    store = PrefixStore(STORE)
+    prompt = prompts(6, VOCAB)[4]
+    drive(RowBatch(engine, store), [(prompt, settings(2), Request(merge="prompt"))])
+    starts = engine.compressed.segment_prompt(prompt)[0]
+    merged = int(np.flatnonzero(np.diff(starts) > 1)[0])
+    raw = store.find(prompt, np.arange(len(prompt)))
+    assert (0 if raw is None else raw.units) == merged
+    same = store.find(prompt, starts)
+    assert same is not None and same.units == len(starts) - 1  # the last is evaluated
+    assert store.find(prompt + 1 - 2 * (prompt == prompt.max()), starts) is None
+
+
+def test_a_row_that_cannot_be_is_refused_and_the_others_go_on() -> None:
+    engine = Engine(model("compact"))
+    batch = RowBatch(engine, PrefixStore(STORE))
+    (live,) = batch.join(prompts(7, VOCAB)[0], settings(6), Request())
+    with pytest.raises(GenerationError, match="positions"):
+        batch.join(np.ones(95, dtype=np.int64), settings(6), Request(merge="none"))
+    with pytest.raises(GenerationError, match="ids must lie"):
+        batch.join(np.array([VOCAB]), settings(6), Request())
+    while batch.rows:
+        batch.step()
+    assert len(live.row.ids) == 6
+
+
+def test_a_row_without_a_finite_score_fails_alone() -> None:
+    engine = Engine(model("compact"))
+    ids = prompts(8, VOCAB)
+    batch = RowBatch(engine, PrefixStore(STORE))
+    (bad,), (good,) = (batch.join(ids[b], settings(3), Request()) for b in (0, 1))
+    bad._logits = torch.full_like(bad._logits, torch.nan)
+    while batch.rows:
+        batch.step()
+    assert bad.error is not None and "finite score" in str(bad.error)
+    assert good.row.ids == engine.generate([ids[1]], settings(3), Request()).rows[0].ids
+
+
+def test_negative_bytes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="0 bytes or more"):
+        PrefixStore(-1)

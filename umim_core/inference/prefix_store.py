@@ -1,0 +1,128 @@
+"""Columns of earlier rows, kept for prompts that begin with the same units.
+
+    kept     [x1] [x2 x3] [x4] [x5] [x6]
+    prompt   [x1] [x2 x3] [x4] [x7 x8]         shared: 3 units, 4 tokens; evaluated: 1 unit
+
+A prompt takes over columns only where ids and borders of units are its own, so what it reads never
+depends on what is kept. Its last unit is always evaluated: the next token follows from it.
+
+Shapes: T raw tokens, S units.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umim_core.errors import ConfigError
+from umim_core.inference.unit_cache import UnitCache
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """Columns that a prompt need not evaluate.
+
+    Attributes:
+        cache: A copy of them, one row.
+        units: How many units they are.
+        tokens: How many raw tokens those hold.
+    """
+
+    cache: UnitCache
+    units: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Kept:
+    ids: Ints  # [T]
+    starts: Ints  # [S]
+    cache: UnitCache
+
+
+class PrefixStore:
+    """The newest rows, within a bound on their bytes; for one thread.
+
+    Args:
+        max_bytes: What the columns may take together; 0 keeps nothing.
+
+    Raises:
+        ConfigError: If it is negative.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        if max_bytes < 0:
+            raise ConfigError("kept columns must take 0 bytes or more", max_bytes, "Give 0.")
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self._number = 0
+        self.bytes = 0
+
+    def find(self, ids: Ints, starts: Ints) -> SharedPrefix | None:
+        """Return the longest beginning of a prompt that is kept.
+
+        Args:
+            ids: Raw ids of the prompt [T].
+            starts: Where its units start [S].
+        """
+        best, units = None, 0
+        for number, kept in self._kept.items():
+            shared = min(_shared(ids, starts, kept), len(starts) - 1)
+            if shared > units:
+                best, units = number, shared
+        if best is None:
+            return None
+        self._kept.move_to_end(best)
+        tokens, cache = int(starts[units]), self._kept[best].cache
+        mark = cache.mark()
+        cache.cut(units, tokens)
+        copy = UnitCache.of_rows([(cache, 0)])
+        cache.restore(mark)
+        return SharedPrefix(copy, units, tokens)
+
+    def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
+        """Keep a copy of a row; what it goes on from is forgotten.
+
+        Args:
+            ids: Raw ids that it holds [T].
+            starts: Where its units start [S].
+            place: The cache, and the row in it.
+        """
+        if not self._max_bytes:
+            return
+        for number, kept in list(self._kept.items()):
+            if _shared(ids, starts, kept) == len(kept.starts):
+                self._forget(number)
+            elif len(starts) <= len(kept.starts) and _shared(ids, starts, kept) == len(starts):
+                self._kept.move_to_end(number)
+                return
+        copy = UnitCache.of_rows([place])
+        self._number += 1
+        self._kept[self._number] = _Kept(ids, starts, copy)
+        self.bytes += copy.bytes
+        while self.bytes > self._max_bytes:
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, number: int) -> None:
+        self.bytes -= self._kept.pop(number).cache.bytes
+
+
+def _shared(ids: Ints, starts: Ints, kept: _Kept) -> int:
+    """Return how many leading units of two rows are the same."""
+    tokens = _equal(ids, kept.ids)
+    ends = np.append(starts[1:], len(ids))
+    kept_ends = np.append(kept.starts[1:], len(kept.ids))
+    units = _equal(ends, kept_ends)
+    return int(np.searchsorted(ends[:units], tokens, side="right"))
+
+
+def _equal(one: Ints, other: Ints) -> int:
+    """Return how many leading entries are equal."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
