@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 BUILT_APART = {"torch"}
-LOCKED_EXTRAS = ("pipeline", "eval", "metrics", "bench", "dev")
+LOCKED_EXTRAS = ("pipeline", "serve", "eval", "metrics", "bench", "dev")
 
 
 def read_lock(path: Path) -> dict[str, tuple[Version, int]]:

@@ -32,6 +32,7 @@ from umim_core.cli.prompt_input import (
 )
 from umim_core.cli.prune_command import prune
 from umim_core.cli.rules_command import rules
+from umim_core.cli.serve_command import serve
 from umim_core.cli.task_text_command import task_text
 from umim_core.cli.train_command import train
 from umim_core.errors import UmimError
@@ -54,6 +55,7 @@ app.command()(train)
 app.command()(ppl)
 app.command()(path)
 app.command("task-text")(task_text)
+app.command()(serve)
 app.command()(fetch)
 app.command()(baselines)
 

@@ -8,7 +8,6 @@ from itertools import takewhile
 from typing import Any, Final, cast
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.inference.outputs import GenerationState
 from umim_core.inference.prompts import PromptIds
-from umim_core.text.chat_parts import MARK, Chat, content_places, encode_parts
+from umim_core.text.chat_parts import MARK, Chat, content_places, encode_parts, render_chat
 
 TokenIds = Sequence[int] | NDArray[np.integer] | Tensor
 PromptInput = (
@@ -175,30 +174,15 @@ def encode_prompts(
 
 def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> PromptIds:
     """Encode a chat, or what it adds to its past."""
-    text = _render(chat, backbone)
-    places = content_places(chat, text, lambda other: _render(other, backbone))
+    tokenizer = backbone.require_tokenizer()
+    text = render_chat(chat, tokenizer)
+    places = content_places(chat, text, lambda other: render_chat(other, tokenizer))
     added = text if past is None else _added(chat, text, past, backbone)
     before = len(text) - len(added)
     if not text.endswith(added):  # the tokenizer's decoder wrote it otherwise: nothing merges
         places = []
     moved = [(start - before, end - before) for start, end in places if start >= before]
-    return PromptIds(*encode_parts(backbone.require_tokenizer(), added, moved))
-
-
-def _render(chat: Chat, backbone: Backbone) -> str:
-    tokenizer = backbone.require_tokenizer()
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in chat], add_generation_prompt=True, tokenize=False
-        )
-    except (ValueError, TypeError, TemplateError) as error:
-        raise GenerationError(
-            "a chat needs a tokenizer with a chat template, and messages of role and content",
-            f"{type(error).__name__}: {str(error)[:200]}",
-            "Pass a text, or messages as the template expects them.",
-        ) from error
-    assert isinstance(text, str)  # noqa: S101  tokenize=False
-    return text
+    return PromptIds(*encode_parts(tokenizer, added, moved))
 
 
 def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
@@ -253,7 +237,7 @@ def _solid_parts(chat: Chat, backbone: Backbone) -> list[str]:
     marked = [dict(message) for message in chat]
     for number in replies:
         marked[number]["content"] = MARK.format(number)
-    rest = _decode(backbone.encode(_render(marked, backbone)), backbone)
+    rest = _decode(backbone.encode(render_chat(marked, backbone.require_tokenizer())), backbone)
     parts: list[str] = []
     for number in replies:
         before, _, rest = rest.partition(MARK.format(number))

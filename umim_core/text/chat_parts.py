@@ -17,7 +17,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
+
+from umim_core.errors import GenerationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -104,3 +107,23 @@ def encode_parts(
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ranges = token_ranges(encoded["offset_mapping"], places)
     return np.array(encoded["input_ids"], dtype=np.int64), ranges
+
+
+def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Write a conversation by a tokenizer's template, the beginning of a reply behind it.
+
+    Raises:
+        GenerationError: If there is no template, or it does not fit the messages.
+    """
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in chat], add_generation_prompt=True, tokenize=False
+        )
+    except (ValueError, TypeError, TemplateError) as error:
+        raise GenerationError(
+            "a chat needs a tokenizer with a chat template, and messages of role and content",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "Pass a text, or messages as the template expects them.",
+        ) from error
+    assert isinstance(text, str)  # noqa: S101  tokenize=False
+    return text

@@ -1,0 +1,74 @@
+"""``umim serve``: what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.command_line import console
+from support.servers import COMPLETIONS, Served, piece
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--host", "0.0.0.0"), "needs a token"),  # noqa: S104
+        (("--host", "example.org"), "needs a token"),
+        (("--api-key-env", "UMIM_NOT_SET"), "must name a variable that is set"),
+        (("--upstream", "http://127.0.0.1:1"), "--upstream merges by the spans"),
+        (("--upstream", "http://127.0.0.1:1", "--export", "x", "m"), "--upstream merges by"),
+        (("--base",), "--base serves a model that is named"),
+        (("umim-docs-llama", "--base", "--merge", "all"), "merges nothing"),
+        (("umim-docs-llama", "--chat-template", "nowhere.jinja"), "must be a readable file"),
+        (("umim-docs-lama",), "umim-docs-lama"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    arguments: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("UMIM_NOT_SET", raising=False)
+    result = console(monkeypatch, capsys)("serve", *arguments)
+    assert result.code == 1
+    assert message in result.err
+
+
+def test_an_export_must_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = console(monkeypatch, capsys)
+    result = run("serve", "--upstream", "http://127.0.0.1:1", "--export", tmp_path)
+    assert result.code == 1 and "umim: error" in result.err
+
+
+def test_a_server_that_is_ended_lets_its_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMIM_TEST_TOKEN", "secret")
+    server = Served("umim-docs-llama", "--host", "127.0.0.1", "--api-key-env", "UMIM_TEST_TOKEN")
+    body = {"prompt": "Return a private thing", "max_tokens": 40, "temperature": 0, "stream": True}
+    key = {"authorization": "Bearer secret"}
+    try:
+        assert httpx.get(server.url + "/v1/models").status_code == 401
+        text, lines = "", 0
+        with httpx.stream(
+            "POST", server.url + COMPLETIONS, json=body, headers=key, timeout=120
+        ) as answer:
+            for line in answer.iter_lines():
+                if not lines:
+                    server.process.send_signal(signal.SIGTERM)
+                lines += 1
+                if line.startswith("data: {"):
+                    text += "".join(map(piece, json.loads(line[6:])["choices"]))
+            assert line == "" or line == "data: [DONE]"
+        assert len(text) > 40
+        assert server.end() == -signal.SIGTERM  # uvicorn raises it again when it is done
+    finally:
+        server.process.kill()
+    said = "".join(server.lines)
+    assert '"path": "/v1/completions", "status": 200' in said
+    assert "private" not in said and "secret" not in said and "Traceback" not in said

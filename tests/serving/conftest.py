@@ -1,0 +1,48 @@
+"""Models that the servers of tests serve: an embedded one, and one with rows for spans."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.servers import CHATML, QUESTIONS
+from umim_core import UMIM
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.span_files import SpanTable
+
+
+@pytest.fixture(scope="session")
+def umim() -> UMIM:
+    """Float64: rows of a batch and rows alone get the same tokens, however they are rounded."""
+    model = UMIM.from_pretrained("umim-docs-llama", dtype="float64")
+    tokenizer = deepcopy(model.backbone.require_tokenizer())
+    tokenizer.chat_template = CHATML
+    return UMIM(replace(model.backbone, tokenizer=tokenizer), model.checkpoint)
+
+
+@pytest.fixture(scope="session")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with rows for the pairs of tokens of the questions, which it never generates."""
+    folder = tmp_path_factory.mktemp("export")
+    backbone = load_backbone("umim-docs-llama")
+    tokenizer = backbone.require_tokenizer()
+    texts = [backbone.encode(question) for question in QUESTIONS]
+    spans = {pair for ids in texts for pair in pairwise(ids)}
+    rules = RuleSet.from_spans(spans, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+    size, wide = backbone.vocab_size, backbone.vocab_size + len(rules)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone.model.resize_token_embeddings(wide)
+    backbone.model.generation_config.suppress_tokens = list(range(size, wide))
+    backbone.model.save_pretrained(folder)
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    SpanTable(rules, size, 4).write(folder)
+    return folder

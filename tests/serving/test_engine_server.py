@@ -1,0 +1,322 @@
+"""Our own engine behind OpenAI's interface: a real server on loopback, against the library."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from support.servers import (
+    CHAT,
+    COMPLETIONS,
+    QUESTIONS,
+    events,
+    in_thread,
+    metric,
+    stream,
+    wait_for,
+)
+from umim_core import UMIM
+from umim_core.inference.row_batch import LiveRow
+from umim_core.serving.engine_app import BatchSizes, EngineServer, Served
+from umim_core.serving.guard import Limits
+
+PROMPT = "Return the sum of the array elements over a given"
+
+
+def server(umim: UMIM, *, sizes: BatchSizes | None = None, **limits: Any) -> EngineServer:
+    served = Served("tiny", umim.compressed, "prompt", 4)
+    return EngineServer(served, Limits(**limits), sizes or BatchSizes())
+
+
+@pytest.fixture(scope="module")
+def url(umim: UMIM) -> Iterator[str]:
+    with in_thread(server(umim).app(None)) as address:
+        yield address
+
+
+def post(url: str, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json=body, timeout=120)
+
+
+def test_a_completion_is_the_librarys(umim: UMIM, url: str) -> None:
+    document = post(url, COMPLETIONS, prompt=PROMPT, max_tokens=24, temperature=0).json()
+    alone = umim.generate(PROMPT, max_new_tokens=24, merge="prompt", raw_tail=4)
+    (choice,) = document["choices"]
+    assert choice["text"] == alone.text[0]
+    assert (choice["index"], choice["finish_reason"]) == (0, "length")
+    assert document["object"] == "text_completion" and document["model"] == "tiny"
+    raw = len(alone.prompt_ids[0])
+    units = alone.cache_lengths[0][0]
+    assert units < raw
+    assert document["usage"]["umim"] == {"raw_prompt_tokens": raw, "merged_prompt_tokens": units}
+    assert document["usage"]["completion_tokens"] == 24
+
+
+def test_ids_and_the_opt_out_header_are_honoured(umim: UMIM, url: str) -> None:
+    ids = umim.backbone.encode(PROMPT)
+    body = {"prompt": ids, "max_tokens": 12, "temperature": 0}
+    merged = post(url, COMPLETIONS, **body).json()
+    raw = httpx.post(url + COMPLETIONS, json=body, headers={"x-umim-merge": "off"}).json()
+    for document, merge in ((merged, "prompt"), (raw, "none")):
+        tail = 4 if merge == "prompt" else 0
+        alone = umim.generate(ids, max_new_tokens=12, merge=merge, raw_tail=tail)
+        assert document["choices"][0]["text"] == alone.text[0]
+    assert raw["usage"]["prompt_tokens"] == len(ids) > merged["usage"]["prompt_tokens"]
+    wrong = httpx.post(url + COMPLETIONS, json=body, headers={"x-umim-merge": "maybe"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "invalid_header")
+
+
+def test_four_turns_are_streamed_and_only_what_is_new_is_evaluated(umim: UMIM) -> None:
+    chat: list[dict[str, str]] = []
+    with in_thread(server(umim).app(None)) as url:
+        held = evaluated = 0
+        for turn, question in enumerate(QUESTIONS):
+            chat.append({"role": "user", "content": question})
+            body = {"messages": chat, "max_tokens": 16, "temperature": 0}
+            text, count = stream(url, CHAT, body)
+            alone = umim.generate(chat, max_new_tokens=16, merge="prompt", raw_tail=4)
+            assert text == alone.text[0]
+            assert count is not None
+            units, reused = count["prompt_tokens"], count["prompt_tokens_details"]["cached_tokens"]
+            evaluated += units - reused
+            assert reused == held, f"turn {turn}"
+            # The next turn holds this one and the reply, but for its last token.
+            held = units + count["completion_tokens"] - 1
+            chat.append({"role": "assistant", "content": text})
+        assert metric(url, "umim_prompt_tokens_reused_total") > evaluated
+        merged = metric(url, "umim_prompt_tokens_merged_total")
+        assert evaluated == merged - metric(url, "umim_prompt_tokens_reused_total")
+
+
+def test_samples_and_seeds_are_the_librarys(umim: UMIM, url: str) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0.9, "seed": 7, "n": 3}
+    document = post(url, COMPLETIONS, **body).json()
+    alone = umim.generate(
+        PROMPT, max_new_tokens=8, do_sample=True, temperature=0.9, top_k=0, seed=7, n=3,
+        merge="prompt", raw_tail=4,
+    )  # fmt: skip
+    assert [choice["text"] for choice in document["choices"]] == list(alone.text)
+    assert [choice["index"] for choice in document["choices"]] == [0, 1, 2]
+    body |= {"stream": True}
+    texts = [""] * 3
+    with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as answer:
+        for part in events(answer.iter_lines()):
+            for choice in part["choices"]:
+                texts[choice["index"]] += choice["text"]
+    assert texts == list(alone.text)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_stop_string_ends_the_text_before_it(umim: UMIM, url: str, streamed: bool) -> None:
+    whole = umim.generate(PROMPT, max_new_tokens=24, merge="prompt", raw_tail=4).text[0]
+    stop = whole[20:26]
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stop": [stop, "never there"]}
+    if streamed:
+        text, count = stream(url, COMPLETIONS, body)
+    else:
+        document = post(url, COMPLETIONS, **body).json()
+        text, count = document["choices"][0]["text"], document["usage"]
+        assert document["choices"][0]["finish_reason"] == "stop"
+    assert text == whole[: whole.index(stop)]
+    assert count is not None and count["completion_tokens"] < 24
+    wait_for(url, "umim_rows_running", 0)
+
+
+BAD: list[tuple[str, dict[str, Any], int, str, str | None]] = [
+    (CHAT, {}, 400, "invalid_field", "messages"),
+    (CHAT, {"messages": []}, 400, "invalid_field", "messages"),
+    (CHAT, {"messages": "Hi"}, 400, "invalid_field", "messages"),
+    (CHAT, {"messages": [{"content": "Hi"}]}, 400, "invalid_field", "messages.0.role"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "unsupported", "tools"),
+    (CHAT, {"logprobs": True}, 400, "unsupported", "logprobs"),
+    (CHAT, {"response_format": {"type": "json_object"}}, 400, "unsupported", "response_format"),
+    (CHAT, {"whatever": 1}, 400, "unknown_field", "whatever"),
+    (CHAT, {"temperature": 3}, 400, "invalid_field", "temperature"),
+    (CHAT, {"temperature": "hot"}, 400, "invalid_field", "temperature"),
+    (CHAT, {"top_p": 0}, 400, "invalid_field", "top_p"),
+    (CHAT, {"max_tokens": 0}, 400, "invalid_field", "max_tokens"),
+    (CHAT, {"max_tokens": 10**9}, 400, "invalid_field", "max_tokens"),
+    (CHAT, {"n": 17}, 400, "invalid_field", "n"),
+    (CHAT, {"stop": [""]}, 400, "invalid_field", None),
+    (CHAT, {"seed": -1}, 400, "invalid_request", None),
+    (CHAT, {"model": "gpt-9"}, 404, "model_not_found", "model"),
+    (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "unsupported", "prompt"),
+    (COMPLETIONS, {"prompt": [10**6]}, 400, "invalid_request", None),
+    (COMPLETIONS, {"prompt": []}, 400, "invalid_field", None),
+    (COMPLETIONS, {"prompt": ""}, 400, "invalid_request", None),
+    (COMPLETIONS, {"prompt": "a", "logprobs": 0}, 400, "unsupported", "logprobs"),
+    (COMPLETIONS, {"prompt": [5] * 3000}, 400, "invalid_request", None),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "status", "code", "param"), BAD)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_bad_requests_get_typed_errors(
+    url: str, path: str, fields: dict[str, Any], status: int, code: str, param: str | None,
+    streamed: bool,
+) -> None:  # fmt: skip
+    body = dict(fields)
+    if path == CHAT and fields and "messages" not in fields:
+        body["messages"] = [{"role": "user", "content": "a private text"}]
+    answer = post(url, path, **body, stream=streamed)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code), error
+    assert param is None or error["param"] == param
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "private" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"a":NaN}', b"[" * 100_000, b'{"prompt":"\\ud800"}'],
+)
+def test_what_is_no_json_object_is_refused(url: str, raw: bytes) -> None:
+    answer = httpx.post(url + CHAT, content=raw)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_other_paths_and_methods_are_refused(url: str) -> None:
+    assert httpx.get(url + "/v2").status_code == 404
+    answer = httpx.get(url + CHAT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "unknown_path")
+
+
+def test_large_messages_are_refused_by_name(umim: UMIM, url: str) -> None:
+    message = {"role": "user", "content": "word " * 200_000}  # 1 MB
+    answer = post(url, CHAT, messages=[message])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert "positions" in answer.json()["error"]["message"]
+    with in_thread(server(umim, request_bytes=100_000).app(None)) as small:
+        answer = post(small, CHAT, messages=[message])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        parts = (b"x" * 1000 for _ in range(200))  # in chunks, without an announced length
+        answer = httpx.post(small + CHAT, content=parts)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+def test_a_body_that_does_not_come_is_given_up(umim: UMIM) -> None:
+    release = threading.Event()
+
+    def parts() -> Iterator[bytes]:
+        yield b"{"
+        release.wait(20)
+        yield b"}"
+
+    with in_thread(server(umim, body_seconds=0.2).app(None)) as url:
+        timer = threading.Timer(1.0, release.set)
+        timer.start()
+        with httpx.Client() as client:
+            answer = client.post(url + CHAT, content=parts())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "slow_body")
+        timer.join()
+
+
+def test_without_a_number_an_answer_takes_what_the_context_has_room_for(
+    umim: UMIM, url: str
+) -> None:
+    ids = (umim.backbone.encode("array ") * 2048)[:2040]
+    count = post(url, COMPLETIONS, prompt=ids, temperature=0).json()["usage"]
+    assert count["completion_tokens"] == 2048 - 2040 + 1
+
+
+class Gate:
+    """Holds a server's worker before its third forward until it is opened."""
+
+    def __init__(self, held: EngineServer) -> None:
+        self._open, self._steps = threading.Event(), 0
+        self._step = held.worker._batch.step
+        held.worker._batch.step = self.step  # type: ignore[method-assign]
+
+    def step(self) -> list[LiveRow]:
+        self._steps += 1
+        if self._steps > 2:
+            assert self._open.wait(120)
+        return self._step()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+LONG = {"prompt": PROMPT, "max_tokens": 1000, "temperature": 0}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_client_that_goes_frees_its_row(umim: UMIM, streamed: bool) -> None:
+    held = server(umim, sizes=BatchSizes(max_rows=1, max_waiting=4))
+    gate = Gate(held)
+    with in_thread(held.app(None)) as url:
+        if streamed:
+            body = {**LONG, "stream": True}
+            with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url + COMPLETIONS, json=LONG, timeout=httpx.Timeout(120, read=1))
+        wait_for(url, "umim_requests_in_flight", 1)  # the one that asks
+        gate.open()
+        assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
+        assert metric(url, "umim_generated_tokens_total") <= 3 + 2
+
+
+def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:
+    held = server(umim, sizes=BatchSizes(max_rows=1, max_waiting=1))
+    gate = Gate(held)
+    answers: list[int] = []
+
+    def ask() -> None:
+        answers.append(post(url, COMPLETIONS, prompt=PROMPT, max_tokens=3).status_code)
+
+    with in_thread(held.app(None)) as url:
+        asking = [threading.Thread(target=ask) for _ in range(2)]
+        for thread, waiting in zip(asking, (0, 1), strict=True):
+            thread.start()
+            wait_for(url, "umim_rows_running", 1)
+            wait_for(url, "umim_requests_waiting", waiting)
+        answer = post(url, COMPLETIONS, prompt=PROMPT)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "overloaded"
+        gate.open()
+        for thread in asking:
+            thread.join(120)
+    assert answers == [200, 200]
+
+
+def test_an_answer_that_takes_too_long_ends_with_an_error(umim: UMIM) -> None:
+    held = server(umim, answer_seconds=2.0)
+    gate = Gate(held)
+    with in_thread(held.app(None)) as url:
+        body = {**LONG, "stream": True}
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as streamed:
+            last = [line for line in streamed.iter_lines() if line][-1]
+        assert '"code":"timeout"' in last
+        answer = post(url, COMPLETIONS, **LONG)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
+        gate.open()
+        wait_for(url, "umim_rows_running", 0)
+        assert metric(url, "umim_generated_tokens_total") <= 4
+
+
+def test_a_token_is_wanted_where_one_is_set(umim: UMIM) -> None:
+    with in_thread(server(umim).app("secret")) as url:
+        assert httpx.get(url + "/health").json() == {"status": "ok"}
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            answer = httpx.get(url + "/v1/models", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+        right = httpx.get(url + "/v1/models", headers={"authorization": "Bearer secret"})
+        assert right.json()["data"][0]["id"] == "tiny"
+
+
+def test_without_a_template_a_chat_is_refused(umim: UMIM) -> None:
+    bare = deepcopy(umim.backbone.require_tokenizer())
+    bare.chat_template = None
+    plain = UMIM(replace(umim.backbone, tokenizer=bare), umim.checkpoint)
+    with in_thread(server(plain).app(None)) as url:
+        answer = post(url, CHAT, messages=[{"role": "user", "content": "Hi"}])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+        assert "chat template" in answer.json()["error"]["message"]

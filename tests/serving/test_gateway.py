@@ -1,0 +1,292 @@
+"""Gateway in front of a real engine on loopback: our own server, which takes ids."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from support.servers import (
+    CHAT,
+    COMPLETIONS,
+    QUESTIONS,
+    ROOT,
+    Served,
+    events,
+    in_thread,
+    metric,
+    stream,
+    wait_for,
+)
+from umim_core.backbone.backbone import load_backbone
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.errors import ConfigError
+from umim_core.merging.compressed import Compressed
+from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.engine_app import BatchSizes, EngineServer
+from umim_core.serving.engine_app import Served as ServedModel
+from umim_core.serving.gateway import Gateway, _chat_logprobs
+from umim_core.serving.guard import Limits
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.serving.span_files import SpanTable
+
+RAW_TAIL = 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer(export: Path) -> PreTrainedTokenizerBase:
+    return load_tokenizer(str(export))
+
+
+@pytest.fixture(scope="module")
+def engine(export: Path) -> Callable[[], EngineServer]:
+    """Make a server of the exported model that reads what it is sent."""
+    backbone = load_backbone(str(export), dtype="float64")
+    served = ServedModel("model", Compressed.without_merging(backbone), "none", 0)
+    return lambda: EngineServer(served, Limits(), BatchSizes())
+
+
+def gateway(upstream: str, export: Path, **limits: Any) -> Gateway:
+    tokens = load_tokenizer(str(export))
+    merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokens))
+    return Gateway(upstream, tokens, merger, Limits(**limits))
+
+
+@pytest.fixture(scope="module")
+def upstream(engine: Callable[[], EngineServer]) -> Iterator[str]:
+    with in_thread(engine().app(None)) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def url(upstream: str, export: Path) -> Iterator[str]:
+    with in_thread(gateway(upstream + "/v1/", export).app(None)) as address:
+        yield address
+
+
+def post(url: str, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    return httpx.post(url + path, json=body, headers=headers, timeout=120)
+
+
+def merged_ids(
+    tokenizer: PreTrainedTokenizerBase, export: Path, chat: list[dict[str, str]]
+) -> tuple[list[int], list[int]]:
+    """Raw and merged ids of a chat, message by message and not by the gateway's own way."""
+    merger = PromptMerger.load(export)
+    raw: list[int] = []
+    merged: list[int] = []
+
+    def add(text: str, merge: bool) -> None:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        raw.extend(ids)
+        merged.extend(merger.merge(ids) if merge else ids)
+
+    for message in chat:
+        add(f"<|im_start|>{message['role']}\n", False)
+        add(message["content"], message["role"] == "user")
+        add("<|endoftext|>", False)
+        add("\n", False)
+    add("<|im_start|>assistant\n", False)
+    return raw, merged
+
+
+def test_four_turns_are_merged_streamed_and_read_once(
+    url: str, upstream: str, export: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    chat: list[dict[str, str]] = []
+    held = 0
+    for turn, question in enumerate(QUESTIONS):
+        chat.append({"role": "user", "content": question})
+        body = {"messages": chat, "max_tokens": 12, "temperature": 0}
+        text, count = stream(url, CHAT, body)
+        raw, merged = merged_ids(tokenizer, export, chat)
+        alone = post(upstream, COMPLETIONS, prompt=merged, max_tokens=12, temperature=0).json()
+        assert text == alone["choices"][0]["text"]
+        assert count is not None and len(merged) < len(raw)
+        both = {"raw_prompt_tokens": len(raw), "merged_prompt_tokens": len(merged)}
+        assert count["umim"] == both
+        assert count["prompt_tokens"] == len(merged)
+        assert count["prompt_tokens_details"]["cached_tokens"] == held, f"turn {turn}"
+        held = len(merged) + count["completion_tokens"] - 1
+        whole = post(url, CHAT, **body).json()
+        assert whole["object"] == "chat.completion"
+        assert whole["choices"][0]["message"]["content"] == text
+        assert whole["choices"][0]["finish_reason"] == "length"
+        chat.append({"role": "assistant", "content": text})
+
+
+def test_texts_merge_and_ids_stay_as_they_are(url: str, upstream: str, export: Path) -> None:
+    body = {"max_tokens": 8, "temperature": 0}
+    ids = load_tokenizer(str(export))(QUESTIONS[0])["input_ids"]
+    merged = PromptMerger.load(export).merge(ids)
+    text = post(url, COMPLETIONS, prompt=QUESTIONS[0], **body).json()
+    assert text["choices"] == post(upstream, COMPLETIONS, prompt=merged, **body).json()["choices"]
+    assert text["usage"]["umim"]["raw_prompt_tokens"] == len(ids)
+    assert text["usage"]["prompt_tokens"] == len(merged) < len(ids)
+    raw = post(url, COMPLETIONS, prompt=ids, **body).json()
+    assert raw["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_the_header_leaves_a_request_as_it_came(url: str, upstream: str) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 8}
+    off = post(url, CHAT, {"x-umim-merge": "off"}, **body, temperature=0).json()
+    raw = post(upstream, CHAT, **body, temperature=0).json()
+    assert off["choices"] == raw["choices"]
+    assert off["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"]
+
+
+def test_samples_stops_and_seeds_pass(url: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": QUESTIONS[1]}], "n": 2, "seed": 5,
+        "temperature": 0.9, "max_tokens": 10,
+    }  # fmt: skip
+    texts = [c["message"]["content"] for c in post(url, CHAT, **body).json()["choices"]]
+    assert len(set(texts)) == 2
+    streamed = ["", ""]
+    with httpx.stream("POST", url + CHAT, json={**body, "stream": True}, timeout=120) as answer:
+        for part in events(answer.iter_lines()):
+            for choice in part["choices"]:
+                streamed[choice["index"]] += choice["delta"].get("content", "")
+    assert streamed == texts
+    stopped = post(url, CHAT, **body, stop=texts[0][3:6]).json()["choices"][0]
+    assert stopped["message"]["content"] == texts[0][: texts[0].index(texts[0][3:6])]
+    assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"surprise": 1}]
+)
+def test_what_the_engine_refuses_is_its_own_answer(url: str, fields: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, **fields}
+    answer = post(url, CHAT, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, next(iter(fields)))
+
+
+def test_broken_bodies_stop_here(url: str) -> None:
+    answer = httpx.post(url + CHAT, content=b"{")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    for body in ({}, {"messages": []}, {"messages": [1]}, {"messages": "Hi"}):
+        answer = post(url, CHAT, **body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_field")
+
+
+def test_a_prompt_whose_merging_fails_is_sent_raw(
+    upstream: str, export: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    table = SpanTable.load(export)
+    rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=table.fingerprint)
+    other = PromptMerger(SpanTable(rules, 10, RAW_TAIL))  # of a model with ten rows
+    chat = [{"role": "user", "content": QUESTIONS[0]}]
+    with in_thread(Gateway(upstream, tokenizer, other, Limits()).app(None)) as url:
+        body = {"messages": chat, "max_tokens": 6, "temperature": 0}
+        document = post(url, CHAT, **body).json()
+        raw, _ = merged_ids(tokenizer, export, chat)
+        assert document["usage"]["prompt_tokens"] == len(raw)
+        alone = post(upstream, COMPLETIONS, prompt=raw, max_tokens=6, temperature=0).json()
+        assert document["choices"][0]["message"]["content"] == alone["choices"][0]["text"]
+        assert metric(url, "umim_prompts_unmerged_total") == 1
+
+
+def test_without_a_number_a_chat_gets_what_the_engine_has_room_for(url: str) -> None:
+    message = {"role": "user", "content": " array" * 1900}
+    count = post(url, CHAT, messages=[message], temperature=0).json()["usage"]
+    assert 1 <= count["completion_tokens"] <= 2048 - count["prompt_tokens"] < 1024
+
+
+def test_an_engine_that_dies_and_comes_back(
+    export: Path, engine: Callable[[], EngineServer]
+) -> None:
+    upstream = Served(export, "--base")
+    try:
+        body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 4}
+        with in_thread(gateway(upstream.url, export).app(None)) as url:
+            assert post(url, CHAT, **body).status_code == 200
+            assert httpx.get(url + "/health").status_code == 200
+            long = {**body, "max_tokens": 1000, "temperature": 0.5, "stream": True}
+            with httpx.stream("POST", url + CHAT, json=long, timeout=120) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                upstream.process.send_signal(signal.SIGKILL)
+                last = [line for line in lines if line][-1]
+            assert '"code":"upstream_unreachable"' in last
+            upstream.end()
+            for path in (CHAT, "/health"):
+                answer = post(url, path, **body) if path == CHAT else httpx.get(url + path)
+                assert answer.status_code == 502
+                assert answer.json()["error"]["code"] == "upstream_unreachable"
+            with in_thread(engine().app(None), int(upstream.url.rpartition(":")[2])):
+                assert post(url, CHAT, **body).status_code == 200
+                assert httpx.get(url + "/health").json() == {"status": "ok"}
+    finally:
+        upstream.process.kill()
+        upstream.end()
+
+
+def test_a_client_that_goes_ends_the_engines_work(
+    export: Path, engine: Callable[[], EngineServer]
+) -> None:
+    with (
+        in_thread(engine().app(None)) as upstream,
+        in_thread(gateway(upstream, export).app(None)) as url,
+    ):
+        body = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 1000}
+        body |= {"temperature": 0.5, "stream": True}
+        with httpx.stream("POST", url + CHAT, json=body, timeout=120) as answer:
+            next(answer.iter_lines())
+        wait_for(upstream, "umim_rows_running", 0)
+        assert metric(upstream, "umim_generated_tokens_total") < 1000
+
+
+def test_log_probabilities_take_a_chats_form() -> None:
+    found = {
+        "tokens": ["A", "é"],
+        "token_logprobs": [-0.5, -1.5],
+        "top_logprobs": [{"A": -0.5, "B": -2.0}, None],
+        "text_offset": [0, 1],
+    }
+    assert _chat_logprobs(found) == {
+        "content": [
+            {
+                "token": "A", "logprob": -0.5, "bytes": [65],
+                "top_logprobs": [
+                    {"token": "A", "logprob": -0.5, "bytes": [65]},
+                    {"token": "B", "logprob": -2.0, "bytes": [66]},
+                ],
+            },
+            {"token": "é", "logprob": -1.5, "bytes": [195, 169], "top_logprobs": []},
+        ]
+    }  # fmt: skip
+    assert _chat_logprobs(None) is None
+
+
+@pytest.mark.parametrize("address", ["vllm:8000", "ftp://host", "", "http://"])
+def test_an_upstream_is_an_address(
+    export: Path, tokenizer: PreTrainedTokenizerBase, address: str
+) -> None:
+    with pytest.raises(ConfigError, match="address of a server"):
+        Gateway(address, tokenizer, PromptMerger.load(export), Limits())
+
+
+def test_a_gateway_loads_no_torch(export: Path) -> None:
+    probe = (
+        "import sys, umim_core.serving.gateway as g\n"
+        "from umim_core.backbone.tokenizer_files import load_tokenizer\n"
+        "from umim_core.serving.prompt_merger import PromptMerger\n"
+        "from umim_core.serving.guard import Limits\n"
+        f"g.Gateway('http://127.0.0.1', load_tokenizer({str(export)!r}),"
+        f" PromptMerger.load(__import__('pathlib').Path({str(export)!r})), Limits())\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,51 @@
+"""Readers that take nothing, against a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from support.servers import in_thread, wait_for
+from umim_core.serving.guard import EventStream, Limits, guarded
+from umim_core.serving.metrics import ServerMetrics
+
+
+@asynccontextmanager
+async def nothing(app: Starlette) -> AsyncIterator[None]:
+    yield
+
+
+def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    closed = threading.Event()
+
+    async def endless() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"x" * (1 << 20)
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    async def streamed(request: Request) -> Response:
+        return EventStream(endless(), Limits(write_seconds=0.3))
+
+    app = guarded([Route("/endless", streamed)], None, ServerMetrics(), nothing)
+    with in_thread(app) as url:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
+            reader.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert closed.wait(60)
+            assert httpx.get(url + "/metrics").status_code == 200  # others are served
+            wait_for(url, "umim_requests_in_flight", 1)
+    assert "Traceback" not in caplog.text

@@ -1,0 +1,50 @@
+"""Text of a row as it comes, against decoding all of its tokens at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.serving.text_stream import TextStream
+
+
+@pytest.fixture(scope="module")
+def core() -> Tokenizer:
+    return load_tokenizer("umim-docs-llama").backend_tokenizer
+
+
+def run(core: Tokenizer, ids: list[int], stops: tuple[str, ...] = ()) -> tuple[str, bool]:
+    stream = TextStream(core, stops)
+    text = ""
+    for token in ids:
+        text += stream.push(token)
+        if stream.stopped:
+            break
+    return text + stream.finish(), stream.stopped
+
+
+TEXT = "Der Würfel kostet 5 € 🙂 — return the array.\n\n  END of it"
+
+
+@given(ids=st.lists(st.integers(0, 8191), max_size=30))
+def test_any_ids_give_their_text(core: Tokenizer, ids: list[int]) -> None:
+    assert run(core, ids) == (core.decode(ids, skip_special_tokens=True), False)
+
+
+@given(start=st.integers(0, len(TEXT) - 1), length=st.integers(1, 8))
+def test_a_text_ends_before_its_first_stop(core: Tokenizer, start: int, length: int) -> None:
+    stop = TEXT[start : start + length]
+    ids = core.encode(TEXT, add_special_tokens=False).ids
+    assert run(core, ids, (stop, "nowhere")) == (TEXT[: TEXT.index(stop)], True)
+
+
+def test_what_might_begin_a_stop_is_held_back_and_then_shown(core: Tokenizer) -> None:
+    ids = core.encode("the array", add_special_tokens=False).ids
+    stream = TextStream(core, ("array of",))
+    pushed = [stream.push(token) for token in ids]
+    assert "".join(pushed) == "the "
+    assert stream.finish() == "array"
+    assert not stream.stopped

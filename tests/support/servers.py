@@ -1,0 +1,152 @@
+"""Servers of tests: real ones on loopback, in a thread or in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+
+CHATML: Final = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
+    "+ '<|endoftext|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QUESTIONS: Final = (
+    "Return the sum of the array elements over a given axis, and the number of elements.",
+    "What is the shape of the array that is returned by this function?",
+    "Does the function return a new array or a view of the input array?",
+    "What happens if the axis is not None and the array has no elements at all?",
+)
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+ROOT: Final = Path(__file__).resolve().parents[2]
+_SECONDS: Final = 120.0
+
+
+@contextmanager
+def in_thread(app: Starlette, port: int = 0) -> Iterator[str]:
+    """Serve an application on a free port of loopback; give its address."""
+    settings = uvicorn.Config(
+        app, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=20
+    )
+    server = uvicorn.Server(settings)
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + _SECONDS
+    while not server.started:
+        assert thread.is_alive() and time.monotonic() < end
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(_SECONDS)
+        assert not thread.is_alive()
+
+
+class Served:
+    """``umim serve`` in a process of its own.
+
+    Attributes:
+        url: Its address.
+        process: The process.
+        lines: What it has said on stderr.
+    """
+
+    def __init__(self, *arguments: object, port: int = 0) -> None:
+        command = "from umim_core.cli.app import main; main()"
+        options = [str(argument) for argument in (*arguments, "--port", port)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", command, "serve", *options],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = self._address()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    def _address(self) -> str:
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if found := re.search(r"running on (http://[\d.:]+)", line):
+                    return found.group(1)
+            assert self.process.poll() is None, "".join(self.lines)
+            time.sleep(0.05)
+        raise AssertionError("".join(self.lines))
+
+    def end(self) -> int:
+        """Wait for the process and its last words; return its status."""
+        status = self.process.wait(_SECONDS)
+        self._reader.join(_SECONDS)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return status
+
+
+def events(lines: Sequence[str] | Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The documents of a stream; that its end was said is checked."""
+    done = False
+    for line in lines:
+        assert not done or not line
+        if line == "data: [DONE]":
+            done = True
+        elif line:
+            assert line.startswith("data: ")
+            yield json.loads(line.removeprefix("data: "))
+    assert done
+
+
+def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """Text and usage of a streamed answer."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    text, count = "", None
+    with httpx.stream("POST", url + path, json=body, timeout=_SECONDS) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for part in events(answer.iter_lines()):
+            count = part.get("usage") or count
+            for choice in part["choices"]:
+                text += piece(choice)
+    return text, count
+
+
+def piece(choice: dict[str, Any]) -> str:
+    """Text that a choice of a stream adds."""
+    text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+    assert isinstance(text, str)
+    return text
+
+
+def metric(url: str, name: str) -> float:
+    """A metric of a server by its name with labels."""
+    for line in httpx.get(url + "/metrics").text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[-1])
+    raise AssertionError(name)
+
+
+def wait_for(url: str, name: str, value: float) -> None:
+    """Wait until a metric has a value."""
+    end = time.monotonic() + _SECONDS
+    while metric(url, name) != value:
+        assert time.monotonic() < end, f"{name} is {metric(url, name)}"
+        time.sleep(0.02)

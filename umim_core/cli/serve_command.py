@@ -1,0 +1,192 @@
+"""``umim serve``: a model behind OpenAI's interface, or merged prompts for another engine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from umim_core.cli.console_output import log_lines
+from umim_core.cli.prompt_input import DeviceOption, DtypeOption
+from umim_core.config.form import Merge
+from umim_core.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from transformers import PreTrainedTokenizerBase
+
+    from umim_core.serving.guard import Limits
+
+_GRACE_SECONDS: Final = 30
+
+
+def serve(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name that umim path lists, a directory or a hub repository; by default "
+            "umim-smollm2-135m."
+        ),
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(help="Merge prompts for this server (vLLM, llama.cpp, SGLang), an URL."),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="With --upstream: what umim export wrote.")
+    ] = None,
+    base: Annotated[
+        bool, typer.Option("--base", help="The name is a plain model: nothing is merged.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need --api-key-env.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with the bearer token that clients must show."),
+    ] = None,
+    upstream_key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with the token that the upstream wants."),
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="How requests call the model; by default its own name.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
+    ] = None,
+    merge: Annotated[
+        Merge | None, typer.Option(help="What is merged. [default: the checkpoint's, else all]")
+    ] = None,
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 16,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait; others get 503.")
+    ] = 256,
+    prefix_cache_mb: Annotated[
+        int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
+    ] = 1024,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of an answer, and the default.")
+    ] = 1024,
+    max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body.")] = 4 << 20,
+    answer_seconds: Annotated[
+        float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
+    ] = 600.0,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+) -> None:
+    """Serve a checkpoint over HTTP as OpenAI does: chats and completions, whole or streamed.
+
+    Metrics are under /metrics, a sign of life under /health. The header `x-umim-merge: off` leaves
+    a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
+    """
+    token = _secret(api_key_env, "--api-key-env")
+    _check_bind(host, token)
+    limits = _limits(max_new_tokens, max_request_bytes, answer_seconds)
+    if upstream is None:
+        from umim_core.serving.engine_app import BatchSizes, EngineServer, Served
+
+        served = Served.load(
+            checkpoint, base=base, name=model_name, merge=merge, dtype=dtype, device=device
+        )
+        _set_template(served.backbone.require_tokenizer(), chat_template)
+        sizes = BatchSizes(max_rows, max_waiting, prefix_cache_mb << 20)
+        app = EngineServer(served, limits, sizes).app(token)
+    elif export is None or checkpoint is not None or base:
+        raise ConfigError(
+            "--upstream merges by the spans of an exported model, and runs none",
+            f"--export {export}, checkpoint {checkpoint}",
+            "Give --upstream URL --export DIR.",
+        )
+    else:
+        key = _secret(upstream_key_env, "--upstream-key-env")
+        app = _gateway_app(upstream, export, limits, token, key, chat_template)
+    _run(app, host, port)
+
+
+def _secret(variable: str | None, option: str) -> str | None:
+    """Return the value of an environment variable that is named."""
+    if variable is None:
+        return None
+    value = os.environ.get(variable, "")
+    if not value:
+        raise ConfigError(
+            f"{option} must name a variable that is set", variable, "Export it first."
+        )
+    return value
+
+
+def _check_bind(host: str, token: str | None) -> None:
+    """Refuse to let other machines in without a token."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and token is None:
+        raise ConfigError(
+            "a server that other machines reach needs a token",
+            f"--host {host}",
+            "Name a variable that holds one by --api-key-env, or listen on 127.0.0.1.",
+        )
+
+
+def _limits(new_tokens: int, request_bytes: int, answer_seconds: float) -> Limits:
+    """Return the bounds of requests, or say what is not installed."""
+    try:
+        import httpx  # noqa: F401
+        import uvicorn  # noqa: F401
+
+        from umim_core.serving.guard import Limits
+    except ImportError as error:
+        raise MissingExtraError(
+            "umim serve needs starlette, uvicorn, httpx and prometheus-client",
+            str(error),
+            "Install umim[serve].",
+        ) from error
+    return Limits(request_bytes, answer_seconds=answer_seconds, new_tokens=new_tokens)
+
+
+def _set_template(tokenizer: PreTrainedTokenizerBase, file: Path | None) -> None:
+    """Give a tokenizer the chat template of a file, if one is named."""
+    if file is None:
+        return
+    try:
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "a chat template must be a readable file of UTF-8", str(error), "Check the path."
+        ) from error
+
+
+def _gateway_app(
+    upstream: str,
+    export: Path,
+    limits: Limits,
+    token: str | None,
+    key: str | None,
+    template: Path | None,
+) -> Starlette:
+    from umim_core.backbone.fingerprint import tokenizer_fingerprint
+    from umim_core.backbone.tokenizer_files import load_tokenizer
+    from umim_core.serving.gateway import Gateway
+    from umim_core.serving.prompt_merger import PromptMerger
+
+    tokenizer = load_tokenizer(str(export), local_files_only=True)
+    merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
+    _set_template(tokenizer, template)
+    return Gateway(upstream, tokenizer, merger, limits, key).app(token)
+
+
+def _run(app: Starlette, host: str, port: int) -> None:
+    import uvicorn
+
+    log_lines("umim.serve")
+    log_lines("uvicorn.error")
+    uvicorn.run(
+        app, host=host, port=port, log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )  # fmt: skip

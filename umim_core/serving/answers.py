@@ -1,0 +1,116 @@
+"""Answers in OpenAI's form, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
+
+
+def usage(*, raw: int, merged: int, generated: int, cached: int | None = None) -> dict[str, Any]:
+    """Return the count of tokens.
+
+    Args:
+        raw: Tokens of the prompt.
+        merged: Units that they were merged to, which is what the model holds.
+        generated: Tokens of all answers.
+        cached: Units that were not evaluated again, if known.
+    """
+    count: dict[str, Any] = {
+        "prompt_tokens": merged,
+        "completion_tokens": generated,
+        "total_tokens": merged + generated,
+        "umim": {"raw_prompt_tokens": raw, "merged_prompt_tokens": merged},
+    }
+    if cached is not None:
+        count["prompt_tokens_details"] = {"cached_tokens": cached}
+    return count
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer, or what a stream adds to it.
+
+    Attributes:
+        index: Which one.
+        text: Its text.
+        finish: Why it ended: ``stop``, ``length``; None if it goes on.
+        logprobs: As the interface shows them.
+    """
+
+    index: int
+    text: str
+    finish: str | None = None
+    logprobs: Any = None
+
+
+class Answer:
+    """One answer's documents.
+
+    Args:
+        chat: Whether it is a chat's; otherwise a completion's.
+        model: Name of the model.
+    """
+
+    def __init__(self, chat: bool, model: str) -> None:
+        self._chat, self._begun = chat, set[int]()
+        self._head = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(self, choices: Sequence[Choice], count: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the answer as one document."""
+        shown = [
+            {
+                "index": choice.index,
+                **self._content(choice),
+                "logprobs": choice.logprobs,
+                "finish_reason": choice.finish,
+            }
+            for choice in choices
+        ]
+        kind = "chat.completion" if self._chat else "text_completion"
+        document = {**self._head, "object": kind, "choices": shown}
+        return document if count is None else {**document, "usage": count}
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        if not self._chat:
+            return {"text": choice.text}
+        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+
+    def chunk(
+        self, choices: Sequence[Choice], count: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return a document of a stream."""
+        shown = [
+            {
+                "index": choice.index,
+                **self._delta(choice),
+                "logprobs": choice.logprobs,
+                "finish_reason": choice.finish,
+            }
+            for choice in choices
+        ]
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        document = {**self._head, "object": kind, "choices": shown}
+        return document if count is None else {**document, "usage": count}
+
+    def _delta(self, choice: Choice) -> dict[str, Any]:
+        if not self._chat:
+            return {"text": choice.text}
+        first = choice.index not in self._begun
+        self._begun.add(choice.index)
+        delta = {"role": "assistant"} if first else {}
+        return {"delta": {**delta, "content": choice.text} if choice.text or first else delta}

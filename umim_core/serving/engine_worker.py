@@ -1,0 +1,272 @@
+"""Worker thread that runs the rows of all requests in one batch.
+
+    request threads    submit -> waiting (bounded) ----+
+    worker thread      join as rows are free, step, step, ...
+    request threads    <- events: started, pieces, ended or failed
+
+A request may be cancelled at any time: its rows leave before the next forward. What the model
+raises on purpose fails one request; anything else ends the worker, fails all of them and shows in
+``alive``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Final
+
+from tokenizers import Tokenizer
+from transformers import GenerationConfig
+
+from umim_core.errors import UmimError
+from umim_core.inference.engine import Engine
+from umim_core.inference.prefix_store import PrefixStore
+from umim_core.inference.prompts import TokenPrompt
+from umim_core.inference.request import Request, samples_per_prompt
+from umim_core.inference.row_batch import LiveRow, RowBatch
+from umim_core.serving.api_errors import ApiError
+from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.text_stream import TextStream
+
+_JOINED_TOKENS: Final = 512  # raw prompt tokens read between two forwards of the rows that run
+_log: Final = logging.getLogger("umim.serve")
+
+
+@dataclass(frozen=True)
+class Started:
+    """A prompt was read.
+
+    Attributes:
+        raw: Its tokens.
+        merged: Its units.
+        reused: Units that were not evaluated again.
+    """
+
+    raw: int
+    merged: int
+    reused: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of an answer, and why it ended; None if it goes on."""
+
+    index: int
+    text: str
+    finish: str | None
+    generated: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A request ended by an error."""
+
+    error: UmimError
+
+
+Event = Started | Piece | Failed
+
+
+@dataclass(eq=False)
+class Job:
+    """One request.
+
+    Attributes:
+        prompt: Raw ids, or with the parts that may merge.
+        config: Settings; ``max_new_tokens`` is the most that may be generated.
+        request: What is merged, and the seed.
+        shorten: Whether fewer tokens will do where the context has no room for as many.
+        stops: Texts that end an answer.
+        deliver: Called in the worker's thread with the events of a forward.
+        cancelled: Set by whoever no longer wants the answer.
+    """
+
+    prompt: TokenPrompt
+    config: GenerationConfig
+    request: Request
+    shorten: bool
+    stops: tuple[str, ...]
+    deliver: Callable[[list[Event]], None]
+    cancelled: bool = False
+    _rows: dict[LiveRow, tuple[int, TextStream]] = field(default_factory=dict, repr=False)
+
+    @property
+    def samples(self) -> int:
+        """Rows that it needs."""
+        return samples_per_prompt(self.config)
+
+
+class EngineWorker:
+    """Runs an engine for many requests.
+
+    Args:
+        engine: Computes.
+        tokenizer: Decodes.
+        metrics: Counts.
+        max_rows: Rows that run at once.
+        max_waiting: Requests that may wait for a row.
+        kept_bytes: Bytes of columns that are kept for prompts that begin alike.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        metrics: ServerMetrics,
+        *,
+        max_rows: int,
+        max_waiting: int,
+        kept_bytes: int,
+    ) -> None:
+        self._batch = RowBatch(engine, PrefixStore(kept_bytes))
+        self._tokenizer, self._metrics = tokenizer, metrics
+        self._max_waiting, self.max_rows = max_waiting, max_rows
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._changed, self._stopping = Condition(), False
+        metrics.running.set_function(lambda: len(self._batch.rows))
+        metrics.waiting.set_function(lambda: len(self._waiting))
+        self._thread = Thread(target=self._run, name="umim-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is left and wait for the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered."""
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, job: Job) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            ApiError: If it needs too many rows (400), or too many requests wait or the worker has
+                ended (503).
+        """
+        if job.samples > self.max_rows:
+            raise ApiError(
+                400, "invalid_field", f"n must be at most {self.max_rows}", job.samples, param="n"
+            )
+        with self._changed:
+            if not self.alive:
+                raise _ended()
+            if len(self._waiting) >= self._max_waiting:
+                raise ApiError(
+                    503,
+                    "overloaded",
+                    f"at most {self._max_waiting} requests may wait",
+                    len(self._waiting),
+                    "Try again later.",
+                )
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Let a request's rows leave; one that has ended stays as it is."""
+        with self._changed:
+            job.cancelled = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._admit():
+                self._step()
+        finally:
+            with self._changed:
+                self._stopping = True
+                left = [*self._running, *self._waiting]
+                self._waiting.clear()
+            for job in left:
+                job.deliver([Failed(_ended())])
+            _log.info("engine stopped, %d requests failed", len(left))
+
+    def _admit(self) -> bool:
+        """Let requests join as rows are free; wait while there is none. False: stop."""
+        tokens = 0
+        while tokens < _JOINED_TOKENS:
+            with self._changed:
+                self._changed.wait_for(self._has_work)
+                if self._stopping:
+                    return False
+                for gone in [job for job in self._waiting if job.cancelled]:
+                    self._waiting.remove(gone)
+                free = self.max_rows - len(self._batch.rows)
+                if not self._waiting or self._waiting[0].samples > free:
+                    return True
+                job = self._waiting.popleft()
+                self._running.append(job)
+            tokens += self._join(job)
+        return True
+
+    def _has_work(self) -> bool:
+        return self._stopping or bool(self._waiting or self._running)
+
+    def _join(self, job: Job) -> int:
+        """Read a prompt; return how many tokens it had."""
+        try:
+            if job.shorten:
+                room = self._batch.room(job.prompt, job.request)
+                job.config.max_new_tokens = max(1, min(job.config.max_new_tokens or 1, room))
+            rows = self._batch.join(job.prompt, job.config, job.request)
+        except UmimError as error:
+            self._running.remove(job)
+            job.deliver([Failed(error)])
+            return 0
+        first, metrics = rows[0], self._metrics
+        metrics.raw_tokens.inc(first.row.prompt)
+        metrics.merged_tokens.inc(first.prompt_units)
+        metrics.reused_tokens.inc(first.reused)
+        for number, live in enumerate(rows):
+            job._rows[live] = number, TextStream(self._tokenizer, job.stops)
+        job.deliver([Started(first.row.prompt, first.prompt_units, first.reused)])
+        return first.row.prompt
+
+    def _step(self) -> None:
+        """Take a token for each row and hand its text over."""
+        for job in [job for job in self._running if job.cancelled]:
+            self._end(job)
+        if not self._batch.rows:
+            return
+        self._batch.step()
+        for job in list(self._running):
+            events = [self._event(job, live) for live in list(job._rows)]
+            self._metrics.generated_tokens.inc(len(events))
+            failed = any(isinstance(event, Failed) for event in events)
+            if failed or not job._rows:
+                self._end(job)
+            job.deliver(events)
+
+    def _event(self, job: Job, live: LiveRow) -> Event:
+        """Return what a forward added to a row."""
+        if live.error is not None:
+            return Failed(live.error)
+        index, stream = job._rows[live]
+        text = stream.push(live.row.raw[-1])
+        if not live.running:
+            text += stream.finish()
+        finish = None
+        if stream.stopped or not live.running:
+            finish = "length" if live.row.stop_reason == "length" and not stream.stopped else "stop"
+            self._batch.leave([live])
+            del job._rows[live]
+        return Piece(index, text, finish, len(live.row.ids))
+
+    def _end(self, job: Job) -> None:
+        self._batch.leave(list(job._rows))
+        job._rows.clear()
+        self._running.remove(job)
+
+
+def _ended() -> ApiError:
+    return ApiError(503, "unavailable", "the engine must run", "it has stopped", "Try again later.")

@@ -1,0 +1,399 @@
+"""Gateway in front of another engine: it merges prompts and forwards them as ids.
+
+    client   /v1/chat/completions   messages         -> template, ids, ranges that may merge
+    engine   /v1/completions        prompt: ids      <- merged by the spans of an exported model
+    client   chat.completion(.chunk)                 <- the engine's answer in a chat's form
+
+A request that cannot be merged, or does not want to be, goes to the engine as it came: tools, parts
+that are no text, fields that change the template, ``x-umim-merge: off``. Where merging itself fails
+the raw ids are sent. No torch is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import httpx
+from pydantic_core import from_json
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from umim_core.errors import ConfigError, GenerationError, UmimError
+from umim_core.serving.answers import DONE, Answer, Choice, event
+from umim_core.serving.api_bodies import read_json
+from umim_core.serving.api_errors import ApiError
+from umim_core.serving.guard import (
+    EventStream,
+    Limits,
+    guarded,
+    merging_wanted,
+    read_body,
+    unless_gone,
+)
+from umim_core.serving.metrics import ServerMetrics
+from umim_core.serving.prompt_merger import PromptMerger
+from umim_core.text.chat_parts import content_places, encode_parts, render_chat
+from umim_core.text.token_ids import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_CHAT: Final = "/v1/chat/completions"
+_COMPLETIONS: Final = "/v1/completions"
+_CONNECT_SECONDS: Final = 5.0
+_CONNECTIONS: Final = 256
+# Fields of a chat that the engine must see with the messages.
+_WITH_MESSAGES: Final = (
+    "add_generation_prompt", "audio", "chat_template", "chat_template_kwargs",
+    "continue_final_message", "documents", "function_call", "functions", "modalities",
+    "response_format", "tool_choice", "tools",
+)  # fmt: skip
+_OF_MESSAGES: Final = {"role", "content", "name"}
+_log: Final = logging.getLogger("umim.serve")
+Translate = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class MergedPrompt:
+    """A prompt for the engine.
+
+    Attributes:
+        raw: Its raw tokens.
+        ids: What is sent.
+    """
+
+    raw: int
+    ids: list[int]
+
+
+class Gateway:
+    """The routes of a gateway.
+
+    Args:
+        upstream: Address of the engine, without ``/v1``.
+        tokenizer: The exported model's.
+        merger: Its spans.
+        limits: Bounds of requests.
+        key: Bearer token that the engine wants; None for none.
+
+    Raises:
+        ConfigError: If the address is none.
+    """
+
+    def __init__(
+        self,
+        upstream: str,
+        tokenizer: PreTrainedTokenizerBase,
+        merger: PromptMerger,
+        limits: Limits,
+        key: str | None = None,
+    ) -> None:
+        self._tokenizer, self._merger, self._limits = tokenizer, merger, limits
+        self._encoding = Lock()  # a tokenizer's settings are not for two threads
+        self._context: int | None = None
+        self.metrics = ServerMetrics()
+        try:
+            address = httpx.URL(upstream.rstrip("/").removesuffix("/v1"))
+        except httpx.InvalidURL as error:
+            raise _no_address(upstream) from error
+        if address.scheme not in ("http", "https") or not address.host:
+            raise _no_address(upstream)
+        self._client = httpx.AsyncClient(
+            base_url=address,
+            headers={} if key is None else {"authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(limits.answer_seconds, connect=_CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=_CONNECTIONS),
+            trust_env=False,
+        )
+
+    def app(self, token: str | None) -> Starlette:
+        """Return the application.
+
+        Args:
+            token: Bearer token that requests must show; None for none.
+        """
+        routes = [
+            Route(_CHAT, self._chat, methods=["POST"]),
+            Route(_COMPLETIONS, self._completion, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+        return guarded(routes, token, self.metrics, self._life)
+
+    @asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        async with self._client:
+            yield
+
+    async def _models(self, request: Request) -> Response:
+        answer = await self._asked("GET", "/v1/models")
+        return _passed(await answer.aread(), answer)
+
+    async def _health(self, request: Request) -> Response:
+        answer = await self._asked("GET", "/health")
+        return _passed(await answer.aread(), answer)
+
+    async def _chat(self, request: Request) -> Response:
+        document = read_json(await read_body(request, self._limits))
+        messages = _plain_messages(document) if merging_wanted(request) else None
+        prompt = None if messages is None else await run_in_threadpool(self._merged_chat, messages)
+        if prompt is None:
+            return await self._forward(request, _CHAT, document, None)
+        answer = Answer(True, str(document.get("model") or ""))
+        streamed = bool(document.get("stream"))
+
+        def translate(part: dict[str, Any]) -> dict[str, Any]:
+            choices = [
+                Choice(
+                    choice.get("index", 0),
+                    choice.get("text") or "",
+                    choice.get("finish_reason"),
+                    _chat_logprobs(choice.get("logprobs")),
+                )
+                for choice in part.get("choices") or ()
+            ]
+            count = _counted(part.get("usage"), prompt)
+            return answer.chunk(choices, count) if streamed else answer.whole(choices, count)
+
+        body = {**document, "prompt": prompt.ids}
+        del body["messages"]
+        asked = body.pop("max_completion_tokens", None)
+        body["max_tokens"] = asked or body.get("max_tokens") or await self._room(prompt)
+        best = body.pop("top_logprobs", None)
+        if body.pop("logprobs", None):
+            body["logprobs"] = best or 0
+        return await self._forward(request, _COMPLETIONS, body, translate)
+
+    async def _completion(self, request: Request) -> Response:
+        document = read_json(await read_body(request, self._limits))
+        text = document.get("prompt")
+        if isinstance(text, list) and len(text) == 1:
+            text = text[0]
+        plain = isinstance(text, str) and not document.get("echo") and not document.get("suffix")
+        if not merging_wanted(request) or not plain:
+            return await self._forward(request, _COMPLETIONS, document, None)
+        prompt = await run_in_threadpool(self._merged_text, str(text))
+        body = {**document, "prompt": prompt.ids}
+
+        def translate(part: dict[str, Any]) -> dict[str, Any]:
+            count = _counted(part.get("usage"), prompt)
+            return part if count is None else {**part, "usage": count}
+
+        return await self._forward(request, _COMPLETIONS, body, translate)
+
+    def _merged_chat(self, messages: list[dict[str, str]]) -> MergedPrompt | None:
+        """Return a chat's prompt; None where the engine had better apply its own template."""
+        with self._encoding:
+            try:
+                text = render_chat(messages, self._tokenizer)
+            except GenerationError as error:
+                _log.warning("a chat goes on as it came: %s", error.rule)
+                return None
+            places = content_places(
+                messages, text, lambda other: render_chat(other, self._tokenizer)
+            )
+            ids, ranges = encode_parts(self._tokenizer, text, places)
+        return self._merge(ids.tolist(), ranges)
+
+    def _merged_text(self, text: str) -> MergedPrompt:
+        with self._encoding:
+            ids = encode(self._tokenizer, text, None)
+        return self._merge(ids, None)
+
+    def _merge(self, ids: list[int], ranges: tuple[tuple[int, int], ...] | None) -> MergedPrompt:
+        try:
+            merged = self._merger.merge(ids, ranges)
+        except UmimError as error:
+            _log.warning("a prompt stays raw: %s", error.rule)
+            self.metrics.unmerged.inc()
+            merged = ids
+        self.metrics.raw_tokens.inc(len(ids))
+        self.metrics.merged_tokens.inc(len(merged))
+        return MergedPrompt(len(ids), merged)
+
+    async def _room(self, prompt: MergedPrompt) -> int:
+        """Return how many tokens a chat may get that asks for no number; completions get few."""
+        if self._context is None:
+            models = await self._asked("GET", "/v1/models")
+            found = _document(await models.aread()).get("data")
+            first = found[0] if isinstance(found, list) and found else {}
+            length = first.get("max_model_len") if isinstance(first, dict) else None
+            self._context = length if isinstance(length, int) else 0
+        most = self._limits.new_tokens
+        return max(1, min(most, self._context - len(prompt.ids))) if self._context else most
+
+    async def _forward(
+        self,
+        request: Request,
+        path: str,
+        body: dict[str, Any],
+        translate: Translate | None,
+    ) -> Response:
+        """Send a body to the engine and return its answer, translated where it is one."""
+        answer = await unless_gone(request, self._asked("POST", path, body))
+        if answer.status_code == 200 and body.get("stream"):
+            return EventStream(_events(answer, translate), self._limits)
+        try:
+            content = await unless_gone(request, _content(answer))
+        finally:
+            await answer.aclose()
+        if answer.status_code != 200 or translate is None:
+            return _passed(content, answer)
+        return JSONResponse(translate(_document(content)))
+
+    async def _asked(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        """Return the head of the engine's answer.
+
+        Raises:
+            ApiError: If there is none.
+        """
+        try:
+            built = self._client.build_request(method, path, json=body)
+            return await self._client.send(built, stream=True)
+        except httpx.PoolTimeout as error:
+            raise ApiError(
+                503, "overloaded", f"at most {_CONNECTIONS} requests run", "more", "Try later."
+            ) from error
+        except httpx.HTTPError as error:
+            raise _broken(error) from error
+
+
+def _no_address(upstream: str) -> ConfigError:
+    return ConfigError(
+        "an upstream must be the address of a server", upstream, "Give http://127.0.0.1:8000."
+    )
+
+
+async def _content(answer: httpx.Response) -> bytes:
+    try:
+        return await answer.aread()
+    except httpx.HTTPError as error:
+        raise _broken(error) from error
+
+
+def _broken(error: httpx.HTTPError) -> ApiError:
+    """Return what a failed exchange with the engine means to the client."""
+    late = isinstance(error, httpx.ReadTimeout)
+    return ApiError(
+        504 if late else 502,
+        "upstream_timeout" if late else "upstream_unreachable",
+        "the engine behind this gateway must answer" + (" in time" if late else ""),
+        type(error).__name__,
+        "Try again later.",
+    )
+
+
+async def _events(
+    answer: httpx.Response, translate: Translate | None
+) -> AsyncGenerator[bytes, None]:
+    """Give an engine's stream on, translated; a break is the last event."""
+    done = False
+    try:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                done = True
+                break
+            part = _document(data.encode())
+            done = "error" in part
+            yield event(part if done or translate is None else translate(part))
+            if done:
+                return
+        if not done:
+            raise _broken(httpx.ReadError("the stream ended early"))
+        yield DONE
+    except httpx.HTTPError as error:
+        yield event(_broken(error).document())
+    except ApiError as error:
+        yield event(error.document())
+    finally:
+        await answer.aclose()
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    """Return a JSON object of the engine's.
+
+    Raises:
+        ApiError: If it is none.
+    """
+    try:
+        document = from_json(content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ApiError(
+            502, "upstream_malformed", "the engine must answer with JSON", "something else"
+        )
+    return cast("dict[str, Any]", document)
+
+
+def _passed(content: bytes, answer: httpx.Response) -> Response:
+    """Return an engine's answer as it is."""
+    kept = {
+        name: value
+        for name in ("content-type", "retry-after")
+        if (value := answer.headers.get(name)) is not None
+    }
+    return Response(content, answer.status_code, kept)
+
+
+def _plain_messages(document: dict[str, Any]) -> list[dict[str, str]] | None:
+    """Return the messages of a chat if they are texts and nothing else is wanted; else None."""
+    if any(document.get(name) for name in _WITH_MESSAGES):
+        return None
+    messages = document.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    plain = [_plain_message(message) for message in messages]
+    return None if None in plain else cast("list[dict[str, str]]", plain)
+
+
+def _plain_message(message: object) -> dict[str, str] | None:
+    if not isinstance(message, dict) or not set(message) <= _OF_MESSAGES:
+        return None
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        content = content[0].get("text") if content[0].get("type") == "text" else None
+    if not isinstance(role, str) or not isinstance(content, str):
+        return None
+    return {"role": role, "content": content}
+
+
+def _counted(count: object, prompt: MergedPrompt) -> dict[str, Any] | None:
+    """Return an engine's count of tokens with those of the prompt before and after merging."""
+    if not isinstance(count, dict):
+        return None
+    both = {"raw_prompt_tokens": prompt.raw, "merged_prompt_tokens": len(prompt.ids)}
+    return {**count, "umim": both}
+
+
+def _chat_logprobs(found: object) -> object:
+    """Return a completion's log-probabilities in a chat's form; others stay as they are."""
+    if not isinstance(found, dict) or not isinstance(found.get("tokens"), list):
+        return found
+
+    def entry(token: str, value: object) -> dict[str, object]:
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+    tokens, values = found["tokens"], found.get("token_logprobs") or []
+    best = found.get("top_logprobs") or [None] * len(tokens)
+    content = [
+        {
+            **entry(token, value),
+            "top_logprobs": [entry(*pair) for pair in (others or {}).items()],
+        }
+        for token, value, others in zip(tokens, values, best, strict=False)
+    ]
+    return {"content": content}

@@ -1,0 +1,281 @@
+"""Guard in front of a server's routes: bearer token, size and time of bodies, errors, log, metrics.
+
+A log line holds method, path, status, seconds and bytes: nothing of prompts or answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar, cast
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from umim_core.errors import UmimError
+from umim_core.serving.api_errors import ApiError, api_error
+from umim_core.serving.metrics import ServerMetrics
+
+MERGE_HEADER: Final = "x-umim-merge"
+_PROMETHEUS: Final = "text/plain; version=0.0.4"
+_OPEN: Final = ("/health",)
+Result = TypeVar("Result")
+_log: Final = logging.getLogger("umim.serve")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server.
+
+    Attributes:
+        request_bytes: Largest body.
+        body_seconds: Until a body must have come.
+        answer_seconds: Until an answer must have ended.
+        write_seconds: Until a reader must have taken a part of its stream.
+        new_tokens: Most tokens of an answer, and the default.
+    """
+
+    request_bytes: int = 4 << 20
+    body_seconds: float = 30.0
+    answer_seconds: float = 600.0
+    write_seconds: float = 30.0
+    new_tokens: int = 1024
+
+
+class Guard:
+    """Checks requests before an application gets them, and counts its answers.
+
+    Args:
+        app: The application.
+        token: Bearer token that requests must show, but for ``/health``; None for none.
+        paths: What it serves; metrics count others together.
+        metrics: Counts.
+    """
+
+    def __init__(
+        self, app: ASGIApp, token: str | None, paths: frozenset[str], metrics: ServerMetrics
+    ) -> None:
+        self._app, self._paths, self._metrics = app, paths, metrics
+        self._token = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; see the ASGI specification."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, size = time.monotonic(), 0, 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        path = scope["path"]
+        self._metrics.in_flight.inc()
+        try:
+            if path not in _OPEN and not self._known(Headers(scope=scope)):
+                refused = ApiError(
+                    401, "unauthorized", "requests need the server's bearer token", "none that fits"
+                )
+                await error_response(refused)(scope, receive, counted)
+            else:
+                await self._app(scope, receive, counted)
+        finally:
+            self._metrics.in_flight.dec()
+            seconds = time.monotonic() - began
+            label = path if path in self._paths else "other"
+            self._metrics.requests.labels(label, str(status)).inc()
+            self._metrics.seconds.labels(label).observe(seconds)
+            line = {
+                "method": scope["method"],
+                "path": label,
+                "status": status,
+                "seconds": round(seconds, 4),
+                "bytes": size,
+            }
+            _log.info("%s", json.dumps(line))
+
+    def _known(self, headers: Headers) -> bool:
+        given = headers.get("authorization", "").encode()
+        return self._token is None or hmac.compare_digest(given, self._token)
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: If it is too large (413) or does not come in time (408).
+        ClientDisconnect: If the client has gone.
+    """
+    announced = request.headers.get("content-length", "0")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            if announced.isdecimal() and int(announced) > limits.request_bytes:
+                raise _too_large(limits)
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.request_bytes:
+                    raise _too_large(limits)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            "slow_body",
+            f"a body must come within {limits.body_seconds:g} s",
+            f"{len(body)} bytes",
+            "Send it faster.",
+        ) from None
+    return bytes(body)
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(
+        413,
+        "too_large",
+        f"a body may have {limits.request_bytes} bytes",
+        "more",
+        "Shorten the request.",
+    )
+
+
+def merging_wanted(request: Request) -> bool:
+    """Return whether a request lets its prompt be merged: its header says ``on``, or nothing.
+
+    Raises:
+        ApiError: If it says something else than ``on`` or ``off``.
+    """
+    said = request.headers.get(MERGE_HEADER, "on").lower()
+    if said not in ("on", "off"):
+        raise ApiError(400, "invalid_header", f"{MERGE_HEADER} must be on or off", said)
+    return said == "on"
+
+
+def error_response(error: UmimError) -> JSONResponse:
+    """Return the answer that reports an error."""
+    shown = api_error(error)
+    return JSONResponse(shown.document(), shown.status, shown.headers)
+
+
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Report an error of the library; starlette's handler."""
+    assert isinstance(error, UmimError)  # noqa: S101  registered for these
+    return error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Report an unknown path or method; starlette's handler."""
+    assert isinstance(error, HTTPException)  # noqa: S101  registered for these
+    shown = ApiError(
+        error.status_code,
+        "unknown_path",
+        "path and method must be ones that are served",
+        f"{request.method} {request.url.path}",
+    )
+    return JSONResponse(shown.document(), error.status_code, dict(error.headers or {}))
+
+
+async def _answer_gone(request: Request, error: Exception) -> JSONResponse:
+    """End a request whose client has gone; nobody reads this."""
+    return JSONResponse({}, 499)
+
+
+_HANDLERS: Final = {
+    UmimError: _answer_error,
+    HTTPException: _answer_http_error,
+    ClientDisconnect: _answer_gone,
+}
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return what some work gives, and end it when the client goes.
+
+    Args:
+        request: The client's; its body was read before.
+        work: The work.
+
+    Raises:
+        ClientDisconnect: If the client has gone first.
+    """
+    working, watching = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+
+
+def guarded(
+    routes: Sequence[Route],
+    token: str | None,
+    metrics: ServerMetrics,
+    life: Callable[[Starlette], AbstractAsyncContextManager[None]],
+) -> Starlette:
+    """Return an application of routes behind a guard; ``/metrics`` is added.
+
+    Args:
+        routes: What it serves.
+        token: Bearer token that requests must show; None for none.
+        metrics: Counts.
+        life: What starts and stops with the application.
+    """
+
+    async def counted(request: Request) -> Response:
+        return Response(metrics.text(), media_type=_PROMETHEUS)
+
+    served = [*routes, Route("/metrics", counted, methods=["GET"])]
+    paths = frozenset(route.path for route in served)
+    guard = Middleware(Guard, token=token, paths=paths, metrics=metrics)
+    handlers = cast("dict[Any, Callable[..., Any]]", _HANDLERS)
+    return Starlette(routes=served, middleware=[guard], exception_handlers=handlers, lifespan=life)
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events to a reader that must keep up; their source is closed in any case.
+
+    Args:
+        events: The events.
+        limits: How long a reader may take for one.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], limits: Limits) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events, self._seconds = events, limits.write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events; see the ASGI specification."""
+
+        async def timely(message: Message) -> None:
+            async with asyncio.timeout(self._seconds):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, timely)
+        except TimeoutError:
+            _log.warning("a reader took more than %g s for a part of a stream", self._seconds)
+        finally:
+            await self._events.aclose()
