@@ -60,7 +60,7 @@ def serve(
         Path | None, typer.Option(help="A Jinja file, for a tokenizer without a chat template.")
     ] = None,
     merge: Annotated[
-        Merge | None, typer.Option(help="What is merged. [default: the checkpoint's, else all]")
+        Merge | None, typer.Option(help="What is merged. [default: as recommended]")
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Rows that run at once.")] = 16,
     max_waiting: Annotated[
@@ -76,7 +76,7 @@ def serve(
     answer_seconds: Annotated[
         float, typer.Option(min=0.1, help="An answer that takes longer ends with an error.")
     ] = 600.0,
-    dtype: DtypeOption = "float32",
+    dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
 ) -> None:
     """Serve a checkpoint over HTTP as OpenAI does: chats and completions, whole or streamed.

@@ -67,7 +67,7 @@ class Served:
         base: bool = False,
         name: str | None = None,
         merge: Merge | None = None,
-        dtype: str = "float32",
+        dtype: str = "auto",
         device: str = "cpu",
     ) -> Served:
         """Load what is served.
@@ -77,7 +77,7 @@ class Served:
             base: Whether it is a plain model, of which nothing is merged.
             name: How requests call it; by default its own name.
             merge: What is merged; by default what the checkpoint recommends.
-            dtype: Data type of the backbone.
+            dtype: Data type of the backbone, as of ``load_backbone``.
             device: A torch device.
 
         Raises:
@@ -95,9 +95,7 @@ class Served:
             return cls(name or checkpoint, Compressed.without_merging(backbone), "none", 0)
         found = checkpoint or default_checkpoint()
         umim = UMIM.from_pretrained(found, dtype=dtype, device=device)
-        merged = merge or umim.checkpoint.config.merge
-        tail = 0 if merged == "none" else umim.checkpoint.config.raw_tail
-        return cls(name or found, umim.compressed, merged, tail)
+        return cls(name or found, umim.compressed, *umim.checkpoint.config.recommended(merge))
 
     @property
     def backbone(self) -> Backbone:
