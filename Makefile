@@ -44,7 +44,7 @@ env: $(INSTALLED) $(FETCHED) ## Make .venv from the lock and fetch the model; do
 demo: env ## Run the whole pipeline on the embedded corpus and print the comparison table
 	$(BIN)/python -m flows run embedded
 
-quick-demo: env ## Compress, generate, time and score with a shipped checkpoint, in a minute
+quick-demo: env ## Three questions on one document, base model and UMIM, in a minute
 	$(BIN)/umim demo
 
 test test-full quick: export HF_HUB_OFFLINE := 1

@@ -27,9 +27,11 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 logger = logging.getLogger("umim.progress")
 _NOTE = "progress.json"
+_BAR: Final = 20  # columns of a bar
 _POLL_SECONDS = 0.5
 _LISTENED_SECONDS = 10.0  # between two calls of a listener
 _SECOND_LINE: Final = 10.0  # seconds after the first: soon enough to know how long it takes
@@ -136,6 +138,21 @@ class _Watcher:
         """Take the end of the run."""
 
 
+def new_bars(console: Console) -> Progress:
+    """Return bars that keep their width on a narrow terminal; long descriptions are cut there."""
+    return Progress(
+        TextColumn(
+            "{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
+        BarColumn(bar_width=_BAR),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        expand=True,
+    )
+
+
 class _Display:
     """The bars of all runs that are followed at the same time: two displays would fight."""
 
@@ -148,13 +165,7 @@ class _Display:
         """Show one bar more while the block runs."""
         with self._lock:
             if self._shown is None:
-                columns = (
-                    TextColumn("          {task.description}"),
-                    BarColumn(),
-                    MofNCompleteColumn(),
-                    TimeRemainingColumn(),
-                )
-                self._shown = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._shown = new_bars(Console(stderr=True))
                 self._shown.start()
             shown = self._shown
             task = shown.add_task("training", total=None)
@@ -268,6 +279,22 @@ class ProgressLines:
         if rate < 1:
             speed = f"{1 / rate:.3g} s each"
         return f"{text}: {step:,} of {total:,}, {speed}, {duration((total - step) / rate)} left"
+
+
+def log_progress(text: str) -> Callable[[int, int], None]:
+    """Return what takes (done, total) of some work and logs a line now and then.
+
+    Args:
+        text: What is being done.
+    """
+    lines = ProgressLines()
+
+    def see(done: int, total: int) -> None:
+        line = lines.see(done, total, text)
+        if line is not None:
+            logger.info("%s", line)
+
+    return see
 
 
 def duration(seconds: float) -> str:

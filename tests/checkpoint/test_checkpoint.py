@@ -151,7 +151,8 @@ def test_another_vocabulary_of_the_same_size_is_refused(
     known = {"tokenizer_fingerprint": tiny_llama.tokenizer_fingerprint} if rules_know else {}
     checkpoint = make(tiny_llama, **known)
     checkpoint.check_backbone(tiny_llama)
-    with pytest.raises(TokenizerMismatchError, match=f"got {other.tokenizer_fingerprint[:12]}"):
+    message = rf"got one of .*{other.tokenizer_fingerprint[:12]}"
+    with pytest.raises(TokenizerMismatchError, match=message):
         checkpoint.check_backbone(other)
 
 

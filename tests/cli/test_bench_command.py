@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.command_line import Umim, console
+from umim_core.backbone.devices import fastest_dtype
+from umim_core.cli.bench_command import _fitting
+from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.embedded.docstring_corpus import held_out_text
 from umim_core.errors import CorpusError
 
@@ -44,7 +47,8 @@ def test_a_table_and_a_verdict_are_printed(umim: Umim, text: Path) -> None:
     for name in ("1 x 64", "pairs 50 %", "natural", "prefill", "decode", "request", "KV MiB"):
         assert name in found.out
     verdict = found.out.strip().splitlines()[-1]
-    assert verdict.startswith("With 64 prompt tokens and 3 new ones (batch size 1)")
+    assert verdict.startswith(f"{fastest_dtype('cpu')}, merge prompt, raw tail 16. With 64 prompt")
+    assert "measuring, settings: 0 of 2" in found.err
 
 
 def test_the_document_holds_rows_break_even_and_verdict(umim: Umim, text: Path) -> None:
@@ -54,6 +58,31 @@ def test_the_document_holds_rows_break_even_and_verdict(umim: Umim, text: Path) 
     assert {row["asked_reduction"] for row in found["rows"]} == {0.25, 0.5, None}
     assert {part["prompt_tokens"][0] for part in found["break_even"]} == {64}
     assert found["device"] == "cpu" and "batch size 1" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("positions", "lengths"),
+    [
+        (None, (256, 512, 1024)),
+        (1055, (256, 512, 1024)),
+        (1054, (256, 512)),
+        (512, (256,)),
+        (64, (33,)),
+    ],
+)
+def test_default_lengths_fit_the_positions(positions: int | None, lengths: tuple[int, ...]) -> None:
+    config = BenchmarkConfig(prompt_lengths=(256, 512, 1024), new_tokens=32)
+    assert _fitting(config, positions).prompt_lengths == lengths
+
+
+def test_defaults_run_on_a_model_of_few_positions(umim: Umim, tiny_checkpoint: Path) -> None:
+    options = ("--new-tokens", "3", "--pairs", "1", "--warmup", "0", "--json")
+    called = ("bench", "-c", tiny_checkpoint, "--device", "cpu", *options)
+    text = tiny_checkpoint.parent / "text.txt"
+    text.write_text("w1 w2 w9 w3 w4 w5 " * 40)
+    found = umim(*called, "--text", text)
+    assert found.code == 0, found.err
+    assert {row["prompt_tokens"] for row in json.loads(found.out)["rows"]} == {62}  # of 64
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
-"""``umim demo``: four parts with figures of this moment, for people and as one document."""
+"""``umim demo``: two sides, three questions, figures of this moment, for people and programs."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 
 import pytest
 
 from support.command_line import Umim, console
+from umim_core.cli.demo_command import Answer, _answer_lines
 
 
 @pytest.fixture
@@ -16,28 +16,44 @@ def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return console(monkeypatch, capsys)
 
 
-def test_the_four_parts_are_printed_with_their_figures(umim: Umim) -> None:
-    found = umim("demo", "-c", "umim-docs-llama")
+def test_both_sides_answer_three_questions(umim: Umim) -> None:
+    found = umim("demo", "-c", "umim-docs-gpt2", "--pairs", "1")  # 1,024 positions
     assert found.code == 0, found.err
-    assert [int(n) for n in re.findall(r"^(\d)\. ", found.out, re.MULTILINE)] == [1, 2, 3, 4]
-    assert "[ at a time,]" in found.out  # a merged span, where there are no colours
-    assert re.search(r"base [\d,]+ ms, UMIM [\d,]+ ms with [\d.]+% of the tokens", found.out)
-    assert "docstrings, window 2" in found.out
-    assert max(map(len, found.out.splitlines())) <= 100
+    assert [int(n) for n in re.findall(r"^(\d)\. ", found.out, re.MULTILINE)] == [1, 2, 3]
+    start = found.out.partition("... the first")[0]
+    assert re.search(r"\[ \w+ \w+", start)  # a merged span, where there are no colours
+    assert len(re.findall(r"^   (?:base|UMIM)  first token after", found.out, re.MULTILINE)) == 6
+    assert len(re.findall(r"\[(?:the same answer|THE ANSWERS DIFFER)\]", found.out)) == 3
+    assert re.search(r"its KV cache +[\d.]+ MiB +[\d.]+ MiB", found.out)
+    assert re.search(
+        r"[\d.]+ times as fast \([\d.]+ to [\d.]+ in 1 pairs; [\d.]+ is the", found.out
+    )
+    assert "; merge prompt, raw tail 16" in found.out
 
 
-def test_a_prompt_fits_the_backbones_positions(umim: Umim) -> None:
-    found = umim("demo", "-c", "umim-docs-gpt2")  # 1,024 positions
-    assert found.code == 0, found.err
-    assert "3. Prefill of 1,023 tokens" in found.out
+def test_the_document_holds_what_was_measured(umim: Umim) -> None:
+    found = json.loads(umim("demo", "-c", "umim-docs-llama", "--pairs", "1", "--json").out)
+    assert (found["merge"], found["raw_tail"]) == ("prompt", 16)
+    read = found["reading"]
+    assert read["tokens"] > 1000 and 0 < read["token_reduction"] < 0.75
+    assert read["umim_kv_bytes"] < read["base_kv_bytes"]
+    kept = 1 - read["token_reduction"]
+    assert read["umim_kv_bytes"] == pytest.approx(read["base_kv_bytes"] * kept)
+    assert read["bound"] > 1 and read["speedup_low"] <= read["speedup"] <= read["speedup_high"]
+    assert len(found["answers"]) == 3
+    for answer in found["answers"]:
+        assert answer["same"] is (answer["base"] == answer["umim"])
 
 
 @pytest.mark.full
-def test_the_document_holds_what_was_measured(umim: Umim) -> None:
-    document = json.loads(umim("demo", "-c", "umim-docs-llama", "--json").out)
-    assert document["checkpoint"] == "umim-docs-llama"
-    assert document["prefill"]["prompt_tokens"] == 1024
-    assert document["prefill"]["base_seconds"] > 0 < document["prefill"]["umim_seconds"]
-    assert [score["tokens"] for score in document["scores"][:2]] == [512, 512]
-    for score in document["scores"]:
-        assert 1 < score["ppl_base"] < score["ppl_umim"] < math.inf
+def test_a_budget_keeps_cheaper_rules(umim: Umim) -> None:
+    called = ("demo", "-c", "umim-docs-llama", "--pairs", "1", "--json", "--budget")
+    found = [json.loads(umim(*called, budget).out)["reading"] for budget in ("0.2", "inf")]
+    assert found[0]["token_reduction"] < found[1]["token_reduction"]
+
+
+@pytest.mark.parametrize(("umim_says", "note"), [("Red.", "same"), ("Blue.", "ANSWERS DIFFER")])
+def test_a_difference_is_said(umim_says: str, note: str) -> None:
+    answer = Answer("Which?", "Red.", umim_says, umim_says == "Red.", 0.1, 0.05)
+    first, base, ours = _answer_lines(1, answer)
+    assert note in first and base.endswith("ms  Red.") and ours.endswith(f"ms  {umim_says}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def test_a_module_is_trained_and_the_next_commands_are_printed(
     out = tmp_path / "trained"
     done = train(umim, folder, *TINY, "--out", out)
     assert done.code == 0
+    forecast = r"6 steps of 4 rows and 6 validations .*: about \S+ s a step and .* in all"
+    assert re.search(forecast, done.err)
     commands = [shlex.split(line) for line in done.out.splitlines() if line.startswith("  ")]
     assert [command[0] for command in commands] == ["umim", "lm_eval", "python"]
     assert commands[1][1:5] == ["--model", "umim", "--model_args", f"checkpoint={out}"]
@@ -138,6 +141,7 @@ def test_a_stopped_training_goes_on_and_ends_with_the_same_bytes(
     assert "must be of the same training to be continued" in other.err
     resumed = train(umim, folder, *options, "--out", tmp_path / "trained")
     assert "resuming at step 3" in resumed.err
+    assert "3 steps of 4 rows and 3 validations" in resumed.err
     train(umim, folder, *options, "--out", tmp_path / "whole")
     assert bool(Checkpoint.load(tmp_path / "whole").module.rows.table.any())
     digests = {directory_digest(tmp_path / x / "checkpoint") for x in ("trained", "whole")}

@@ -143,7 +143,7 @@ def test_every_window_of_the_command_begins_with_the_bos(
     rows: list[list[int]],
 ) -> None:
     (tmp_path / "text.txt").write_text(f"{TEXT} w5 w6 w7 w8", encoding="utf-8")
-    options = ["-c", checkpoint, "--segment-length", 5, *switch]
+    options = ["-c", checkpoint, "--segment-length", 5, "--dtype", "float32", *switch]
     found = run(monkeypatch, capsys, "ppl", tmp_path / "text.txt", *options)
     assert (found["windows"], found["targets"]) == (len(rows), sum(len(row) - 1 for row in rows))
     arrays = [torch.tensor(row).numpy() for row in rows]

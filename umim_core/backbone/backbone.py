@@ -135,6 +135,12 @@ class Backbone:
         """
         return fingerprint == self.tokenizer_fingerprint or fingerprint == self._unpadded
 
+    @property
+    def named_tokenizer(self) -> str:
+        """The tokenizer for people: whose it is, its entries and its first digits."""
+        size = "no tokenizer" if self.tokenizer is None else f"{len(self.tokenizer):,} entries"
+        return f"{self.name}, {size} ({self.tokenizer_fingerprint[:12]})"
+
     @cached_property
     def _unpadded(self) -> str:
         """The tokenizer's fingerprint without its padding token; 0.2 s at 49,152 entries."""

@@ -171,6 +171,17 @@ class RowCache(Cache):
         for layer in self._rows:
             layer.max_length = self.max_length
 
+    def forked(self, times: int) -> RowCache:
+        """Return a cache of some rows that begin as the only row of this one.
+
+        It is shared until the first forward writes; this cache must not be written before then.
+        """
+        copy = RowCache(len(self._rows), times, self.max_length, self.device)
+        for layer, source in zip(copy._rows, self._rows, strict=True):
+            layer.fork(source, times)
+        copy.restore(self.lengths.tolist() * times)
+        return copy
+
     def repeated(self, times: int) -> RowCache:
         """Return a cache with ``times`` equal rows, side by side, for each row of this one.
 

@@ -51,6 +51,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         self.capacity = min(capacity, max_length)
         self.plan: WritePlan | None = None
         self.length = 0
+        self.shared = False  # the buffers are another layer's, until something is written
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeroed buffers: a masked column has weight 0, and 0 x NaN would be NaN."""
@@ -63,13 +64,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
         return states.new_zeros((batch, heads, self.capacity, size))
 
     def reserve(self, columns: int) -> None:
-        """Grow the buffers by doubling until they hold ``columns``; contents are kept."""
-        if columns <= self.capacity:
+        """Grow the buffers by doubling until they hold ``columns``; contents are kept.
+
+        Shared buffers become the layer's own.
+        """
+        if columns <= self.capacity and not self.shared:
             return
         while self.capacity < columns:
             self.capacity = min(self.max_length, 2 * self.capacity)
         if self.keys is not None and self.values is not None:
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+        self.shared = False
 
     def _grown(self, old: Tensor) -> Tensor:
         new = self._buffer(old)
@@ -94,8 +99,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # transformer
             self.keys[b, :, :columns] = source.keys[row, :, :columns]
             self.values[b, :, :columns] = source.values[row, :, :columns]
 
+    def fork(self, source: RowLayer, times: int) -> None:
+        """Take over the only row of another layer some times; shared until something is written."""
+        self.capacity = source.capacity
+        if source.keys is not None and source.values is not None:
+            self.keys = source.keys.expand(times, -1, -1, -1)
+            self.values = source.values.expand(times, -1, -1, -1)
+            self.is_initialized = self.shared = True
+
     def close_gap(self, row: int, first: int, columns: Tensor) -> None:
         """Move columns [K] (int64, rising) of a row to ``first`` and behind."""
+        self.reserve(self.capacity)  # shared buffers become its own
         for buffer in (self.keys, self.values):
             if buffer is not None:
                 buffer[row, :, first : first + len(columns)] = buffer[row][:, columns]  # a copy

@@ -13,7 +13,7 @@ to UMIM's time.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -75,6 +75,7 @@ def measure_throughput(
     continuation: Continuation = "greedy",
     roofline: Roofline | None = None,
     request: Request = EVERYWHERE,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
     """Measure every batch size, prompt length and kind of rules.
 
@@ -86,6 +87,7 @@ def measure_throughput(
             prompt. The latter makes natural rules merge as in text where a model would loop.
         roofline: The device's ceiling; measured before and after if None.
         request: What merges: everything by all rules, unless it says otherwise.
+        progress: Called with the settings measured so far and in all.
 
     Returns:
         A prefill, a decode and a request row each.
@@ -102,11 +104,14 @@ def measure_throughput(
         (kind, Engine(compressed.merging_by(kind.matcher)))
         for kind in _kinds(config, compressed.require_matcher())
     ]
-    measured = [
-        (sizes, kind, alternate(base, umim, ids, sizes, config, continuation, request))
-        for sizes in product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
-        for kind, umim in rules
-    ]
+    shapes = product(config.batch_sizes, config.prompt_lengths, [config.new_tokens])
+    wanted = [(sizes, kind, umim) for sizes in shapes for kind, umim in rules]
+    measured = []
+    for done, (sizes, kind, umim) in enumerate(wanted):
+        if progress is not None:
+            progress(done, len(wanted))
+        found = alternate(base, umim, ids, sizes, config, continuation, request)
+        measured.append((sizes, kind, found))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))

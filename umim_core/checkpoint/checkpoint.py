@@ -193,12 +193,12 @@ class Checkpoint:
         wanted = self.config.tokenizer_fingerprint
         if wanted and not backbone.has_tokenizer(wanted):
             raise TokenizerMismatchError(
-                f"{self.config.backbone} must have the tokenizer {wanted[:12]}",
-                backbone.tokenizer_fingerprint[:12],
+                f"the tokenizer must be that of {self.config.backbone} ({wanted[:12]})",
+                f"one of {backbone.named_tokenizer}",
                 "Load the tokenizer of the backbone it was trained for.",
             )
         if not backbone.has_tokenizer(self.rules.origin.tokenizer_fingerprint):
-            self.rules.check_tokenizer(backbone.tokenizer_fingerprint)
+            self.rules.check_tokenizer(backbone.tokenizer_fingerprint, backbone.named_tokenizer)
         check_vocabulary(self.rules, backbone.vocab_size, backbone.special_ids)
 
     def write(self, directory: Path) -> None:

@@ -12,8 +12,14 @@ import typer
 from pydantic import ValidationError
 
 from umim_core.backbone.devices import default_device
-from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.cli.prompt_input import CheckpointOption, DtypeOption, MergeOption, RawTailOption
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.cli.prompt_input import (
+    BudgetOption,
+    CheckpointOption,
+    DtypeOption,
+    MergeOption,
+    RawTailOption,
+)
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
 
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from umim_core.benchmarking.break_even import ThroughputRow
     from umim_core.model.umim import UMIM
 
+_LENGTHS: Final = (256, 512, 1024)
 _CHARACTERS: Final = 16  # of a text that surely make a token
 _MIB: Final = 2**20
 _WIDTH: Final = 130  # of the table where there is no terminal
@@ -43,7 +50,13 @@ Number = TypeVar("Number", int, float)
 
 def bench(
     checkpoint: CheckpointOption = None,
-    lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "256,512,1024",
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt lengths in tokens. [default: those of 256, 512 and 1024 that fit the "
+            "model's positions]"
+        ),
+    ] = None,
     batch_sizes: Annotated[str, typer.Option(help="Rows side by side.")] = "1",
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate per row.")] = 32,
     reductions: Annotated[
@@ -54,6 +67,7 @@ def bench(
     text: Annotated[
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
+    budget: BudgetOption = None,
     dtype: DtypeOption = "auto",
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
@@ -65,7 +79,7 @@ def bench(
     """Time a checkpoint against its base model: prefill, decode, memory and whether it pays."""
     config = _config(
         {
-            "prompt_lengths": _numbers(lengths, int, "--lengths"),
+            "prompt_lengths": _LENGTHS if lengths is None else _numbers(lengths, int, "--lengths"),
             "batch_sizes": _numbers(batch_sizes, int, "--batch-sizes"),
             "token_reductions": _numbers(reductions, float, "--reductions"),
             "new_tokens": new_tokens,
@@ -79,16 +93,21 @@ def bench(
     from umim_core.benchmarking.runs import EVERYWHERE
     from umim_core.benchmarking.throughput import measure_throughput
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
+    from umim_core.progress import log_progress
     from umim_core.store.machine_lock import measuring
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()
-    umim = UMIM.from_pretrained(name, dtype=dtype, device=place)
+    umim = UMIM.from_pretrained(name, dtype=dtype, device=place, budget=budget)
+    if lengths is None:
+        config = _fitting(config, umim.backbone.max_positions)
     chosen = umim.checkpoint.config.recommended(merge, raw_tail)
     request = replace(EVERYWHERE, merge=chosen[0], raw_tail=chosen[1])
     ids = _ids(umim, text, config)
     with measuring():
-        rows = measure_throughput(umim.compressed, ids, config, request=request)
+        log_lines("umim.progress")
+        progress = log_progress("measuring, settings")
+        rows = measure_throughput(umim.compressed, ids, config, request=request, progress=progress)
     said = f"{_number(umim.backbone.dtype)}, {request.reading}. {verdict(rows)}"
     if as_json:
         document: dict[str, object] = {
@@ -131,6 +150,15 @@ def _config(values: dict[str, object]) -> BenchmarkConfig:
         raise ConfigError(
             f"--{option.replace('_', '-')}: {first['msg']}", first.get("input"), "Correct it."
         ) from error
+
+
+def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
+    """Return the protocol with the lengths that fit some positions, else the longest there is."""
+    if positions is None:
+        return config
+    room = positions - config.new_tokens + 1  # the last token is never fed
+    kept = tuple(length for length in config.prompt_lengths if length <= room)
+    return config.model_copy(update={"prompt_lengths": kept or (room,)})
 
 
 def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:

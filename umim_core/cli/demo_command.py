@@ -1,197 +1,264 @@
-"""``umim demo``: compression, generation, speed and perplexity of a checkpoint in a minute."""
+"""``umim demo``: one document and three questions, base model and UMIM next to each other."""
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.cli.prompt_input import CheckpointOption
-from umim_core.config.benchmark import BenchmarkConfig
+from umim_core.cli.prompt_input import BudgetOption, CheckpointOption, DtypeOption
 
 if TYPE_CHECKING:
-    from umim_core.benchmarking.break_even import ThroughputRow
+    from umim_core.config.form import Merge
+    from umim_core.inference.outputs import Prefix
     from umim_core.model.generation_output import GenerationOutput
+    from umim_core.model.inputs import PromptInput
     from umim_core.model.umim import UMIM
 
-_PARAGRAPH: Final = (
-    "Language models read text one token at a time, although in the course of a day we use the "
-    "same words again and again. At the end of the day there is no need to think about each of "
-    "them, and it may be a good idea to read a number of them at once. For example, the United "
-    "States of America, with respect to the rest of the world, and as well as many other things, "
-    "are one idea for most of us."
+_DOCUMENT: Final = Path(__file__).with_name("demo_document.txt")
+_QUESTIONS: Final = (
+    "In which month is the workshop closed?",
+    "What is the name of the dog in the office?",
+    "Which bird's song does the box play when there is a danger of frost?",
 )
-_MESSAGE: Final = (
-    "What is the capital of France, and what is it known for? Answer in two sentences."
-)
-_PROMPT: Final = "Return the sum of the array elements over a given"
-_NEW_TOKENS: Final = 48
-_TIMING: Final = BenchmarkConfig(
-    prompt_lengths=(1024,),  # fewer where the backbone has fewer positions
-    new_tokens=2,
-    warmup=1,
-    pairs=3,
-    batch_sizes=(1,),
-    token_reductions=(),
-)
-_WINDOW: Final = 512  # tokens of a window of held-out text
-_WINDOWS: Final = 2
-_CHARACTERS: Final = 16  # of a text that surely make a token
-_HEADINGS: Final = ("text", "tokens", "TR %", "PPL base", "PPL UMIM")
+_NEW_TOKENS: Final = 24
+_ROOM: Final = 128  # positions for a question, its answer and a template
+_SHOWN: Final = 110  # tokens of the document that are shown with their spans
+_MIB: Final = 2**20
+_SIDES: Final = ("base", "UMIM")
 
 
 @dataclass(frozen=True)
-class TextScore:
-    """Perplexity of one text.
+class Reading:
+    """The document as both sides read it.
 
     Attributes:
-        text: What it is.
         tokens: Raw tokens.
-        token_reduction: Share of them that merging removes.
-        ppl_base: Perplexity of the base model per raw token.
-        ppl_umim: The same with merged spans.
+        token_reduction: (raw tokens - units) / raw tokens of UMIM.
+        base_seconds: Median time of the base model.
+        umim_seconds: Median time of UMIM.
+        speedup: Median ratio of alternating pairs.
+        speedup_low: Least ratio of them.
+        speedup_high: Greatest ratio.
+        bound: The most that this token reduction can give.
+        base_kv_bytes: Keys and values of the base model.
+        umim_kv_bytes: Those of UMIM.
     """
 
-    text: str
     tokens: int
     token_reduction: float
-    ppl_base: float
-    ppl_umim: float
+    base_seconds: float
+    umim_seconds: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    bound: float
+    base_kv_bytes: float
+    umim_kv_bytes: float
 
-    def cells(self) -> tuple[str, ...]:
-        """Return what a table shows."""
-        shares = f"{100 * self.token_reduction:.1f}"
-        perplexities = f"{self.ppl_base:.2f}", f"{self.ppl_umim:.2f}"
-        return self.text, str(self.tokens), shares, *perplexities
+
+@dataclass(frozen=True)
+class Answer:
+    """Answers to one question.
+
+    Attributes:
+        question: The question.
+        base: The base model's answer.
+        umim: UMIM's.
+        same: Whether they are the same text.
+        base_first_token: Seconds of the base model to the first token, the document being read.
+        umim_first_token: The same of UMIM.
+    """
+
+    question: str
+    base: str
+    umim: str
+    same: bool
+    base_first_token: float
+    umim_first_token: float
 
 
-def demo(checkpoint: CheckpointOption = None, as_json: JsonFlag = False) -> None:
-    """Show in a minute what a checkpoint does: compress, generate, time a prefill, perplexity.
+def demo(
+    checkpoint: CheckpointOption = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Readings of the document by each side.")] = 3,
+    budget: BudgetOption = None,
+    dtype: DtypeOption = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask three questions on one document, of the base model and of UMIM, in a minute.
 
-    Nothing is trained, and every figure is measured now, on this machine's CPU.
+    Nothing is trained, and every figure is measured now, on this machine's CPU, whatever else runs
+    there; umim bench waits for a quiet moment.
     """
     from umim_core import UMIM
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
 
     began = time.monotonic()
     name = checkpoint or default_checkpoint()
-    _say(as_json, f"loading {name}")
-    umim = UMIM.from_pretrained(name)
-    _say(as_json, f"checkpoint {name}, backbone {umim.backbone.name}, frozen")
-    _say(as_json, "\n1. A paragraph, merged spans marked: each is one input embedding")
-    cut = umim.compress(_PARAGRAPH)
+    say = _silent if as_json else _say
+    say(f"loading {name}")
+    umim = UMIM.from_pretrained(name, dtype=dtype, budget=budget)
+    merge, raw_tail = umim.checkpoint.config.recommended()
+    tail = f", raw tail {raw_tail}" if raw_tail else ""
+    kind = str(umim.backbone.dtype).removeprefix("torch.")
+    say(f"{name} on the frozen {umim.backbone.name}, {kind}; merge {merge}{tail}\n")
+    document = _document(umim)
+    read, prefixes = _read(umim, document, merge, pairs)
     if not as_json:
-        cut.show()
-    _say(as_json, "\n2. A generated text, merged spans marked")
-    text = _generated(umim)
-    if not as_json:
-        text.show()
-    timing = _timing(umim.backbone.max_positions)
-    length = timing.prompt_lengths[0]
-    _say(
-        as_json, f"\n3. Prefill of {length:,} tokens of held-out docstrings, until the first token"
-    )
-    prefill = _prefill(umim, timing)
-    _say(as_json, _speed(prefill))
-    _say(as_json, "\n4. Perplexity per raw token, of the base model and with merged spans")
-    scores = _scores(umim)
+        _show_start(umim, prefixes[1])
+    for line in _reading_lines(read, pairs):
+        say(line)
+    answers = []
+    for number, question in enumerate(_QUESTIONS, start=1):
+        answers.append(_answer(umim, document, question, prefixes, merge))
+        for line in _answer_lines(number, answers[-1]):
+            say(line)
     seconds = time.monotonic() - began
-    document: dict[str, object] = {
+    report: dict[str, object] = {
         "checkpoint": name,
         "backbone": umim.backbone.name,
-        "token_reduction": cut.token_reduction,
-        "text": text.text[0],
-        "prefill": asdict(prefill),
-        "scores": [asdict(score) for score in scores],
+        "dtype": kind,
+        "merge": merge,
+        "raw_tail": raw_tail,
+        "reading": asdict(read),
+        "answers": [asdict(answer) for answer in answers],
         "seconds": seconds,
     }
-    note = "TR: share of tokens removed by merging. PPL: perplexity, lower is better."
-    emit(document, [*_table(scores), note, f"\n{seconds:.0f} s"], as_json)
-
-
-def _say(as_json: bool, line: str) -> None:
-    if not as_json:
-        write(line)
-        sys.stdout.flush()
-
-
-def _generated(umim: UMIM) -> GenerationOutput:
-    """Return an answer of a chat model, or a text that goes on, merged as recommended."""
-    if umim.backbone.require_tokenizer().chat_template is not None:
-        chat = [{"role": "user", "content": _MESSAGE}]
-        return umim.generate(chat, max_new_tokens=_NEW_TOKENS, do_sample=False)
-    return umim.generate(
-        _PROMPT, max_new_tokens=_NEW_TOKENS, do_sample=False, repetition_penalty=1.3
+    closing = (
+        "It pays where prompts are long, or a document is kept for many questions; where answers "
+        "must be\nthose of the base model, use merge='none'. From which length on: umim bench."
     )
+    emit(report, [closing, f"{seconds:.0f} s"], as_json)
 
 
-def _timing(positions: int | None) -> BenchmarkConfig:
-    """Return a protocol whose prompt and new tokens fit a backbone's positions."""
-    if positions is None:
-        return _TIMING
-    fits = positions - _TIMING.new_tokens + 1  # the last token is never fed
-    return _TIMING.model_copy(update={"prompt_lengths": (min(fits, *_TIMING.prompt_lengths),)})
+def _silent(line: str) -> None:
+    """Print nothing: the document is all there is to print."""
 
 
-def _prefill(umim: UMIM, timing: BenchmarkConfig) -> ThroughputRow:
-    """Time base and UMIM on the same prompts, in turn."""
-    import numpy as np
-
-    from umim_core.benchmarking.throughput import measure_throughput, tokens_needed
-    from umim_core.store.machine_lock import measuring
-
-    needed = tokens_needed(timing) + timing.pairs * timing.new_tokens
-    ids = np.array(_held_out(umim, needed), dtype=np.int64)
-    with measuring():
-        rows = measure_throughput(umim.compressed, ids, timing)
-    return next(row for row in rows if row.phase == "prefill")
+def _say(line: str) -> None:
+    write(line)
+    sys.stdout.flush()
 
 
-def _held_out(umim: UMIM, tokens: int) -> list[int]:
-    """Return the first ids of docstrings that no checkpoint of ours was trained on."""
-    from umim_core.embedded.docstring_corpus import held_out_text
+def _document(umim: UMIM) -> str:
+    """Return the document, or its leading paragraphs that a backbone has positions for."""
+    text, most = _DOCUMENT.read_text(encoding="utf-8").strip(), umim.backbone.max_positions
+    paragraphs = text.split("\n\n")
+    while most is not None and len(paragraphs) > 1:
+        if len(umim.backbone.encode("\n\n".join(paragraphs))) <= most - _ROOM:
+            break
+        paragraphs.pop()
+    return "\n\n".join(paragraphs)
 
-    return umim.backbone.encode(held_out_text()[: _CHARACTERS * tokens])[:tokens]
+
+def _prompt(umim: UMIM, text: str) -> PromptInput:
+    """Return a text as a user's message where the backbone has a chat template."""
+    if umim.backbone.require_tokenizer().chat_template is None:
+        return text
+    return [{"role": "user", "content": text}]
 
 
-def _speed(row: ThroughputRow) -> str:
-    return (
-        f"base {1e3 * row.base_seconds:,.0f} ms, UMIM {1e3 * row.umim_seconds:,.0f} ms with "
-        f"{row.token_reduction:.1%} of the tokens removed: {row.speedup:.2f} times as fast\n"
-        f"(median of {row.pairs} pairs; matching and merging are part of UMIM's time)"
+def _read(
+    umim: UMIM, document: str, merge: Merge, pairs: int
+) -> tuple[Reading, tuple[Prefix, Prefix]]:
+    """Read the document by both sides in turn; return the figures and the last prefixes."""
+    from umim_core.benchmarking.roofline import ModelShape
+
+    prompt, short = _prompt(umim, document), _prompt(umim, document.partition("\n\n")[0])
+
+    def timed(wanted: Merge) -> tuple[float, Prefix]:
+        began = time.perf_counter()
+        prefix = umim.prefix(prompt, merge=wanted)
+        return time.perf_counter() - began, prefix
+
+    umim.prefix(short, merge="none")  # the first forward of a process is slower
+    umim.prefix(short, merge=merge)
+    rounds = [(timed("none"), timed(merge)) for _ in range(pairs)]
+    seconds = [(base[0], ours[0]) for base, ours in rounds]
+    ratios = [base / ours for base, ours in seconds]
+    first, second = (side[1] for side in rounds[-1])
+    tokens, units = len(first.raw_ids), second.cache_length
+    shape = ModelShape.of(umim.backbone.model, umim.compressed.merge_depth)
+    figures = Reading(
+        tokens=tokens,
+        token_reduction=second.token_reduction,
+        base_seconds=statistics.median(base for base, _ in seconds),
+        umim_seconds=statistics.median(ours for _, ours in seconds),
+        speedup=statistics.median(ratios),
+        speedup_low=min(ratios),
+        speedup_high=max(ratios),
+        bound=shape.prefill_bound(tokens, units),
+        base_kv_bytes=shape.kv_bytes(tokens),
+        umim_kv_bytes=shape.kv_bytes(shape.columns(tokens, units)),
     )
+    return figures, (first, second)
 
 
-def _scores(umim: UMIM) -> list[TextScore]:
-    """Score windows of held-out docstrings, and the paragraph."""
-    import numpy as np
+def _show_start(umim: UMIM, prefix: Prefix) -> None:
+    """Print the beginning of the document with merged spans in colour."""
+    from umim_core.model.showing import Piece, View, unit_texts
 
-    from umim_core.evaluation.perplexity import perplexity
-
-    ids = np.array(_held_out(umim, _WINDOW * _WINDOWS), dtype=np.int64)
-    texts = [
-        (f"docstrings, window {number}", part)
-        for number, part in enumerate(ids.reshape(_WINDOWS, -1), start=1)
-    ]
-    texts.append(("the paragraph", np.array(umim.backbone.encode(_PARAGRAPH), dtype=np.int64)))
-    found = []
-    for name, part in texts:
-        base, ours = (
-            perplexity([part], model) for model in (umim.compressed.base(), umim.compressed)
-        )
-        found.append(TextScore(name, len(part), ours.token_reduction, base.ppl, ours.ppl))
-    return found
+    spans, sizes, at = dict(prefix.spans), [], 0
+    while at < min(_SHOWN, len(prefix.raw_ids)):
+        sizes.append(spans.get(at, 1))
+        at += sizes[-1]
+    texts = unit_texts(prefix.raw_ids[:at], sizes, umim.backbone.decode)
+    pieces = [Piece(text, size, n) for n, (text, size) in enumerate(zip(texts, sizes, strict=True))]
+    summary = (
+        f"... the first {at} of {len(prefix.raw_ids):,} tokens; marked spans are one unit each"
+    )
+    View(tuple(pieces), summary, "umim-demo").show()
 
 
-def _table(scores: list[TextScore]) -> list[str]:
-    rows = [_HEADINGS, *(score.cells() for score in scores)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _reading_lines(read: Reading, pairs: int) -> list[str]:
+    saved = round(read.token_reduction * read.tokens)
+    base, ours = read.base_kv_bytes / _MIB, read.umim_kv_bytes / _MIB
+    cells = (
+        ("", *_SIDES),
+        ("to read the document", f"{read.base_seconds:.2f} s", f"{read.umim_seconds:.2f} s"),
+        ("units", f"{read.tokens:,}", f"{read.tokens - saved:,}"),
+        ("its KV cache", f"{base:.1f} MiB", f"{ours:.1f} MiB"),
+    )
+    table = [f"{label:<22}{left:>12}{right:>12}" for label, left, right in cells]
     return [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
+        "",
+        *table,
+        f"{read.speedup:.2f} times as fast ({read.speedup_low:.2f} to {read.speedup_high:.2f} in "
+        f"{pairs} pairs; {read.bound:.2f} is the most that {read.token_reduction:.0%} fewer units "
+        "can give)",
+    ]
+
+
+def _answer(
+    umim: UMIM, document: str, question: str, prefixes: Sequence[Prefix], merge: Merge
+) -> Answer:
+    """Answer a question behind the document that each side has read."""
+    chat = umim.backbone.require_tokenizer().chat_template is not None
+    asked = f"\n\nAnswer in one short sentence: {question}"
+    prompt: PromptInput = _prompt(umim, document + asked) if chat else f"{asked}\n"
+    sides: list[GenerationOutput] = []
+    for prefix, wanted in zip(prefixes, ("none", merge), strict=True):
+        options = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "merge": wanted}
+        sides.append(umim.generate(prompt, past=prefix, **options))  # type: ignore[arg-type]
+    base, ours = (" ".join(side.text[0].split()) for side in sides)
+    times = [side.timings.first_token for side in sides]
+    return Answer(question, base, ours, base == ours, times[0], times[1])
+
+
+def _answer_lines(number: int, answer: Answer) -> list[str]:
+    note = "the same answer" if answer.same else "THE ANSWERS DIFFER"
+    rows = (
+        ("base", answer.base_first_token, answer.base),
+        ("UMIM", answer.umim_first_token, answer.umim),
+    )
+    return [
+        f"\n{number}. {answer.question}   [{note}]",
+        *(f"   {side}  first token after {1e3 * t:,.0f} ms  {text}" for side, t, text in rows),
     ]

@@ -11,6 +11,7 @@ import typer
 
 from umim_core.cli.console_output import JsonFlag, emit, write
 from umim_core.cli.prompt_input import (
+    BudgetOption,
     CheckpointOption,
     DeviceOption,
     DtypeOption,
@@ -117,6 +118,7 @@ def generate(
         int | None,
         typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
     ] = None,
+    budget: BudgetOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
@@ -160,7 +162,9 @@ def generate(
     options = cast(
         "GenerateOptions", {name: value for name, value in asked.items() if value is not None}
     )
-    umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(
+        checkpoint or default_checkpoint(), dtype=dtype, device=device, budget=budget
+    )
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
         out = _streamed(umim.stream(given, **options))

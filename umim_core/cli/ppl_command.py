@@ -10,6 +10,7 @@ import typer
 
 from umim_core.cli.console_output import JsonFlag, emit
 from umim_core.cli.prompt_input import (
+    BudgetOption,
     CheckpointOption,
     DeviceOption,
     DtypeOption,
@@ -50,6 +51,7 @@ def ppl(
     field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "test",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
+    budget: BudgetOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
@@ -75,7 +77,9 @@ def ppl(
     from umim_core.text.windows import document_windows, scored_bytes, second_halves
 
     source = source_of(tuple(files), field=field, split=split, config=config)
-    umim = UMIM.from_pretrained(checkpoint or default_checkpoint(), dtype=dtype, device=device)
+    umim = UMIM.from_pretrained(
+        checkpoint or default_checkpoint(), dtype=dtype, device=device, budget=budget
+    )
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer, special_tokens)
     pieces = iter_token_pieces(source, tokenizer)

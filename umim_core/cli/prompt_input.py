@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -30,6 +30,7 @@ SpecialTokensOption = Annotated[
         help="Add special tokens, a BOS say; by default as the tokenizer does.",
     ),
 ]
+DTYPE_NAMES: Final = ("auto", "published", "bfloat16", "float16", "float32", "float64")
 MergeOption = Annotated[
     Merge | None,
     typer.Option(help="What is merged; none is the base model. [default: the checkpoint's]"),
@@ -37,15 +38,36 @@ MergeOption = Annotated[
 RawTailOption = Annotated[
     int | None,
     typer.Option(
+        min=0,
         help="Last tokens of the prompt that stay raw. [default: the checkpoint's with its own "
         "--merge, else 0]",
     ),
 ]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        help="Merge by rules of at most so many nats per saved token, as umim prune measured "
+        "them. [default: all rules]",
+    ),
+]
+
+
+def _known_dtype(dtype: str) -> str:
+    """Refuse an unknown data type before anything is fetched or loaded."""
+    if dtype not in DTYPE_NAMES:
+        raise ConfigError(
+            f"dtype must be one of {', '.join(DTYPE_NAMES)}", dtype, "Choose one of them."
+        )
+    return dtype
+
+
 DtypeOption = Annotated[
     str,
     typer.Option(
+        callback=_known_dtype,
         help="Data type of the backbone; auto: bfloat16 where the device computes it faster, else "
-        "float32; published: that of its weights."
+        "float32; published: that of its weights.",
     ),
 ]
 

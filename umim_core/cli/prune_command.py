@@ -293,13 +293,7 @@ def _rows(
 def _measure(umim: UMIM, rows: NDArray[np.int32]) -> DamageTable:
     """Measure the damage; a line of progress at once, soon, then every minute."""
     from umim_core.evaluation.rule_damage import measure_damage
-    from umim_core.progress import ProgressLines, logger
+    from umim_core.progress import log_progress
 
-    lines = ProgressLines()
-
-    def progress(tokens: int) -> None:
-        line = lines.see(tokens, rows.size, "tokens measured")
-        if line is not None:
-            logger.info("%s", line)
-
-    return measure_damage(list(rows), umim.compressed, progress=progress)
+    see = log_progress("tokens measured")
+    return measure_damage(list(rows), umim.compressed, progress=lambda n: see(n, rows.size))

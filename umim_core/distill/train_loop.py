@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +52,7 @@ def train(
     seed: int,
     state_dir: Path,
     on_step: Callable[[Progress, int], None] | None = None,
+    on_plan: Callable[[int, int, float | None], None] | None = None,
 ) -> TrainResult:
     """Train until the steps are used up or patience is lost, resuming where a state exists.
 
@@ -61,6 +63,9 @@ def train(
         seed: Decides the data order.
         state_dir: Where resume states live; shared by all ranks.
         on_step: Called on rank 0 after each step with the progress and the planned steps.
+        on_plan: Called on rank 0 before the first step of this call, with the planned steps left,
+            the validations that they take and the seconds of the first one; None where a resumed
+            run needs none at its start.
 
     Returns:
         The best weights, the same on every rank.
@@ -76,8 +81,15 @@ def train(
         raise CorpusError("training needs at least one row", 0, "Give more text or shorter rows.")
     total = planned_steps(config, objective.num_items)
     progress, best = resume(objective, strategy, state_dir)
+    seconds = None
     if progress.step == 0 and not progress.curve:
+        began = time.perf_counter()
         _validate(objective, config, progress, best)
+        seconds = time.perf_counter() - began
+    if on_plan is not None and rank_and_world()[0] == 0:
+        every = config.validate_every
+        left = math.ceil(total / every) - progress.step // every
+        on_plan(total - progress.step, left, seconds)
     while not progress.finished:
         _step(objective, strategy, config, progress, seed, total)
         last = progress.step >= total

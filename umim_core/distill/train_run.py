@@ -29,7 +29,8 @@ from umim_core.distill.train_ranks import rank_and_world, ranks_where
 from umim_core.distill.train_state import Progress, drop_states, load_parameters
 from umim_core.errors import ArtifactError, BackboneError, ConfigError
 from umim_core.mining.counting import thread_count
-from umim_core.progress import leave_note
+from umim_core.progress import duration, leave_note
+from umim_core.progress import logger as progress_logger
 from umim_core.store.artifacts import read_json, write_json
 from umim_core.store.publication import STATE, publish_directory
 
@@ -77,6 +78,7 @@ def run_job(job: TrainJob, make_strategy: MakeStrategy) -> None:
         seed=job.seed,
         state_dir=state,
         on_step=step_reporter(state),
+        on_plan=plan_reporter(config),
     )
     _require_untouched(backbone, state)
     if rank_and_world()[0] != 0:
@@ -162,6 +164,29 @@ def step_reporter(state: Path) -> Callable[[Progress, int], None]:
         leave_note(state, progress.step, total, text, points)
         if progress.step % 10 == 0:
             logger.info("step %d of %d: %s", progress.step, total, row)
+
+    return report
+
+
+def plan_reporter(config: TrainConfig) -> Callable[[int, int, float | None], None]:
+    """Return what rank 0 calls before the first step: a line with the time that all will take.
+
+    A step reads a batch by the base model and by UMIM, and goes back through the latter: one and a
+    half times what the validation of as many rows takes. The later lines count what was measured.
+    """
+
+    def report(steps: int, validations: int, seconds: float | None) -> None:
+        line = (
+            f"{steps:,} steps of {config.batch_size} rows and {validations} validations of at most "
+            f"{config.validation_rows} rows"
+        )
+        if seconds is not None:
+            step = 1.5 * seconds * config.batch_size / config.validation_rows
+            line += (
+                f": about {step:.2g} s a step and {seconds:.2g} s a validation, "
+                f"{duration(steps * step + validations * seconds)} in all"
+            )
+        progress_logger.info("%s", line)
 
     return report
 

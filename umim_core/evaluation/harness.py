@@ -63,6 +63,8 @@ from umim_core.evaluation.tasks.sized_model import SizedModel
 from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
+from umim_core.model.loading import LoadOptions
+from umim_core.rules.pruning import check_budget
 
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
@@ -92,6 +94,8 @@ class UmimLM(SizedModel):
         raw_tail: Last tokens of contexts and generation prompts that stay raw; None for what the
             checkpoint recommends together with this ``merge``, else 0.
         protect: Tokens that are never merged, as in ``UMIM.from_pretrained``: ``protect=digits``.
+        budget: Largest measured loss of a rule in nats per saved token, as in
+            ``UMIM.from_pretrained``.
         compare: ``base`` to run the base model, too; results then have ``NAME_base`` and
             ``NAME_difference`` of every metric, paired by question, with standard errors.
 
@@ -125,9 +129,11 @@ class UmimLM(SizedModel):
         raw_tail: int | None = None,
         compare: Literal["base"] | None = None,
         protect: str | Sequence[str] | None = None,
+        budget: float | None = None,
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         asked = cast(AskedMerge, named.get(merge, merge))
+        check_budget(budget)
         check = partial(check_modes, method, allow_backbone_mismatch, compare, protect)
         check("prompt" if asked == AUTO else asked, raw_tail or 0)  # before anything is read
         self.target = target_of(method, match, target_tr, raw_tail or 0)
@@ -143,8 +149,9 @@ class UmimLM(SizedModel):
             revision,
             dtype,
             device,
-            allow_backbone_mismatch,
-            protect,
+            LoadOptions(
+                allow_backbone_mismatch=allow_backbone_mismatch, protect=protect, budget=budget
+            ),
         ).reading(self.merge, raw_tail)
         self.backbone = compressed.backbone
         if self.backbone.tokenizer is None:

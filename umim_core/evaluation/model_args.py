@@ -157,10 +157,9 @@ def open_model_args(
     revision: str | None,
     dtype: str,
     device: str | None,
-    allow_backbone_mismatch: str | None = None,
-    protect: str | Sequence[str] | None = None,
+    merging: LoadOptions | None = None,
 ) -> Compressed:
-    """Open what was named; see ``UmimLM``.
+    """Open what was named; see ``UmimLM``. ``merging`` counts where something is merged.
 
     With ``merge=none`` a checkpoint only names its backbone: nothing but its configuration is read,
     and not even that where a backbone is given.
@@ -175,7 +174,7 @@ def open_model_args(
     if not isinstance(backbone, Backbone):
         options |= LoadOptions(dtype=dtype, device=_device(device))
     if merge != "none":
-        options |= LoadOptions(allow_backbone_mismatch=allow_backbone_mismatch, protect=protect)
+        options |= merging or LoadOptions()
         return _noted(UMIM.from_pretrained(_checkpoint(checkpoint), **options).compressed)
     if backbone is None:
         own = checkpoint_config(checkpoint)

@@ -40,7 +40,13 @@ from transformers import GenerationConfig
 
 from umim_core.backbone.attention_masks import check_attention_window
 from umim_core.inference.decode_rules import DecodeRules
-from umim_core.inference.outputs import EngineOutput, GenerationState, LapClock, Timings
+from umim_core.inference.outputs import (
+    EngineOutput,
+    GenerationState,
+    LapClock,
+    Prefix,
+    Timings,
+)
 from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_left, read_prompts
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
@@ -84,7 +90,7 @@ class Engine:
         prompts: Sequence[TokenPrompt],
         config: GenerationConfig,
         request: Request = _PLAIN,
-        past: GenerationState | None = None,
+        past: GenerationState | Prefix | None = None,
     ) -> EngineOutput:
         """Generate a continuation of every prompt: all of its ``steps``."""
         return exhaust(self.steps(prompts, config, request, past))
@@ -95,7 +101,7 @@ class Engine:
         prompts: Sequence[TokenPrompt],
         config: GenerationConfig,
         request: Request,
-        past: GenerationState | None = None,
+        past: GenerationState | Prefix | None = None,
     ) -> Steps:
         """Generate token by token.
 
@@ -105,7 +111,7 @@ class Engine:
                 added to it.
             config: ``max_new_tokens`` and the settings named in ``sampling``; others are refused.
             request: Everything else.
-            past: The state of an earlier output; its past is not read again.
+            past: The state of an earlier output, or a prefix of all prompts; it is not read again.
 
         Yields:
             The ids just chosen [B]; those of rows that have ended mean nothing.
@@ -122,6 +128,8 @@ class Engine:
         """
         clock = LapClock()
         check_generation_config(config)
+        if isinstance(past, Prefix):
+            past = past.fork(len(prompts))
         if past is not None:
             past.check(len(prompts), self.compressed)
         samples = samples_per_prompt(config)
@@ -129,7 +137,7 @@ class Engine:
         request.check(self.backbone.vocab_size, rows_asked, self.compressed.merge_depth)
         given = read_prompts(
             prompts,
-            None if past is None else [ids[-1] for ids in past.raw_ids],
+            None if past is None else past.unfed,
             self.compressed.reading(request.merge, request.raw_tail),
             across_turns=request.match_border,
         )
@@ -197,6 +205,29 @@ class Engine:
             request.span_eviction,
         )
 
+    @torch.no_grad()
+    def prefix(self, prompt: TokenPrompt, request: Request) -> Prefix:
+        """Read a text into a cache that any number of requests continue.
+
+        Args:
+            prompt: Raw ids [T], with the parts that may merge where that is not all.
+            request: What is merged.
+
+        Raises:
+            ConfigError: As ``steps``.
+            GenerationError: As ``steps``.
+        """
+        request.check(self.backbone.vocab_size, 1, self.compressed.merge_depth)
+        model = self.compressed.reading(request.merge, request.raw_tail)
+        given = read_prompts([prompt], None, model)
+        config = GenerationConfig(max_new_tokens=1)  # type: ignore[no-untyped-call]  # theirs
+        cache = self.room(given, None, config, request)
+        self.prefill(given, cache, [0])
+        [(starts, lengths)] = given.cuts
+        spans = zip(starts.tolist(), lengths.tolist(), strict=True)
+        merged = tuple((start, length) for start, length in spans if length > 1)
+        return Prefix(tuple(given.ids[0].tolist()), merged, cache, self.compressed)
+
     def room(
         self,
         given: Prompts,
@@ -210,7 +241,7 @@ class Engine:
         raw = given.packed.raw_counts.cpu()
         if past is not None:
             units = units + torch.tensor(past.cache_lengths)
-            raw = raw + torch.tensor([len(ids) - 1 for ids in past.raw_ids])
+            raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
         # The last token chosen is never fed.
         limit, most_raw = int(units.max()) + new - 1, int(raw.max()) + new - 1
         highest = most_raw if self.preserved else limit

@@ -27,16 +27,28 @@ class GenerationState:
 
     The last token of a row was chosen but never fed; the next turn feeds it first. A state holds
     its cache's memory until it is continued, released or forgotten. A turn that fails or is
-    abandoned gives the state back as it was.
+    abandoned gives the state back as it was. One thread at a time may continue it.
 
     Attributes:
         raw_ids: Prompt and generated raw ids of each row, the unfed last token included.
+        all_fed: Whether the last tokens were fed, too, as those of a prefix.
     """
 
     raw_ids: tuple[tuple[int, ...], ...]
     _cache: UnitCache | None = field(repr=False)
     _compressed: Compressed = field(repr=False)
     _held: CacheMark | None = field(default=None, repr=False)
+    all_fed: bool = False
+
+    @property
+    def fed_ids(self) -> tuple[tuple[int, ...], ...]:
+        """Raw ids of each row that the cache holds."""
+        return self.raw_ids if self.all_fed else tuple(ids[:-1] for ids in self.raw_ids)
+
+    @property
+    def unfed(self) -> list[int] | None:
+        """The last token of each row, where it was not fed."""
+        return None if self.all_fed else [ids[-1] for ids in self.raw_ids]
 
     @property
     def cache_lengths(self) -> tuple[int, ...]:
@@ -92,6 +104,43 @@ class GenerationState:
     def release(self) -> None:
         """Give the cache's memory up; the state cannot be continued any more."""
         self._cache = None
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A text in the cache, which any number of requests continue: ``generate(..., past=prefix)``.
+
+    A request takes it for all of its prompts. It copies the cache when it writes first, and never
+    writes into this one, so several threads may continue a prefix at once.
+
+    Attributes:
+        raw_ids: The text's ids.
+        spans: Its merged spans as (start, length) in raw tokens.
+    """
+
+    raw_ids: tuple[int, ...] = field(repr=False)
+    spans: Spans = field(repr=False)
+    _cache: UnitCache = field(repr=False)
+    _compressed: Compressed = field(repr=False)
+
+    def __repr__(self) -> str:
+        """Return its size in tokens and units."""
+        return f"Prefix({len(self.raw_ids)} tokens, {self.cache_length} units)"
+
+    @property
+    def cache_length(self) -> int:
+        """Units that it holds."""
+        return int(self._cache.lengths[0])
+
+    @property
+    def token_reduction(self) -> float:
+        """(raw tokens - units) / raw tokens."""
+        return 1.0 - self.cache_length / len(self.raw_ids)
+
+    def fork(self, rows: int) -> GenerationState:
+        """Return a state of some equal rows that begins as the prefix; nothing is copied yet."""
+        cache = self._cache.forked(rows)
+        return GenerationState((self.raw_ids,) * rows, cache, self._compressed, all_fed=True)
 
 
 class LapClock:

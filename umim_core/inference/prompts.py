@@ -126,6 +126,12 @@ def _checked(
         ) from error
     if array.ndim == 1 and array.size == 0 and unfed is not None:
         return array.astype(np.int64)
+    if array.ndim == 1 and array.size == 0:
+        raise GenerationError(
+            "a prompt must have at least one token id",
+            f"prompt {b}, which is empty",
+            "Write something, or put a BOS token into it.",
+        )
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
         raise GenerationError(
             "a prompt must be a 1-D array of at least one token id",

@@ -164,7 +164,7 @@ def new_rows(given: Prompts, past: GenerationState | None, samples: int) -> list
         past: That state.
         samples: Rows per prompt.
     """
-    before = [()] * len(given.ids) if past is None else [ids[:-1] for ids in past.raw_ids]
+    before = ((),) * len(given.ids) if past is None else past.fed_ids
     return [
         Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
         for fed, ids, cut in zip(before, given.ids, given.cuts, strict=True)

@@ -100,6 +100,12 @@ class UnitCache:
         """Bytes that the columns take."""
         return self.units.bytes + (0 if self.raw is None else self.raw.bytes)
 
+    def forked(self, times: int) -> UnitCache:
+        """Return a cache of some rows that begin as the only row of this one; see ``RowCache``."""
+        raw = None if self.raw is None else self.raw.forked(times)
+        recent = None if self.recent is None else self.recent.repeat_interleave(times, dim=0)
+        return UnitCache(self.units.forked(times), raw, recent)
+
     def allow(self, units: int, raw: int) -> None:
         """Let the rows grow to at least so many columns."""
         self.units.allow(units)

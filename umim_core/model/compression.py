@@ -104,6 +104,10 @@ class Compression:
         """
         return self.view.html()
 
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        return self.html()
+
 
 def compress_text(
     text: str, checkpoint: str, add_special_tokens: bool | None = None, raw_tail: int = 0

@@ -136,6 +136,10 @@ class GenerationOutput:
         """Return a self-contained HTML fragment of all rows; see ``showing.View.html``."""
         return "".join(view.html() for view in self.views)
 
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        return self.html()
+
 
 class TextPieces(TextStreamer):
     """Collect text as transformers' streamer finds it complete: whole words and lines.

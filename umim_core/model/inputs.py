@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
-from umim_core.inference.outputs import GenerationState
+from umim_core.inference.outputs import GenerationState, Prefix
 from umim_core.inference.prompts import PromptIds
 from umim_core.text.chat_parts import MARK, Chat, content_places, encode_parts, render_chat
 
@@ -23,6 +24,9 @@ PromptInput = (
 )
 Mask = Sequence[int] | Sequence[Sequence[int]] | NDArray[np.integer] | Tensor
 Item = str | Chat | NDArray[np.integer]  # one prompt; ids are 1-D
+_BEFORE: Final = 20  # characters before a difference that a message quotes
+_BEHIND: Final = 40
+_log: Final = logging.getLogger("umim")
 _REMEDY: Final = (
     "Pass texts, chats (lists of messages), ids, or what a tokenizer returns, with its attention "
     "mask where rows are padded."
@@ -139,7 +143,7 @@ def _unfit(what: str) -> GenerationError:
 def encode_prompts(
     items: Sequence[Item],
     backbone: Backbone,
-    past: GenerationState | None,
+    past: GenerationState | Prefix | None,
     add_special_tokens: bool | None = None,
 ) -> list[NDArray[np.integer] | PromptIds]:
     """Return the raw ids of prompts; of chats, with the parts that may merge (``chat_parts``).
@@ -156,7 +160,9 @@ def encode_prompts(
     Raises:
         GenerationError: If a chat has no template or is malformed, or does not begin with the past.
     """
-    known = None if past is None else past.raw_ids
+    known = past.raw_ids if isinstance(past, GenerationState) else None
+    if isinstance(past, Prefix):
+        known = (past.raw_ids,) * len(items)
     if known is not None and len(known) != len(items):
         known = None  # the engine says what is wrong
     if add_special_tokens is None and past is not None:
@@ -172,6 +178,24 @@ def encode_prompts(
     return rows
 
 
+def warn_of_padding(items: Sequence[Item], backbone: Backbone) -> None:
+    """Warn where rows of ids begin or end with padding, and no mask says so."""
+    pad = None if backbone.tokenizer is None else backbone.tokenizer.pad_token_id
+    if pad is None or len(items) < 2:
+        return
+    padded = [
+        number
+        for number, item in enumerate(items)
+        if isinstance(item, np.ndarray) and len(item) and pad in (item[0], item[-1])
+    ]
+    if padded:
+        _log.warning(
+            "umim: rows %s begin or end with the padding token %d and are read with it; pass their "
+            "attention_mask",
+            *(padded, pad),
+        )
+
+
 def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> PromptIds:
     """Encode a chat, or what it adds to its past."""
     tokenizer = backbone.require_tokenizer()
@@ -181,8 +205,37 @@ def _encode_chat(chat: Chat, backbone: Backbone, past: Sequence[int] | None) -> 
     before = len(text) - len(added)
     if not text.endswith(added):  # the tokenizer's decoder wrote it otherwise: nothing merges
         places = []
-    moved = [(start - before, end - before) for start, end in places if start >= before]
+    moved = [(max(0, start - before), end - before) for start, end in places if end > before]
     return PromptIds(*encode_parts(tokenizer, added, moved))
+
+
+def encode_prefix(
+    text: PromptInput, backbone: Backbone, add_special_tokens: bool | None = None
+) -> NDArray[np.integer] | PromptIds:
+    """Return the raw ids of a text, or of a chat up to the end of its last message's content.
+
+    Raises:
+        GenerationError: If a chat has no template, is malformed, or its template rewrites contents.
+    """
+    items = prompt_items(text)
+    if len(items) != 1:
+        raise GenerationError("a prefix is one text or chat", f"{len(items)} texts", "Pass one.")
+    item = items[0]
+    if isinstance(item, np.ndarray):
+        return item
+    if isinstance(item, str):
+        return np.array(backbone.encode(item, add_special_tokens), dtype=np.int64)
+    tokenizer = backbone.require_tokenizer()
+    written = render_chat(item, tokenizer)
+    places = content_places(item, written, lambda other: render_chat(other, tokenizer))
+    if not places or item[-1].get("role") != "user":
+        raise GenerationError(
+            "a prefix must end with what a user says, as it is written by the template",
+            f"a last message of {item[-1].get('role')!r}",
+            "Pass the chat up to the message that questions go on, or a text.",
+        )
+    read = written[: places[-1][1]]
+    return PromptIds(*encode_parts(tokenizer, read, places))
 
 
 def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> str:
@@ -210,11 +263,19 @@ def _added(chat: Chat, text: str, past: Sequence[int], backbone: Backbone) -> st
     if rest is None:
         raise GenerationError(
             "a continued chat must begin with what its state holds",
-            f"{text[:60]!r} against {said[:60]!r}",
+            _difference(text, said),
             "Pass the whole conversation unchanged (its template must write replies as they were "
             "generated, but for white space around them), or the added text as a string.",
         )
     return rest
+
+
+def _difference(text: str, said: str) -> str:
+    """Quote two texts around the first character in which they differ."""
+    pairs = zip(text, said, strict=False)
+    at = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    around = slice(max(0, at - _BEFORE), at + _BEHIND)
+    return f"{text[around]!r} against {said[around]!r} from character {at} on"
 
 
 def _decode(ids: Sequence[int], backbone: Backbone) -> str:

@@ -10,13 +10,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone, load_backbone, wrap_backbone
-from umim_core.backbone.model_files import AUTO
+from umim_core.backbone.model_files import AUTO, check_dtype
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.rules.pruning import without_tokens
+from umim_core.rules.pruning import check_budget, within_budget, without_tokens
 
 
 class LoadOptions(TypedDict, total=False):
@@ -40,6 +40,8 @@ class LoadOptions(TypedDict, total=False):
         protect: Tokens that are never merged: ``digits``, ``capitals``, ``newlines``, or a regular
             expression that is searched in the text of a token; one, or several. Rules with such a
             token go, from what is saved, too.
+        budget: Largest measured loss of a rule, in nats per saved token (``RuleSet.prices``); all
+            others go, from what is saved, too. Every rule stays if not given.
     """
 
     model: PreTrainedModel
@@ -54,6 +56,7 @@ class LoadOptions(TypedDict, total=False):
     local_files_only: bool
     allow_backbone_mismatch: str | None
     protect: str | Sequence[str] | None
+    budget: float | None
 
 
 _OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
@@ -65,11 +68,14 @@ def check_load_options(options: LoadOptions) -> None:
     Raises:
         TypeError: If an option is unknown.
         BackboneError: If a loaded backbone comes with options of loading, or a tokenizer alone.
+        ConfigError: If a budget is no number of nats, or the data type is unknown.
     """
     unknown = sorted(set(options) - set(LoadOptions.__annotations__))
     if unknown:
         known = ", ".join(sorted(LoadOptions.__annotations__))
         raise TypeError(f"unknown options {unknown}; known are {known}")
+    check_budget(options.get("budget"))
+    check_dtype(str(options.get("dtype") or AUTO).removeprefix("torch."))
     given = {name: value for name, value in options.items() if value is not None}
     loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
     if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
@@ -138,23 +144,25 @@ def find_both(
 ) -> tuple[Backbone, Checkpoint]:
     """Load a checkpoint, by default ``default_checkpoint``, and the backbone for it.
 
-    Rules that hold a token of ``protect`` are left out.
+    Rules that hold a token of ``protect``, or cost more than ``budget``, are left out.
 
     Raises:
         CheckpointError: As ``find_checkpoint``; so is ``ArtifactError``.
         BackboneError: As ``find_backbone``, or if tokens are to be protected without a tokenizer.
         ConfigError: As ``find_backbone``, or if a pattern of ``protect`` is no regular expression
             or matches every token.
-        RuleSetError: If no rule is left.
+        RuleSetError: If no rule is left, or there is a budget and the rules have no prices.
     """
     local = options.get("local_files_only", False)
     found = default_checkpoint(local_files_only=local) if name is None else name
     checkpoint = find_checkpoint(found, options)
+    rules = within_budget(checkpoint.rules, options.get("budget"))
     backbone, protect = find_backbone(checkpoint, options), options.get("protect")
-    if not protect:
+    if protect:
+        if backbone.tokenizer is None:
+            raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
+        patterns = (protect,) if isinstance(protect, str) else protect
+        rules = without_tokens(rules, backbone.tokenizer, patterns)
+    if rules is checkpoint.rules:
         return backbone, checkpoint
-    if backbone.tokenizer is None:
-        raise BackboneError("protected tokens need a tokenizer", backbone.name, "Attach one.")
-    patterns = (protect,) if isinstance(protect, str) else protect
-    rules = without_tokens(checkpoint.rules, backbone.tokenizer, patterns)
     return backbone, checkpoint.with_contents(checkpoint.module, rules)

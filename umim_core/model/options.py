@@ -13,7 +13,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint_files import CheckpointConfig
 from umim_core.config.form import Merge
 from umim_core.errors import GenerationError
-from umim_core.inference.outputs import GenerationState, Observer
+from umim_core.inference.outputs import GenerationState, Observer, Prefix
 from umim_core.inference.prompts import Overlong
 from umim_core.inference.request import Request, with_defaults
 from umim_core.inference.stopping import eos_ids
@@ -27,6 +27,9 @@ _SAMPLING: Final[dict[str, tuple[object, ...]]] = {  # the values without effect
     "min_p": (None,),
 }
 _NEW_TOKENS: Final = 64
+_BEAMS: Final = frozenset(
+    {"num_beams", "num_beam_groups", "early_stopping", "length_penalty", "diversity_penalty"}
+)
 # What transformers calls otherwise.
 _ALIASES: Final = {"generation_config": "config", "num_return_sequences": "n"}
 
@@ -78,7 +81,8 @@ class GenerateOptions(TypedDict, total=False):
             continued) or ``extend`` (rotary positions go on, with a warning).
         logprobs: How many of the most probable ids to report per step, with the log-probability
             of the chosen one; None reports neither.
-        past: State of an earlier output; the prompts are what is added to it.
+        past: State of an earlier output, or what ``UMIM.prefix`` returns; the prompts are what is
+            added to it.
         add_special_tokens: Whether texts get special tokens, a BOS say (as the tokenizer does by
             default, and none behind ``past``). Chats never get any: their template writes them.
         logits_processor: Further processors, called per row with its raw ids [1, T].
@@ -113,7 +117,7 @@ class GenerateOptions(TypedDict, total=False):
     span_eviction: int | None
     overlong: Overlong
     logprobs: int | None
-    past: GenerationState | None
+    past: GenerationState | Prefix | None
     add_special_tokens: bool | None
     logits_processor: LogitsProcessorList | None
     stopping_criteria: StoppingCriteriaList | None
@@ -133,8 +137,16 @@ def check_options(options: GenerateOptions) -> GenerateOptions:
 
     Raises:
         TypeError: If an option is unknown, as of arguments in Python.
-        GenerationError: If an option is given under both its names, or ``past`` is not a state.
+        GenerationError: If an option is of beam search or is given under both its names, or
+            ``past`` is not a state.
     """
+    beams = sorted(_BEAMS.intersection(options))
+    if beams:
+        raise GenerationError(
+            "beam search is not supported",
+            ", ".join(beams),
+            "Leave it out; n with do_sample gives several texts.",
+        )
     unknown = sorted(set(options) - set(GenerateOptions.__annotations__))
     if unknown:
         known = ", ".join(sorted(GenerateOptions.__annotations__))
@@ -145,8 +157,12 @@ def check_options(options: GenerateOptions) -> GenerateOptions:
                 "an option must be given once", f"{alias} and {name}", "Leave one of them out."
             )
     past: object = options.get("past")
-    if past is not None and not isinstance(past, GenerationState):
-        raise GenerationError("past must be a state", type(past).__name__, "Pass output.state.")
+    if past is not None and not isinstance(past, GenerationState | Prefix):
+        raise GenerationError(
+            "past must be a state or a prefix",
+            type(past).__name__,
+            "Pass output.state, or what umim.prefix returned.",
+        )
     named = {_ALIASES.get(name, name): value for name, value in options.items()}
     return cast("GenerateOptions", named)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,17 +11,26 @@ from typing import Unpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.config.form import Merge, check_merge
 from umim_core.inference.engine import Engine, Steps, exhaust
+from umim_core.inference.outputs import Prefix
+from umim_core.inference.request import Request
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.model.compression import Compression
 from umim_core.model.generation_output import GenerationOutput, TextPieces
 from umim_core.model.hub import upload_checkpoint
-from umim_core.model.inputs import PromptInput, encode_prompts, prompt_items
+from umim_core.model.inputs import (
+    PromptInput,
+    encode_prefix,
+    encode_prompts,
+    prompt_items,
+    warn_of_padding,
+)
 from umim_core.model.loading import LoadOptions, check_load_options, find_both
 from umim_core.model.options import (
     GenerateOptions,
@@ -38,6 +47,10 @@ from umim_core.rules.ruleset import RuleSet
 
 class UMIM:
     """A frozen language model that reads merged spans as single embeddings.
+
+    Several threads may generate with one object at once, each its own prompts; a prefix may be
+    continued by several, a state by one. Every call gives what it would give alone, but samples
+    without a seed draw from torch's global generator, in whatever order calls reach it.
 
     Args:
         backbone: The frozen model.
@@ -92,6 +105,11 @@ class UMIM:
         """Return backbone, form of the module and rules."""
         return f"UMIM({self.backbone!r}, {self.checkpoint.config.form()}, {self.rules!r})"
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The backbone's tokenizer; None where it has none."""
+        return self.backbone.tokenizer
+
     @classmethod
     def from_pretrained(
         cls, name: str | Path | Checkpoint | None = None, **options: Unpack[LoadOptions]
@@ -107,7 +125,7 @@ class UMIM:
             **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
                 ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
                 ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``,
-                ``protect``.
+                ``protect``, ``budget``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.
@@ -126,11 +144,16 @@ class UMIM:
     ) -> GenerationOutput:
         """Generate a continuation of each prompt.
 
+        The options that are used most: ``max_new_tokens`` (64), ``do_sample``, ``temperature``,
+        ``top_p``, ``seed``, ``stop_strings``; ``merge`` (``prompt``, ``all`` or ``none``) and
+        ``raw_tail``, by default as the checkpoint recommends; ``past``, an earlier output's state
+        or a prefix, to go on from.
+
         Args:
             prompts: One text, chat (messages of role and content) or sequence of ids, or several; a
                 tensor of ids; a tokenizer's output. With ``past`` only what is added; but a chat is
                 the whole conversation.
-            **options: See ``GenerateOptions``.
+            **options: All of them: ``help(umim_core.model.options.GenerateOptions)``.
 
         Returns:
             One entry per prompt and sample in every field; one text counts as a batch of one.
@@ -169,6 +192,34 @@ class UMIM:
                 return GenerationOutput.of(end.value, self.backbone)
             yield from pieces.drain()
 
+    def prefix(
+        self,
+        text: PromptInput,
+        *,
+        merge: Merge | None = None,
+        raw_tail: int = 0,
+        add_special_tokens: bool | None = None,
+    ) -> Prefix:
+        """Read a text once, for any number of prompts that go on from it.
+
+        ``generate(questions, past=prefix)`` takes it for all of its prompts, any number of times,
+        and copies nothing until it writes. A question that is a chat is the whole conversation, as
+        with a state.
+
+        Args:
+            text: A text, ids, or a chat, which is read up to the end of its last message's content.
+            merge: What is merged, ``none`` or spans of the text; as the checkpoint recommends.
+            raw_tail: Last tokens that stay raw; 0, since the text is not the end of a prompt.
+            add_special_tokens: Whether a text gets special tokens; None does as the tokenizer does.
+
+        Raises:
+            ConfigError: If ``merge`` is unknown, or ``raw_tail`` is negative or has no effect.
+            GenerationError: If the text is empty or does not fit the backbone's positions.
+        """
+        chosen, _ = self.checkpoint.config.recommended(merge)
+        ids = encode_prefix(text, self.backbone, add_special_tokens)
+        return self.engine.prefix(ids, Request(merge=chosen, raw_tail=raw_tail))
+
     def _steps(
         self,
         prompts: PromptInput | None,
@@ -177,7 +228,10 @@ class UMIM:
     ) -> Steps:
         options = with_recommended(check_options(options), self.checkpoint.config)
         past = options.get("past")
-        items = prompt_items(prompts, options.get("input_ids"), options.get("attention_mask"))
+        mask = options.get("attention_mask")
+        items = prompt_items(prompts, options.get("input_ids"), mask)
+        if mask is None and not isinstance(prompts, Mapping):
+            warn_of_padding(items, self.backbone)
         return self.engine.steps(
             encode_prompts(items, self.backbone, past, options.get("add_special_tokens")),
             generation_config(options, self.backbone),

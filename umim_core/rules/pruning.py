@@ -202,6 +202,40 @@ def rules_under(rules: RuleSet, bound: float) -> RuleSet:
     return rules.take(rules.require_prices() <= bound)
 
 
+def check_budget(budget: object) -> None:
+    """Refuse a budget that is no number of nats per saved token.
+
+    Raises:
+        ConfigError: If it is neither None nor a number of at least 0.
+    """
+    number = isinstance(budget, int | float) and not isinstance(budget, bool)
+    if budget is not None and not (number and float(str(budget)) >= 0):
+        raise ConfigError(
+            "a budget must be a number of nats per saved token, at least 0",
+            budget,
+            "Give 0.1 for example, or leave it out for all rules.",
+        )
+
+
+def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
+    """Return the rules whose measured price is at most a budget; all without one.
+
+    Raises:
+        RuleSetError: If the rules have no prices, or none is left.
+    """
+    if budget is None:
+        return rules
+    kept = rules_under(rules, budget)
+    if not len(kept):
+        raise RuleSetError(
+            "a budget must leave at least one rule",
+            f"{budget} nats per saved token; the cheapest of {len(rules):,} rules costs "
+            f"{float(rules.require_prices().min()):.3g}",
+            "Raise it, or use merge='none'.",
+        )
+    return kept
+
+
 def without_tokens(
     rules: RuleSet, tokenizer: PreTrainedTokenizerBase, protect: Sequence[str]
 ) -> RuleSet:

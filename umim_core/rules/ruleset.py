@@ -210,8 +210,12 @@ class RuleSet:
         shorter = sum(count for n, count in self.counts_by_order.items() if n < spans.shape[1])
         return np.asarray(shorter + found, dtype=np.int64)
 
-    def check_tokenizer(self, fingerprint: str) -> None:
+    def check_tokenizer(self, fingerprint: str, named: str | None = None) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
+
+        Args:
+            fingerprint: Of the tokenizer.
+            named: The tokenizer for people; its first digits if None.
 
         Raises:
             TokenizerMismatchError: If both fingerprints are known and differ.
@@ -220,7 +224,7 @@ class RuleSet:
         if own not in (None, fingerprint):
             raise TokenizerMismatchError(
                 f"these rules belong to the tokenizer {str(own)[:12]}",
-                fingerprint[:12],
+                named or fingerprint[:12],
                 "Mine rules with this tokenizer, or load the backbone they were mined for.",
             )
 

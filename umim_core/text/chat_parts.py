@@ -115,6 +115,12 @@ def render_chat(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> str:
     Raises:
         GenerationError: If there is no template, or it does not fit the messages.
     """
+    if tokenizer.chat_template is None:
+        raise GenerationError(
+            "a chat needs a tokenizer with a chat template",
+            "one without",
+            "Pass a text, or set tokenizer.chat_template.",
+        )
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in chat], add_generation_prompt=True, tokenize=False

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _BOM: Final = b"\xef\xbb\xbf"
 _MAX_LINE_BYTES: Final = 1 << 30
 _PARQUET_BATCH_ROWS: Final = 256
-_REMEDY_ROW: Final = "Correct the row, or allow bad rows with max_bad."
+_REMEDY_ROW: Final = "Correct the row, or allow bad rows: --max-bad N, or max_bad: N in a recipe."
 
 
 @dataclass

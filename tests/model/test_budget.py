@@ -1,0 +1,77 @@
+"""One dial: ``budget`` leaves the rules of at most a price, wherever a model is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.command_line import console
+from umim_core import UMIM
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.errors import ConfigError, RuleSetError
+
+TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
+PRICES = (0.05, 0.2, 0.8)
+
+
+@pytest.fixture
+def priced(tiny_checkpoint: Path, tmp_path: Path) -> Path:
+    made = Checkpoint.load(tiny_checkpoint)
+    rules = replace(made.rules, prices=np.array(PRICES, np.float32))
+    made.with_contents(made.module, rules).save(tmp_path / "priced")
+    return tmp_path / "priced"
+
+
+@pytest.mark.parametrize(("budget", "units"), [(0.1, 9), (0.5, 7), (1, 4), (math.inf, 4)])
+def test_dearer_rules_go(priced: Path, tmp_path: Path, budget: float, units: int) -> None:
+    umim = UMIM.from_pretrained(priced, budget=budget)
+    assert len(umim.compress(TEXT).units) == units
+    assert len(umim.rules) == sum(price <= budget for price in PRICES)
+    umim.save_pretrained(tmp_path / "again")
+    assert Checkpoint.load(tmp_path / "again").rules.digest == umim.rules.digest
+
+
+def test_a_budget_and_protected_tokens_go_together(priced: Path) -> None:
+    assert len(UMIM.from_pretrained(priced, budget=0.5, protect="w1$").rules) == 1
+
+
+def test_rules_without_prices_are_refused(tiny_checkpoint: Path) -> None:
+    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+        UMIM.from_pretrained(tiny_checkpoint, budget=0.1)
+
+
+def test_a_budget_without_a_rule_is_refused(priced: Path) -> None:
+    with pytest.raises(RuleSetError, match=r"the cheapest of 3 rules costs 0\.05"):
+        UMIM.from_pretrained(priced, budget=0.01)
+
+
+@pytest.mark.parametrize("budget", [-0.1, math.nan, "0.1", True])
+def test_a_budget_that_is_no_number_of_nats_is_refused_first(budget: object) -> None:
+    with pytest.raises(ConfigError, match="a budget must be a number of nats"):
+        UMIM.from_pretrained("no-such-checkpoint", budget=budget)
+
+
+def test_commands_take_it(
+    priced: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    umim = console(monkeypatch, capsys)
+    called = ("generate", TEXT, "-c", priced, "--merge", "prompt", "--raw-tail", "0", "--json")
+    for budget, units in (("0.5", 7), ("0.1", 9)):
+        found = json.loads(umim(*called, "--max-new-tokens", "1", "--budget", budget).out)
+        assert found["cache_lengths"] == [units]
+
+
+def test_lm_eval_takes_it(priced: Path) -> None:
+    pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+    from umim_core.evaluation.harness import UmimLM
+
+    model = UmimLM.create_from_arg_string(f"checkpoint={priced},budget=0.5", {"device": "cpu"})
+    rules = UMIM.from_pretrained(priced, budget=0.5).rules
+    assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
+    with pytest.raises(ConfigError, match="a budget must be a number of nats"):
+        UmimLM("no-such-checkpoint", budget=-1.0)

@@ -1,0 +1,117 @@
+"""Mistakes of a first hour: messages say rule, value and remedy; notebooks show the spans."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.command_line import console
+from umim_core import UMIM
+from umim_core.backbone.backbone import Backbone, wrap_backbone
+from umim_core.backbone.model_files import AUTO, DTYPES, PUBLISHED
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.cli.prompt_input import DTYPE_NAMES
+from umim_core.errors import ConfigError, GenerationError, TokenizerMismatchError
+from umim_core.model.inputs import _difference
+
+TEXT = "w1 w2 w9 w3 w4 w5"
+
+
+def test_an_altered_chat_is_quoted_around_the_difference() -> None:
+    said = "x" * 500 + " The answer is 7." + "y" * 500
+    found = _difference(said.replace("7", "8"), said)
+    assert "The answer is 8." in found and "The answer is 7." in found
+    assert len(found) < 200 and found.endswith("from character 515 on")
+
+
+def test_beam_search_is_refused_by_name(tiny_umim: UMIM) -> None:
+    with pytest.raises(GenerationError, match="beam search is not supported; got num_beams"):
+        tiny_umim.generate(TEXT, num_beams=4)
+    with pytest.raises(TypeError, match="unknown options"):
+        tiny_umim.generate(TEXT, beams=4)
+
+
+def test_a_missing_chat_template_is_named(tiny_umim: UMIM) -> None:
+    with pytest.raises(GenerationError, match="with a chat template; got one without"):
+        tiny_umim.generate([{"role": "user", "content": "w1"}])
+
+
+def test_an_empty_prompt_is_called_empty(tiny_umim: UMIM) -> None:
+    with pytest.raises(
+        GenerationError, match="at least one token id; got prompt 0, which is empty"
+    ):
+        tiny_umim.generate("")
+
+
+def test_padding_without_a_mask_is_warned_of(
+    tiny_umim: UMIM, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = torch.tensor([[1, 2, 9, 3], [0, 0, 4, 5]])  # <pad> is id 0
+    tiny_umim.generate(ids, max_new_tokens=1)
+    assert "rows [1] begin or end with the padding token 0" in caplog.text
+    caplog.clear()
+    tiny_umim.generate(ids, attention_mask=(ids != 0).long(), max_new_tokens=1)
+    tiny_umim.generate({"input_ids": ids, "attention_mask": (ids != 0).long()}, max_new_tokens=1)
+    tiny_umim.generate(ids[1], max_new_tokens=1)
+    tiny_umim.generate([np.array([1, 2]), np.array([3])], max_new_tokens=1)
+    assert caplog.messages == []
+
+
+def test_a_tokenizer_mismatch_names_both(
+    tiny_llama: Backbone, tiny_checkpoint: Path, word_tokenizer: object
+) -> None:
+    other = word_tokenizer(["<eos>", *(f"v{i}" for i in range(1, 32))])  # type: ignore[operator]
+    strange = wrap_backbone(tiny_llama.model, other, name="strange")
+    message = r"must be that of .*backbone \(\w{12}\); got one of strange, 32 entries \(\w{12}\)"
+    with pytest.raises(TokenizerMismatchError, match=message):
+        Checkpoint.load(tiny_checkpoint).check_vocabulary(strange)
+
+
+def test_notebooks_show_coloured_spans(tiny_umim: UMIM) -> None:
+    out = tiny_umim.generate(TEXT, max_new_tokens=2)
+    assert out._repr_html_() == out.html() and "<mark" in out.html()
+    cut = tiny_umim.compress(TEXT)
+    assert cut._repr_html_() == cut.html()
+
+
+def test_the_tokenizer_and_the_options_are_at_hand(tiny_umim: UMIM) -> None:
+    assert tiny_umim.tokenizer is tiny_umim.backbone.tokenizer
+    for name in ("max_new_tokens", "do_sample", "seed", "merge", "raw_tail", "past"):
+        assert f"``{name}``" in (UMIM.generate.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code", "message"),
+    [
+        ("--dtype", "float8", 1, "dtype must be one of auto, published, bfloat16"),
+        ("--raw-tail", "-3", 2, "--raw-tail"),
+        ("--budget", "-1", 2, "--budget"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "bench", "ppl"])
+def test_bad_options_are_refused_before_anything_is_loaded(
+    command: str,
+    option: str,
+    value: str,
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("nothing may be loaded")
+
+    monkeypatch.setattr(UMIM, "from_pretrained", loaded)
+    monkeypatch.setattr("umim_core.checkpoint.default_checkpoint.default_checkpoint", loaded)
+    given = () if command == "bench" else (TEXT,)
+    found = console(monkeypatch, capsys)(command, *given, option, value)
+    assert (found.code, message in found.err) == (code, True), found.err
+
+
+def test_commands_and_library_know_the_same_types() -> None:
+    assert set(DTYPE_NAMES) == {AUTO, PUBLISHED, *DTYPES}
+    with pytest.raises(ConfigError, match="dtype must be one of"):
+        UMIM.from_pretrained("no-such-checkpoint", dtype="float8")
