@@ -14,8 +14,7 @@ from transformers import GenerationConfig, TextStreamer
 
 from umim_core import UMIM
 from umim_core.errors import BackboneError, ConfigError, EvaluationError, GenerationError
-from umim_core.model.inputs import _render
-from umim_core.text.chat_parts import content_places
+from umim_core.text.chat_parts import content_places, render_chat
 
 PROMPT = "Return the sum of the array elements over a given axis. The default is to"
 TEMPLATE = (
@@ -158,7 +157,7 @@ def test_a_template_that_rewrites_contents_merges_nothing(
 def test_a_content_that_looks_like_the_template_is_found_where_it_stands(chatty: UMIM) -> None:
     chat = [{"role": "user", "content": "user"}, {"role": "user", "content": " user: \n"}]
     text = "user: user\nuser:  user: \n\nassistant: "
-    render = partial(_render, backbone=chatty.backbone)
+    render = partial(render_chat, tokenizer=chatty.backbone.require_tokenizer())
     assert render(chat) == text
     assert content_places(chat, text, render) == [(6, 10), (17, 25)]
 
