@@ -15,9 +15,14 @@ PAGE_BYTES = 8_192
 README_WORDS = 1_100
 CHANGELOG_LINES = 80
 RECIPE_FIELDS = ROOT / "docs" / "recipe-fields.md"  # generated
-PAGES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path != RECIPE_FIELDS]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [
+    path
+    for path in sorted((ROOT / "docs").rglob("*.md"))
+    if path != RECIPE_FIELDS and not path.is_relative_to(RESULTS)
+]
 WRITTEN = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "dev").glob("*.md")), *PAGES]
-ALL = [*WRITTEN, RECIPE_FIELDS, *sorted((ROOT / "docs" / "results").rglob("*.md"))]
+ALL = [*WRITTEN, RECIPE_FIELDS, *sorted(RESULTS.rglob("*.md"))]
 # Tables, comments, images, and lines of one word or code span, such as a long link, stay whole.
 WHOLE = re.compile(r"\s*(\||<|!\[|(?:[-*] )?(?:\S+|`[^`]*`\W?)$)")
 # What a reader trips over, each with what stands in its place.
