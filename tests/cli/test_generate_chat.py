@@ -53,6 +53,7 @@ def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ch
 
     def run(*options: object) -> Result:
         arguments = ["generate", "w1 w2 w9", "-c", chatty, "--max-new-tokens", 9, *options]
+        arguments += ["--dtype", "float32"]
         monkeypatch.setattr(sys, "argv", ["umim", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
             main()
@@ -78,7 +79,9 @@ def test_the_end_of_a_chat_may_stay_raw(chat: Chat) -> None:
 
 def test_a_reply_alone_is_that_of_the_library(chat: Chat, chatty: Path) -> None:
     message = [{"role": "user", "content": "w1 w2 w9"}]
-    reply = UMIM.from_pretrained(chatty).generate(message, max_new_tokens=9, do_sample=False)
+    reply = UMIM.from_pretrained(chatty, dtype="float32").generate(
+        message, max_new_tokens=9, do_sample=False
+    )
     assert chat("--chat", "--greedy", "--no-show").out == reply.text[0] + "\n"
 
 

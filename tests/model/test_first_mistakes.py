@@ -87,7 +87,7 @@ def test_the_tokenizer_and_the_options_are_at_hand(tiny_umim: UMIM) -> None:
     ("option", "value", "code", "message"),
     [
         ("--dtype", "float8", 1, "dtype must be one of auto, published, bfloat16"),
-        ("--raw-tail", "-3", 2, "--raw-tail"),
+        ("--raw-tail", "-3", 1, "raw_tail must be an integer of at least 0"),
         ("--budget", "-1", 2, "--budget"),
     ],
 )

@@ -17,7 +17,6 @@ from umim_core.cli.prompt_input import (
     RawTailOption,
     SpecialTokensOption,
 )
-from umim_core.config.form import check_raw_tail
 from umim_core.errors import ConfigError, CorpusError
 
 
@@ -65,7 +64,6 @@ def ppl(
     """
     if raw_tail is not None and not prompt:
         raise ConfigError("--raw-tail is of prompts", raw_tail, "Add --prompt, or leave it out.")
-    check_raw_tail(raw_tail or 0, "prompt")
     from umim_core import UMIM
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from umim_core.config.form import Merge
+from umim_core.config.form import Merge, check_raw_tail
 from umim_core.encodable import encoding_error
 from umim_core.errors import ConfigError, CorpusError
 
@@ -31,6 +31,14 @@ SpecialTokensOption = Annotated[
     ),
 ]
 DTYPE_NAMES: Final = ("auto", "published", "bfloat16", "float16", "float32", "float64")
+
+
+def _checked_tail(raw_tail: int | None) -> int | None:
+    """Refuse a negative raw tail before anything is fetched or loaded."""
+    check_raw_tail(raw_tail or 0, "prompt")
+    return raw_tail
+
+
 MergeOption = Annotated[
     Merge | None,
     typer.Option(help="What is merged; none is the base model. [default: the checkpoint's]"),
@@ -38,7 +46,7 @@ MergeOption = Annotated[
 RawTailOption = Annotated[
     int | None,
     typer.Option(
-        min=0,
+        callback=_checked_tail,
         help="Last tokens of the prompt that stay raw. [default: the checkpoint's with its own "
         "--merge, else 0]",
     ),
