@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Rebuild build.txt, lock.txt, gpu.txt and docs.txt from pyproject.toml. Called by `make lock`.
+# Rebuild build.txt, lock.txt, gpu.txt, docs.txt and server.txt from pyproject.toml. Called by
+# `make lock`.
 #
 #   lock.sh PIP_COMPILE [--upgrade]
 #
@@ -57,6 +58,20 @@ grep -o 'mkdocs-material[^"]*' pyproject.toml >"$scratch/docs.in"
     cat "$scratch/docs.txt"
 } >"$scratch/docs.new"
 
-for name in lock build gpu docs; do
+grep -oE '(psycopg2-binary|s3fs)[^"]*' pyproject.toml >"$scratch/server.in"
+[ ! -e requirements/server.txt ] || cp requirements/server.txt "$scratch/server.txt"
+"$pip_compile" "${options[@]}" "$@" --constraint "$scratch/lock.new" \
+    --output-file "$scratch/server.txt" "$scratch/server.in"
+{
+    cat <<'EOF'
+# Made by `make lock` from lock.txt; do not edit. Extras server and s3: what the images of infra/docker
+# install beside the lock, with --no-deps --require-hashes.
+EOF
+    locked=$(grep -oE '^[a-z0-9._-]+==' "$scratch/lock.new" | sed 's/==$//' | paste -sd '|')
+    awk -v names="^($locked)==" '/^[^ #]/ {keep = $0 !~ names} keep && !/^ *#/' \
+        "$scratch/server.txt"
+} >"$scratch/server.new"
+
+for name in lock build gpu docs server; do
     mv "$scratch/$name.new" "requirements/$name.txt"
 done

@@ -35,9 +35,10 @@ from tasks.run.side_by_side import side_by_side
 from tasks.run.stage import Artifact, verifying_once
 from tasks.run.stage_times import time_lines
 from tasks.tracking.compare_view import COMPARISON_VIEW, adaptation_view
-from tasks.tracking.tracker import PREFECT_TAG, LiveMetrics, Pages, Tracker
+from tasks.tracking.tracker import PREFECT_TAG, RECIPE_TAG, LiveMetrics, Pages, Tracker
 from tasks.tracking.tracking_values import RunInput, Status, redact
 from umim_core.backbone.devices import release_memory
+from umim_core.checkpoint.checkpoint_files import read_config
 from umim_core.checkpoint.own_checkpoints import artifact_root, own_name, record_checkpoint
 from umim_core.config.adaptation_recipe import AdaptationRecipe
 from umim_core.config.recipe import Recipe, RunRecipe
@@ -47,6 +48,7 @@ from umim_core.progress import listening
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 
 logger = logging.getLogger("umim.pipeline")
+_SHOWN = (".svg", ".md", ".html", "table.json")
 # Inputs of a stage that are data sets to MLflow, and what they are read for.
 _DATA_SETS = {
     "questions": "training",
@@ -126,10 +128,14 @@ class PipelineRun(Generic[R]):
         self.artifacts.append(artifact)
         if setting:
             called = own_name(self.recipe.name, label, setting)
-            record = record_checkpoint(self.root, called, artifact.path / "checkpoint")
+            checkpoint = artifact.path / "checkpoint"
+            record = record_checkpoint(self.root, called, checkpoint)
             if (remote := remote_root()) is not None:
                 remote.store_record(record)
         self._record(artifact)
+        if setting and artifact.executed:
+            backbone = read_config(checkpoint).backbone
+            self.tracker.register_checkpoint(backbone, checkpoint, artifact.key, alias=False)
         return artifact
 
     def together(self, parts: Sequence[Callable[[], T]], most: int | None = None) -> list[T]:
@@ -147,10 +153,10 @@ class PipelineRun(Generic[R]):
         return side_by_side(parts, most)
 
     def register(self, backbone: str, trained: Artifact) -> None:
-        """Put a cell's checkpoint into MLflow's registry, if it is the first of its backbone.
+        """Point the backbone's alias in MLflow's registry at the first cell's checkpoint of it.
 
         Args:
-            backbone: Name of the backbone; its alias points at the checkpoint.
+            backbone: Name of the backbone.
             trained: The artifact of the stage ``distill``.
         """
         if backbone not in self._registered:
@@ -172,6 +178,7 @@ class PipelineRun(Generic[R]):
                 name: [(int(row["step"]), row[name]) for row in curve if name in row]
                 for name in names
             },
+            artifacts=_files_to_show(artifact) if artifact.executed else (),
             inputs=[
                 RunInput(name, str(digest), artifact.stage, context)
                 for name, digest in manifest["inputs"].items()
@@ -238,7 +245,7 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
     key = sha256_bytes(canonical_json([flow_name, recipe.model_dump(mode="json")]).encode())
     code = code_identity()
     tags = {
-        "umim.recipe": recipe.name,
+        RECIPE_TAG: recipe.name,
         "umim.flow": flow_name,
         "umim.host": code.host,
         "umim.sources": code.sources,
@@ -280,6 +287,16 @@ def _opened(recipe_name: str, flow_name: str, kind: type[R]) -> Iterator[Pipelin
         logger.info("%s", line)
     if (pages := run.pages()) is not None:
         logger.info("MLflow: %s", pages.line())
+
+
+def _files_to_show(artifact: Artifact) -> list[Path]:
+    """Return what people look at of a stage: its rules, tables and figures.
+
+    Checkpoints go to the registry, reports to the run of the pipeline.
+    """
+    rules = artifact.path / "rules"
+    found = [path for kind in _SHOWN for path in sorted(artifact.path.glob(f"*{kind}"))]
+    return [*([rules] if rules.is_dir() else []), *found]
 
 
 def _kind(model: type[RunRecipe]) -> str:

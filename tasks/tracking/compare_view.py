@@ -17,10 +17,13 @@ COMPARISON_VIEW: Final = "umim-comparison"
 SOURCE_TAG: Final = "umim.source"  # every row has it: MLflow drops rows without it from ``!=``
 ADAPTATION_SOURCE: Final = "adaptation"  # tag of a row that is a point of an adaptation's curves
 _PARAMS: Final = ("model", "tau", "setting")  # model is short enough for the plot's labels
+_AXES: Final = ("recipe", *_PARAMS, "method", "form")
+_COLUMNS: Final = (*_AXES, "kind")
 _AGREEMENT: Final = ("token_reduction", "top1", "kl")
 _ACCURACY: Final = "accuracy_umim"  # missing where a recipe has no task
 _CURVE: Final = ("token_reduction", "difference")
 _CURVE_COLUMNS: Final = ("difference_se", "margin_difference", "margin_difference_se")
+_FORM: Final = ("depth", "positions", "residual", "merge_depth", "rule_rows")
 _ROWS: Final = f"tags.`umim.kind` = 'comparison' and tags.`{SOURCE_TAG}`"
 _MOST_ROWS: Final = 1000
 _SECTION: Final = "umim-comparison-section"
@@ -50,12 +53,12 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
         metrics = [*_AGREEMENT, *([_ACCURACY] if _ACCURACY in measured else [])]
         plot = {
             "type": "PARALLEL",
-            "selectedParams": list(_PARAMS),
+            "selectedParams": list(_AXES),
             "selectedMetrics": metrics,
             "showAllRuns": True,
         }
         rows = f"{_ROWS} != '{ADAPTATION_SOURCE}'"
-        return COMPARISON_VIEW, _state("Comparison", rows, _PARAMS, metrics, plot)
+        return COMPARISON_VIEW, _state("Comparison", rows, _COLUMNS, metrics, plot)
     if set(_CURVE) <= set(measured):
         reduction, change = ({"key": name, "type": "METRIC"} for name in _CURVE)
         plot = {"type": "SCATTER", "xaxis": reduction, "yaxis": change}
@@ -65,6 +68,21 @@ def shared_view(measured: Collection[str], params: Mapping[str, object]) -> tupl
         title = f"Adaptation to {task}"
         return adaptation_view(task), _state(title, rows, columns, metrics, plot)
     return None
+
+
+def described(params: Mapping[str, object], recipe: str | None) -> dict[str, object]:
+    """Return a row's parameters with those that tell rows of several recipes apart.
+
+    Args:
+        params: Of the row. One with a merge module gets ``form``, and ``method`` where it is UMIM.
+        recipe: Name of the recipe that measured it; None where unknown.
+    """
+    more: dict[str, object] = {} if recipe is None else {"recipe": recipe}
+    if "kind" in params:
+        parts = [str(params["kind"])]
+        parts += [f"{name} {params[name]}" for name in _FORM if params.get(name) is not None]
+        more |= {"method": "umim", "form": ", ".join(parts)}
+    return {**more, **params}
 
 
 def _state(

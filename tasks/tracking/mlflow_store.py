@@ -231,16 +231,17 @@ class Store:
             self._client.set_experiment_tag(self.experiment_id, tag, state)
 
     def register(
-        self, run_id: str, directory: Path, alias: str, digest: str, backbone: str
+        self, run_id: str, directory: Path, name: str, digest: str, backbone: str, *, alias: bool
     ) -> None:
-        """Put a directory into the registry and point an alias there.
+        """Put a directory into the registry and, if asked for, point an alias there.
 
         Args:
             run_id: Run that made it; the files are kept with that run.
             directory: What to register.
-            alias: Letters, digits, ``_`` and ``-``.
+            name: Of its folder and the alias: letters, digits, ``_`` and ``-``.
             digest: SHA-256 of the directory; an equal one of the run keeps its version.
             backbone: A tag of the version.
+            alias: Whether the alias points at it.
         """
         client = self._client
         if not client.search_registered_models(f"name = '{REGISTERED_MODEL}'"):
@@ -251,14 +252,15 @@ class Store:
                 version = str(found.version)
                 break
         else:
-            folder = f"checkpoint/{alias}"
+            folder = f"checkpoint/{name}"
             client.log_artifacts(run_id, str(directory), folder)
             source = f"{client.get_run(run_id).info.artifact_uri}/{folder}"
             made = client.create_model_version(
                 REGISTERED_MODEL, source, run_id, tags, await_creation_for=None
             )
             version = str(made.version)
-        client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
+        if alias:
+            client.set_registered_model_alias(REGISTERED_MODEL, name, version)
 
     def _connect(self) -> tuple[MlflowClient, str]:
         from mlflow import MlflowClient

@@ -116,7 +116,11 @@ def _recorded_stage(store: Store, record: Record) -> StoredRun:
 def _checkpoint(store: Store, record: Record) -> None:
     run = _recorded_stage(store, record)
     (directory,) = _present([record["directory"]])
-    store.register(run.run_id, directory, record["alias"], record["digest"], record["backbone"])
+    given = record["alias"]
+    # An earlier release kept the folder's name as the alias, and gave one to every checkpoint.
+    folder, alias = (given, True) if isinstance(given, str) else (record["folder"], given)
+    of = record["digest"], record["backbone"]
+    store.register(run.run_id, directory, folder, *of, alias=alias)
 
 
 def _present(files: list[str]) -> list[Path]:

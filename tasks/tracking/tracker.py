@@ -21,7 +21,7 @@ from typing import Final
 
 from tasks.cluster.ray_cluster import CHECKOUT
 from tasks.cluster.stopping import stop_deferred
-from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG
+from tasks.tracking.compare_view import COMPARISON_VIEW, SOURCE_TAG, described
 from tasks.tracking.mlflow_store import Store
 from tasks.tracking.owner import Owner, owner_of
 from tasks.tracking.patience import Patience
@@ -33,6 +33,7 @@ from umim_core.errors import ArtifactError
 from umim_core.store.artifacts import directory_digest
 
 logger = logging.getLogger("umim.tracking")
+RECIPE_TAG: Final = "umim.recipe"
 PREFECT_TAG: Final = "umim.prefect_flow_run"
 REPLAY_COMMAND: Final = "python -m flows replay"
 _UNFIT: Final = re.compile(r"[^\w.\-:]+")  # what MLflow refuses in the name of a metric, and spaces
@@ -88,6 +89,7 @@ class Tracker:
         self._store = Store(self.uri, self.root, experiment)
         self._spool = Spool(self.root)
         self._writer = SpoolWriter(self._store, self._spool)
+        self._recipes: dict[str, str] = {}  # by key of a pipeline that was opened here
 
     @property
     def owner(self) -> Owner:
@@ -121,6 +123,8 @@ class Tracker:
             TrackingError: If the key has signs that a query cannot hold.
         """
         note = {} if description is None else {"mlflow.note.content": description}
+        if tags and RECIPE_TAG in tags:
+            self._recipes[key] = tags[RECIPE_TAG]
         self._record("open", key, name=name, params=flatten(params), tags={**(tags or {}), **note})
 
     def points(self, pipeline: str, points: Sequence[tuple[str, int, float]]) -> None:
@@ -185,17 +189,19 @@ class Tracker:
             key: Digest of what the row was measured on.
             params: Numbers stay numbers; see ``ComparisonRow.params``.
             metrics: See ``ComparisonRow.measured``; None is skipped.
-            name: What the run is called in lists; its key if None.
+            name: What the run is called in lists, behind the recipe's name; its key if None.
             pipeline: Key of the pipeline that measured it; its run is kept as a tag (not as the
                 parent, because nested runs are folded away in the list).
             tags: Extra tags, e.g. ``{SOURCE_TAG: "shipped"}``; the source is this run if not given.
         """
+        recipe = None if pipeline is None else self._recipes.get(pipeline)
+        shown = described({n: v for n, v in params.items() if v is not None}, recipe)
         self._record(
             "comparison",
             pipeline,
             key=require_key(key),
-            name=name or key,
-            params=flatten({n: v for n, v in params.items() if v is not None}),
+            name=f"{recipe}: {name or key}" if recipe else name or key,
+            params=flatten(shown),
             points=_final(metrics),
             tags={SOURCE_TAG: "this run", **(tags or {})},
         )
@@ -205,9 +211,15 @@ class Tracker:
         self._record("files", pipeline, UPLOADS, files=[str(path) for path in paths])
 
     def register_checkpoint(
-        self, backbone: str, directory: Path, stage_key: str, digest: str | None = None
+        self,
+        backbone: str,
+        directory: Path,
+        stage_key: str,
+        digest: str | None = None,
+        *,
+        alias: bool = True,
     ) -> None:
-        """Put a checkpoint directory into the registry, as it is, and point its alias there.
+        """Put a checkpoint directory into the registry, as it is, and point an alias there.
 
         It becomes a version of the registered model ``umim``; an equal checkpoint of the same stage
         keeps its version.
@@ -217,6 +229,7 @@ class Tracker:
             directory: The checkpoint.
             stage_key: Key of the stage that made it; the files are kept with its run.
             digest: SHA-256 of the checkpoint; computed where None.
+            alias: Whether the backbone's alias points at it.
         """
         self._record(
             "checkpoint",
@@ -224,7 +237,8 @@ class Tracker:
             UPLOADS,
             key=require_key(stage_key),
             directory=str(directory),
-            alias=re.sub(r"[^\w\-]+", "-", backbone),
+            folder=re.sub(r"[^\w\-]+", "-", backbone),
+            alias=alias,
             digest=digest or directory_digest(directory),
             backbone=backbone,
         )

@@ -48,7 +48,7 @@ def declared() -> list[Requirement]:
     return [Requirement(r) for r in core + [r for e in LOCKED_EXTRAS for r in extras[e]]]
 
 
-@pytest.mark.parametrize("name", ["lock.txt", "build.txt", "gpu.txt", "docs.txt"])
+@pytest.mark.parametrize("name", ["lock.txt", "build.txt", "gpu.txt", "docs.txt", "server.txt"])
 def test_every_pin_has_a_hash(name: str) -> None:
     pins = read_lock(REQUIREMENTS / name)
     assert pins

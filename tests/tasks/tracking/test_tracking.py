@@ -171,12 +171,15 @@ def test_a_comparison_run_is_flat_and_has_the_names_others_query(
             for setting, value in (("base", 0.6), ("WT", 0.5))
         },
     )
-    tracker.pipeline_run("flat", {})
+    tracker.pipeline_run("flat", {}, {"umim.recipe": "novels"})
     tracker.comparison_run("flat-1", row.params(), row.measured(), pipeline="flat")
     runs = _runs(client)
     data = runs["comparison", "flat-1"].data
     assert data.tags["umim.pipeline"] == runs["pipeline", "flat"].info.run_id
-    assert set(data.params) == set(COMPARISON_PARAMS)
+    assert set(data.params) == {*COMPARISON_PARAMS, "method", "form", "recipe"}
+    assert data.params["form"] == "attention, depth 1, positions none"
+    assert (data.params["method"], data.params["recipe"]) == ("umim", "novels")
+    assert runs["comparison", "flat-1"].info.run_name == "novels: flat-1"
     assert data.params["tau"] == "5"
     assert data.metrics == {
         "top1": 0.5,
@@ -205,6 +208,24 @@ def test_a_checkpoint_is_registered_once_under_its_backbones_alias(
     fetched = Path(client.download_artifacts(run_id, "checkpoint/lab-model-1-5", str(folder)))
     names = {p.relative_to(fetched).as_posix() for p in fetched.rglob("*") if p.is_file()}
     assert names == {"config.json", "model.safetensors", "rules/manifest.json"}
+
+
+def test_every_checkpoint_is_a_version_and_the_alias_is_that_of_the_first(
+    tracker: Tracker, client: MlflowClient, checkpoint: Path
+) -> None:
+    tracker.pipeline_run("all", {})
+    for number in range(3):
+        tracker.stage_run("all", "distill", f"d-all-{number}", {}, {})
+        (checkpoint / "config.json").write_text(f'{{"n": {number}}}')
+        key = f"d-all-{number}"
+        tracker.register_checkpoint("all", checkpoint, key, str(number), alias=number == 0)
+    tracker.finish("all")
+    runs = _runs(client)
+    ids = [runs["stage", f"d-all-{number}"].info.run_id for number in range(3)]
+    for run_id in ids:
+        assert len(client.search_model_versions(f"run_id = '{run_id}'")) == 1
+        assert [file.path for file in client.list_artifacts(run_id)] == ["checkpoint"]
+    assert client.get_model_version_by_alias("umim", "all").run_id == ids[0]
 
 
 def test_a_key_that_a_query_cannot_hold_is_refused(tracker: Tracker) -> None:

@@ -1,0 +1,2 @@
+-- Run by Postgres when its volume is new; POSTGRES_DB makes Prefect's database.
+CREATE DATABASE mlflow;

@@ -1,0 +1,252 @@
+"""Images, compose.yaml, Kubernetes and workflows: pinned, of the lock's versions, well formed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "infra/docker/Dockerfile"
+KUBERNETES = ROOT / "infra/k8s"
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+MANIFESTS = sorted(KUBERNETES.glob("base/*.yaml"))
+VERSION = str(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"])
+PINNED = re.compile(r"^[\w./-]+:\d+(\.\d+)+(-[\w.-]+)?$")
+OWN = re.compile(r"^umim:")
+SCHEMAS = {f".github/workflows/{path.name}": "github-workflows" for path in WORKFLOWS} | {
+    "compose.yaml": "compose-spec"
+}
+
+
+def locked(name: str) -> str:
+    found = re.search(rf"^{name}==(\S+)", (ROOT / "requirements/lock.txt").read_text("utf-8"), re.M)
+    assert found
+    return found[1]
+
+
+def documents(path: Path) -> list[Any]:
+    return [found for found in yaml.safe_load_all(path.read_text("utf-8")) if found]
+
+
+def walk(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every mapping inside a value."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, dict | list):
+            yield from walk(inner)
+
+
+def images(value: Any) -> list[str]:
+    return [of["image"] for of in walk(value) if isinstance(of.get("image"), str)]
+
+
+def unpinned(names: list[str]) -> list[str]:
+    """Return what names no exact version, or another version of UMIM than the project's."""
+    own = re.compile(rf"^umim:{re.escape(VERSION)}-(cpu|gpu)$")
+    return [name for name in names if not (own if OWN.match(name) else PINNED).match(name)]
+
+
+def bases(text: str) -> list[str]:
+    """Return the images that a Dockerfile begins with, its own stages left out."""
+    stages = re.findall(r"^FROM \S+ AS (\S+)", text, re.M)
+    return [name for name in re.findall(r"^FROM (\S+)", text, re.M) if name not in stages]
+
+
+def copied(text: str) -> list[str]:
+    """Return the paths of the checkout that a Dockerfile copies."""
+    lines = re.findall(r"^COPY (?!--from)(.*)$", text, re.M)
+    return [path for line in lines for path in line.split()[:-1]]
+
+
+def test_every_path_that_the_image_copies_exists_and_reaches_the_builder() -> None:
+    paths = copied(DOCKERFILE.read_text("utf-8"))
+    allowed = re.findall(r"^!([^/\n]+)", (ROOT / ".dockerignore").read_text("utf-8"), re.M)
+    assert {"tasks", "flows", "requirements/lock.txt"} <= set(paths)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    assert [path for path in paths if path.split("/")[0] not in allowed] == []
+
+
+def test_images_are_pinned_and_of_the_versions_of_project_and_lock() -> None:
+    compose = images(documents(ROOT / "compose.yaml"))
+    kubernetes = [name for path in MANIFESTS for name in images(documents(path))]
+    patches = [
+        patch["value"]
+        for path in KUBERNETES.glob("overlays/*/*.yaml")
+        for patch in yaml.safe_load(path.read_text("utf-8"))
+        if isinstance(patch, dict) and patch["path"].endswith("/image")
+    ]
+    assert len(compose) >= 8 and len(kubernetes) >= 7 and len(patches) == 2
+    assert unpinned([*compose, *kubernetes, *patches, *bases(DOCKERFILE.read_text("utf-8"))]) == []
+    rays = [of["rayVersion"] for p in MANIFESTS for of in walk(documents(p)) if "rayVersion" in of]
+    assert rays == [locked("ray")] * 2
+
+
+@pytest.mark.parametrize("name", ["postgres", "postgres:latest", "umim:9.9.9-cpu", "umim:0.1.0"])
+def test_an_image_without_its_version_is_noticed(name: str) -> None:
+    assert unpinned(["postgres:17.2-bookworm", name]) == [name]
+
+
+def test_the_image_runs_as_nobody_special_and_installs_by_hash() -> None:
+    text = DOCKERFILE.read_text("utf-8")
+    last = {
+        name: body for name, body in re.findall(r" AS (cpu|gpu)\n(.*?)(?=\nFROM|\Z)", text, re.S)
+    }
+    assert all("USER 10001" in last[target] for target in ("cpu", "gpu"))
+    installs = re.findall(r"pip install [^&\n]*-r requirements/(\S+)", text)
+    hashed = re.findall(r"pip install [^&\n]*--require-hashes -r requirements/(\S+)", text)
+    assert set(installs) - set(hashed) == {"torch.txt"}  # its builds have no common hash
+
+
+def test_compose_publishes_on_loopback_alone_checks_health_and_holds_no_secret() -> None:
+    (compose,) = documents(ROOT / "compose.yaml")
+    services = compose["services"]
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports and all(port.startswith("127.0.0.1:") for port in ports)
+    needed = {name for of in services.values() for name in of.get("depends_on", {})}
+    assert {name for name in needed if "healthcheck" not in services[name]} == set()
+    assert all(
+        found == {"condition": "service_healthy"}
+        for of in services.values()
+        for found in of.get("depends_on", {}).values()
+    )
+    asked = set(re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text("utf-8")))
+    offered = re.findall(r"^(\w+)=(.*)$", (ROOT / ".env.example").read_text("utf-8"), re.M)
+    assert asked == {name for name, _ in offered}
+    assert all(value == "" for _, value in offered)
+    for of in walk(compose):
+        for name, value in of.items():
+            if re.search("PASSWORD|SECRET|TOKEN|ACCESS_KEY", str(name)):
+                assert re.fullmatch(r"\$\{\w+:\?[^}]*\}", value), name
+
+
+def test_kustomizations_name_files_that_exist_and_patches_that_fit() -> None:
+    base = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text("utf-8"))
+    listed = {path.name for path in MANIFESTS} - {"kustomization.yaml"}
+    assert set(base["resources"]) == listed
+    kinds = {of["kind"]: of for path in MANIFESTS for of in documents(path)}
+    wanted = {"RayCluster", "RayJob", "Deployment", "Service", "NetworkPolicy", "Namespace"}
+    assert wanted <= set(kinds)
+    for overlay in ("cpu", "gpu"):
+        folder = KUBERNETES / "overlays" / overlay
+        made = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
+        assert all((folder / place / "kustomization.yaml").is_file() for place in made["resources"])
+        for patch in made.get("patches", []):
+            for change in yaml.safe_load((folder / patch["path"]).read_text("utf-8")):
+                at: Any = kinds[patch["target"]["kind"]]
+                *parents, last = change["path"].strip("/").split("/")
+                for name in parents:
+                    at = at[int(name)] if isinstance(at, list) else at[name]
+                assert change["op"] == "add" or last in at
+
+
+def test_every_container_is_confined_and_has_no_token_of_the_cluster() -> None:
+    pods = [of for p in MANIFESTS for of in walk(documents(p)) if "containers" in of]
+    assert len(pods) == 7
+    for pod in pods:
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_pin_their_actions_and_ask_for_no_more_than_they_need(path: Path) -> None:
+    (workflow,) = documents(path)
+    used = [of["uses"] for of in walk(workflow) if "uses" in of]
+    assert used and all(re.search(r"@v\d+\.\d+\.\d+$", name) for name in used)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+
+
+def test_the_workflow_of_tests_is_the_check_that_every_change_passes() -> None:
+    text = (ROOT / ".github/workflows/test.yaml").read_text("utf-8")
+    assert "run: .ci/run" in text and '["3.11", "3.12"]' in text
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    ranges = {r.split(">=")[0]: r.split(">=")[1] for r in extras["optional-dependencies"]["infra"]}
+    for name, wanted in ranges.items():
+        found = re.search(rf"{name}==(\d+\.\d+)\.\d+", text)
+        assert found and wanted.startswith(found[1])
+
+
+def test_the_citation_has_the_version_of_the_project() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert cited["version"] == VERSION and cited["license"] == "Apache-2.0"
+
+
+needs_schemas = pytest.mark.skipif(
+    not (find_spec("check_jsonschema") and find_spec("kubernetes_validate")),
+    reason="pip install 'umim[infra]': no schemas of compose, workflows and Kubernetes are here",
+)
+
+
+def by_schema(path: Path, schema: str) -> subprocess.CompletedProcess[str]:
+    builtin = f"vendor.{schema}"
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", builtin, str(path)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@needs_schemas
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_compose_and_workflows_fit_their_schemas_and_a_planted_error_does_not(
+    name: str, tmp_path: Path
+) -> None:
+    whole = by_schema(ROOT / name, SCHEMAS[name])
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    key = "services" if name == "compose.yaml" else "jobs"
+    (found,) = documents(ROOT / name)
+    next(iter(found[key].values()))["no_such_field"] = True
+    broken = tmp_path / Path(name).name
+    broken.write_text(json.dumps(found, default=str).replace('"true":', '"on":'))
+    assert by_schema(broken, SCHEMAS[name]).returncode == 1
+
+
+def refused(manifest: Any) -> bool:
+    import kubernetes_validate
+
+    try:
+        kubernetes_validate.validate(manifest, "1.31", strict=True)
+    except kubernetes_validate.ValidationError:
+        return True
+    return False
+
+
+@needs_schemas
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_fit_the_schemas_of_kubernetes_and_a_planted_error_does_not(path: Path) -> None:
+    for manifest in documents(path):
+        if manifest["kind"] in ("RayCluster", "RayJob"):
+            pods = [
+                of for of in walk(manifest) if set(of) == {"spec"} and "containers" in of["spec"]
+            ]
+            assert len(pods) == 2
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
+            checked = [pod | {"template": of} for of in pods]
+        elif manifest["kind"] == "Kustomization":
+            continue
+        else:
+            checked = [manifest]
+        for one in checked:
+            assert not refused(one)
+            assert refused(one | {"no_such_field": True})
+
+
+def test_kustomize_builds_both_overlays() -> None:
+    kustomize = shutil.which("kustomize")
+    if kustomize is None:
+        pytest.skip("kustomize is not installed: overlays were checked by their paths alone")
+    for overlay in ("cpu", "gpu"):
+        command = [kustomize, "build", str(KUBERNETES / "overlays" / overlay)]
+        assert subprocess.run(command, capture_output=True).returncode == 0
