@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from flows import store
+from flows import services, store
 from tasks.cluster.stopping import stoppable
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit, log_lines
 from umim_core.errors import UmimError
@@ -28,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(store.app, name="store")
+for command in (services.up, services.down, services.status):
+    app.command()(command)
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",

@@ -1,0 +1,136 @@
+"""Local services: started once, found again, refused on a taken port, ended with their children."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli import app
+from tasks.run.services import Service, down, local_services, status, up
+from umim_core.errors import ClusterError
+
+FATHER = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-m', 'http.server', *sys.argv[1:]])"
+)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    """A server with a child that listens, as those of Prefect and MLflow are."""
+    port = free_port()
+    command = [sys.executable, "-c", FATHER, str(port), "--bind", "127.0.0.1"]
+    made = Service("files", [*command, "--directory", str(tmp_path)], port)
+    yield made
+    down(tmp_path, [made])
+
+
+def test_a_service_is_started_once_found_again_and_ended_with_its_children(
+    service: Service, tmp_path: Path
+) -> None:
+    assert [of.state for of in status(tmp_path, [service])] == ["down"]
+    (first,) = up(tmp_path, [service])
+    assert first.state == "running" and first.pid is not None
+    assert up(tmp_path, [service]) == [first]
+    family = [psutil.Process(first.pid), *psutil.Process(first.pid).children(recursive=True)]
+    assert len(family) == 2
+    (after,) = down(tmp_path, [service])
+    assert (after.state, after.pid) == ("down", None)
+    assert not any(process.is_running() and process.status() != "zombie" for process in family)
+    assert down(tmp_path, [service]) == [after]
+
+
+def test_two_commands_at_once_start_one_process(service: Service, tmp_path: Path) -> None:
+    pids: list[int | None] = []
+    threads = [
+        threading.Thread(target=lambda: pids.append(up(tmp_path, [service])[0].pid))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pids) == 2 and len(set(pids)) == 1
+
+
+def test_a_taken_port_is_refused_and_what_listens_there_is_left_alone(
+    service: Service, tmp_path: Path
+) -> None:
+    up(tmp_path, [service])
+    other = replace(service, name="other")
+    with pytest.raises(ClusterError, match="the port of other must be free"):
+        up(tmp_path, [other])
+    assert service.url and httpx.get(service.url).is_success
+    assert [of.state for of in status(tmp_path, [service, other])] == ["running", "down"]
+
+
+@pytest.mark.parametrize("part", ["itself", "before"])
+def test_a_service_that_ends_at_once_names_its_log(tmp_path: Path, part: str) -> None:
+    bad = [sys.executable, "-c", "import sys; sys.exit('no such database')"]
+    made = (
+        Service("bad", bad, free_port())
+        if part == "itself"
+        else Service("bad", [sys.executable, "-c", ""], before=[bad])
+    )
+    with pytest.raises(ClusterError, match="bad must start") as caught:
+        up(tmp_path, [made])
+    log = tmp_path / "bad.log"
+    assert str(log) in str(caught.value) and "no such database" in log.read_text()
+
+
+def test_a_number_that_was_given_anew_is_not_taken_for_the_service(
+    service: Service, tmp_path: Path
+) -> None:
+    record = {"pid": os.getpid(), "started": psutil.Process().create_time() - 100}
+    (tmp_path / "files.json").write_text(json.dumps(record))
+    assert [of.state for of in down(tmp_path, [service])] == ["down"]
+
+
+def test_everything_listens_on_loopback_and_keeps_its_data_in_the_folder(tmp_path: Path) -> None:
+    server, mlflow, worker = local_services(tmp_path, 1, 2)
+    for made in (server, mlflow):
+        assert made.command[made.command.index("--host") + 1] == "127.0.0.1"
+    assert worker.port is None and worker.environment["PREFECT_API_URL"].startswith("http://127.")
+    assert all(
+        of.environment["PREFECT_HOME"] == str(tmp_path / "prefect") for of in (server, worker)
+    )
+    assert f"sqlite:///{tmp_path / 'mlflow.db'}" in mlflow.command
+
+
+@pytest.mark.full
+def test_up_starts_real_servers_with_every_deployment_and_down_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMIM_ROOT", str(tmp_path))
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    ports = ["--prefect-port", str(free_port()), "--mlflow-port", str(free_port())]
+    try:
+        first = CliRunner().invoke(app, ["up", *ports, "--json"])
+        assert first.exit_code == 0, first.exception
+        states = json.loads(first.stdout)["services"]
+        assert {of["state"] for of in states} == {"running"}
+        assert json.loads(CliRunner().invoke(app, ["up", *ports, "--json"]).stdout) == {
+            "services": states
+        }
+        api = f"{states[0]['url']}/api"
+        names = {of["name"] for of in httpx.post(f"{api}/deployments/filter", json={}).json()}
+        assert {"full-pipeline", "benchmark", "table"} <= names
+    finally:
+        done = CliRunner().invoke(app, ["down", *ports, "--json"])
+    assert {of["state"] for of in json.loads(done.stdout)["services"]} == {"down"}
