@@ -1,7 +1,7 @@
 """Raw second halves behind shortened first halves: UMIM and baselines at matched token reduction.
 
     python -m benchmarks.second_half --test test.npy --cut valid.npy --damage train.npy
-    python -m benchmarks.second_half --checkpoints paper=NAME best=DIR --methods truncation cpc
+    python -m benchmarks.second_half --checkpoints paper=NAME best=DIR --methods truncation ehpc
         --target-tr 0.1 0.2 --raw-tails 0 16 --dtype bfloat16 --out docs/results/second_half.json
 
 The first half of every window of ``--test`` is shortened, the second half stays raw, and its

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.reduced_texts import FAMILIES, given, ids_of, word_backbone
+from support.reduced_texts import FAMILIES, given, word_backbone
 from support.tiny_models import random_backbone
 from umim_core.backbone.attention_masks import eager_attention
 from umim_core.backbone.backbone import Backbone
@@ -56,14 +56,14 @@ def test_the_worked_example_is_pooled() -> None:
 def test_tokens_that_the_heads_look_at_the_least_go(
     heads: EvaluatorHeads, backbone: Backbone, rng: np.random.Generator
 ) -> None:
-    ids, question = rng.integers(1, 32, 40), "what? the dog"
-    seen = attention(np.concatenate([ids, ids_of(question)]), backbone)[heads.layer]
+    ids = rng.integers(1, 32, 43)
+    seen = attention(ids, backbone)[heads.layer]
     mass = sum(seen[head, -5:, :38].mean(dim=0) for head in heads.heads).numpy()
     scores = [sum(mass[max(0, t - 2) : t + 2]) / 4 for t in range(38)]  # kernel 4
-    order = [39, 38, *sorted(range(38), key=lambda t: -scores[t])]  # 5 queries: 2 are the text's
+    order = [42, 41, 40, 39, 38, *sorted(range(38), key=lambda t: -scores[t])]  # 5 queries
     reducer = EHPC(backbone, heads, queries=5, kernel=4)
     for budget in (1, 2, 15, 30):
-        found = reduce_tokens(reducer, given(ids, question=question), budget)
+        found = reduce_tokens(reducer, given(ids), budget)
         assert found.kept.tolist() == sorted(order[:budget])
 
 
@@ -103,7 +103,11 @@ def test_probes_hold_their_needle_at_rising_depths_and_fit() -> None:
     assert all(0.9 * places < len(text.ids) <= places for text in texts)
     for text in texts:
         needle = reader.decode(text.ids[text.needle].tolist())
-        assert needle.startswith(" One of the special magic numbers for ") and needle[-1] == "."
+        assert (
+            needle.startswith(" The ")
+            and " locker opens with the code " in needle
+            and needle[-1] == "."
+        )
     shares = [text.needle.start / len(text.ids) for text in texts]
     assert all(early < late for early, late in pairwise(shares))
 
@@ -125,7 +129,7 @@ def test_the_mass_on_a_needle_is_that_of_the_whole_model(backbone: Backbone) -> 
 
 def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> None:
     tokenizer = word_backbone("llama").require_tokenizer()
-    least = 35  # words: 10 of the needle, 25 of the question
+    least = 27  # words: 8 of the needle, 19 of the question
     tight = random_backbone(tokenizer=tokenizer, max_position_embeddings=least)
     assert all(len(text.ids) == least and text.needle.start == 0 for text in probes(tight))
     small = random_backbone(tokenizer=tokenizer, max_position_embeddings=least - 1)
@@ -137,7 +141,7 @@ def test_a_backbone_without_room_for_a_needle_and_its_question_is_refused() -> N
 def test_the_early_layer_with_the_most_mass_is_found(family: str) -> None:
     """Of five layers the first three may be taken, and the fourth has more mass than they."""
     tokenizer = word_backbone(family).require_tokenizer()
-    deep = random_backbone(family, seed=2, num_hidden_layers=5, tokenizer=tokenizer)
+    deep = random_backbone(family, seed=26, num_hidden_layers=5, tokenizer=tokenizer)
     mass = np.zeros((5, 4))
     for text in probes(deep):
         for layer, weights in enumerate(attention(text.ids, deep)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from umim_core.baselines import eviction
 from umim_core.baselines.eviction import PolicyCache
 from umim_core.baselines.h2o import HeavyHitters
 from umim_core.baselines.methods import HeldColumns
+from umim_core.baselines.published.h2o_masked import heavy_hitter_mask, score_masked
 from umim_core.errors import EvaluationError
 
 # The weights of one head over the tokens a b c d, as in the docstring of ``baselines.h2o``.
@@ -125,3 +127,49 @@ def test_a_long_text_is_weighed_in_parts_as_if_at_once(
     found = cache.read(CONTEXT, 5)[-1]
     assert parts.stayed == whole.stayed and cache.columns == 5
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+def seen_by(weights: list[list[float]], heavy: int, newest: int) -> list[set[int]]:
+    """Columns that each query of one head sees, as H2O's code for lm-eval has it, in lists."""
+    tokens, scores, found = len(weights), [0.0] * len(weights), []
+    for query in range(tokens):
+        if query < heavy:
+            hitters = set(range(query + 1))
+        else:
+            best = sorted(range(tokens), key=lambda column: -scores[column])[: heavy - 1]
+            hitters = {*best, query}
+        scores = [score + weight for score, weight in zip(scores, weights[query], strict=True)]
+        if query >= heavy:
+            scores = [score if column in hitters else 0.0 for column, score in enumerate(scores)]
+        found.append(
+            {c for c in hitters if c <= query} | {*range(max(0, query - newest), query + 1)}
+        )
+    return found
+
+
+@pytest.mark.parametrize(("heavy", "newest"), [(0, 2), (1, 1), (3, 0), (4, 2)])
+def test_masked_queries_see_hitters_and_the_newest(heavy: int, newest: int) -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(2, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf)
+    weights = logits.softmax(-1)
+    mask = heavy_hitter_mask(weights, heavy, newest)
+    for head in range(2):
+        if heavy:
+            expected = seen_by(weights[head].tolist(), heavy, newest)
+        else:
+            expected = [set(range(max(0, query - newest), query + 1)) for query in range(12)]
+        assert [set(row.nonzero().view(-1).tolist()) for row in mask[head]] == expected
+
+
+def test_under_masks_of_all_columns_the_model_scores(rng: np.random.Generator) -> None:
+    """And under half of them it does not: queries of the prompt lose columns as well."""
+    backbone = random_backbone("llama")
+    context, ending = rng.integers(1, 32, 20), rng.integers(1, 32, 3)
+    ids = torch.tensor([[*context, *ending]])
+    with torch.no_grad():
+        logits = backbone.model(ids).logits[0, len(context) - 1 : -1].log_softmax(-1)
+    expected = logits.gather(1, ids[0, len(context) :, None])[:, 0]
+    [whole] = score_masked(context, [ending], backbone, 2 * len(context))
+    torch.testing.assert_close(whole.log_probs, expected, atol=1e-5, rtol=1e-5)
+    [half] = score_masked(context, [ending], backbone, len(context) // 2)
+    assert (half.log_probs - expected).abs().min() > 1e-4

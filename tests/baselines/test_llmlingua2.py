@@ -18,9 +18,9 @@ from support.reduced_texts import (
 from umim_core.baselines.llmlingua2 import (
     LLMLingua2,
     TokenClassifier,
-    hub_commit,
     load_token_classifier,
 )
+from umim_core.baselines.published.own_models import hub_commit
 from umim_core.baselines.reduction import reduce_tokens
 from umim_core.errors import BackboneError
 from umim_core.evaluation.answer_identity import named_method
@@ -30,18 +30,19 @@ TEXT = "the cat sat in the mat. it ran and slept."
 
 @torch.no_grad()
 def chances(text: str, classifier: TokenClassifier) -> list[float]:
-    """Mean probability of each word; a full stop is a token of its own in the classifier."""
-    pieces = [word.replace(".", " .").split() for word in text.split()]
-    ids = classifier.tokenizer.convert_tokens_to_ids([p for word in pieces for p in word])
+    """Probability of each word of the classifier; a full stop is one of its own."""
+    ids = classifier.tokenizer.convert_tokens_to_ids(text.replace(".", " .").split())
     logits = classifier.model(input_ids=torch.tensor([ids])).logits[0]
-    each = iter(torch.softmax(logits.double(), -1)[:, 1].tolist())
-    return [float(np.mean([next(each) for _ in word])) for word in pieces]
+    found: list[float] = torch.softmax(logits.double(), -1)[:, 1].tolist()
+    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_words_of_the_least_mean_probability_go(family: str) -> None:
+def test_words_of_the_least_probability_go(family: str) -> None:
+    """A token of the text is of the word that it begins with: ``mat.`` of ``mat``."""
     ids, classifier = ids_of(TEXT), word_classifier()
-    scores = chances(TEXT, classifier)
+    begins = [word != "." for word in TEXT.replace(".", " .").split()]
+    scores = [c for c, begun in zip(chances(TEXT, classifier), begins, strict=True) if begun]
     expected = sorted(sorted(range(len(ids)), key=lambda t: -scores[t])[:4])
     reducer = LLMLingua2(classifier, word_backbone(family).require_tokenizer(), forced=())
     assert reduce_tokens(reducer, given(ids), 4).kept.tolist() == expected
@@ -57,12 +58,27 @@ def test_forced_tokens_stay_before_all_others() -> None:
 def test_long_texts_are_read_in_chunks_of_the_classifiers_positions() -> None:
     classifier = word_classifier()
     text = " ".join(["cat", "dog"] * 20)  # 40 tokens in chunks of 16
-    ends = np.cumsum([3, *[4] * 39])
-    found = classifier.preserve(text, ends)
+    found = classifier.words(text)
     expected = [
         c for n in (16, 16, 8) for c in chances(" ".join(["cat", "dog"] * (n // 2)), classifier)
     ]
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    assert found.chances.tolist() == pytest.approx(expected, abs=1e-6)
+    assert np.bincount(found.chunks).tolist() == [16, 16, 8]
+
+
+def test_chunks_end_behind_the_last_full_stop_that_fits() -> None:
+    found = word_classifier().words("cat dog. " + "the cat sat " * 6)
+    assert np.bincount(found.chunks).tolist() == [3, 16, 2]
+
+
+def test_a_share_of_every_chunk_goes() -> None:
+    """Ranks are those of a chunk: none is kept whole because others have lower probabilities."""
+    classifier = word_classifier()
+    tokenizer = word_backbone("llama").require_tokenizer()
+    reducer = LLMLingua2(classifier, tokenizer, forced=())
+    ids = np.concatenate([ids_of("cat dog mat sat ran and it of") for _ in range(4)])
+    kept = reduce_tokens(reducer, given(ids), 16).kept
+    assert np.bincount(kept // 16).tolist() == [8, 8]
 
 
 def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
@@ -70,9 +86,8 @@ def test_a_classifier_in_a_directory_is_loaded(tmp_path: Path) -> None:
     classifier.model.save_pretrained(tmp_path)
     classifier.tokenizer.save_pretrained(tmp_path)
     loaded = load_token_classifier(str(tmp_path), local_files_only=True)
-    ends = np.array([3, 7])
-    found = loaded.preserve("cat dog", ends).tolist()
-    assert found == classifier.preserve("cat dog", ends).tolist()
+    found = loaded.words("cat dog").chances.tolist()
+    assert found == classifier.words("cat dog").chances.tolist()
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 

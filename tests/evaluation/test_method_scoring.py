@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from transformers import GenerationConfig
 from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.embedding.pooled_embeddings import mean_embedding
 from umim_core.baselines.full_cache import FullCache
-from umim_core.baselines.methods import MergedSpans
+from umim_core.baselines.methods import MergedSpans, Text
+from umim_core.baselines.reduction import highest
 from umim_core.baselines.truncation import Truncation
 from umim_core.benchmarking.pairs import FixedPairs
 from umim_core.errors import ConfigError, EvaluationError
@@ -82,6 +83,71 @@ def test_the_full_cache_scores_like_the_model(umim: Scorer, tiny_llama: Backbone
     expected = [model_score(tiny_llama, CONTEXT.tolist(), e.tolist()) for e in ENDINGS]
     assert found == pytest.approx(expected, abs=1e-4)
     assert (scorer.columns.token_reduction, scorer.contexts.token_reduction) == (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class FirstTokens:
+    """Keeps the first tokens, and remembers the texts that it was given."""
+
+    exact: ClassVar[bool] = True
+    seen: list[Text] = field(default_factory=list)
+
+    def keep(self, text: Text, budget: int) -> np.ndarray:
+        self.seen.append(text)
+        return highest(-np.arange(len(text.ids), dtype=float), text.protected, budget)
+
+    def flops(self, text: Text, budget: int) -> int:
+        return 0
+
+
+ASKED = [
+    ("umim_arc_easy", {"context": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
+    ("arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
+    (
+        "umim_qmsum",
+        {"question": "Why is the sky blue?"},
+        "A meeting.\nQuery: {}\nAnswer:",
+        "Answer:",
+    ),
+    ("umim_ruler_1k", {"question": "Why is the sky blue?"}, "Text. {} It is so as", "It is so as"),
+]
+
+
+@pytest.mark.parametrize(("task", "row", "prompt", "cue"), ASKED, ids=[case[0] for case in ASKED])
+def test_reducers_get_the_question_and_the_cue_stays(
+    checkpoint_path: Path, task: str, row: dict[str, Any], prompt: str, cue: str
+) -> None:
+    """Before, every reducer took the cue for the question, and could delete it."""
+    question = "Why is the sky blue?"
+    prefix = cue if task == "umim_ruler_1k" else ""
+    choices = {"text": ["dust", "air"], "label": ["A", "B"]}
+    document = {**row, "answer_prefix": prefix, "choices": choices, "answerKey": "B"}
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
+    reducer = FirstTokens()
+    model.scorer.reducer = reducer
+    arguments = (prompt.format(question), " blue")
+    metadata = (task, 0, 1)
+    model.loglikelihood([Instance("loglikelihood", document, arguments, 0, metadata)])
+    model.generate_until(
+        [Instance("generate_until", document, (arguments[0], GREEDY), 0, metadata)]
+    )
+    assert len(reducer.seen) == 2
+    for text in reducer.seen:
+        assert model.backbone.decode(text.question.tolist()).strip() == question
+        protected = model.backbone.decode(text.ids[text.protected].tolist())
+        assert protected.strip() == cue
+
+
+def test_of_an_unknown_task_no_cue_is_protected(
+    checkpoint_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
+    model.scorer.reducer = reducer = FirstTokens()
+    request = Instance("loglikelihood", {}, (PROMPT, " cat"), 0, ("another", 0, 1))
+    with caplog.at_level("WARNING", logger="lm_eval.umim"):
+        model.loglikelihood([request])
+    assert "no question or cue of another is known" in caplog.text
+    assert not reducer.seen[0].protected.any() and not len(reducer.seen[0].question)
 
 
 @pytest.mark.parametrize("empty", ["context", "continuation"])

@@ -7,13 +7,20 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import PreTokenizer, Whitespace, WhitespaceSplit
-from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    BertModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from support.tiny_models import SIZES, random_model, tiny_config
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.backbone.model_files import freeze
 from umim_core.baselines.llmlingua2 import TokenClassifier
 from umim_core.baselines.methods import Ints, Text
+from umim_core.baselines.sentence_cosine import TextEncoder
 
 FAMILIES = ("gpt2", "llama")
 _KNOWN = ["<eos>", "the", "of", "in", "and", "it", "cat", "dog", "mat", "sat", "ran"]
@@ -40,8 +47,22 @@ def word_backbone(family: str) -> Backbone:
 def word_classifier() -> TokenClassifier:
     """A random classifier of 16 positions that reads a full stop as a token of its own."""
     tokenizer = _tokenizer(_PIECES, Whitespace())
-    config = BertConfig(
-        vocab_size=len(tokenizer),
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return TokenClassifier(freeze(BertForTokenClassification(_bert())), tokenizer)
+
+
+def word_encoder(text_tokenizer: PreTrainedTokenizerBase) -> TextEncoder:
+    """A random encoder of 16 positions that sees both sides and has the classifier's tokens."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = freeze(BertModel(_bert()))
+    return TextEncoder(model, _tokenizer(_PIECES, Whitespace()), text_tokenizer)
+
+
+def _bert() -> BertConfig:
+    return BertConfig(
+        vocab_size=len(_PIECES),
         hidden_size=8,
         num_hidden_layers=1,
         num_attention_heads=2,
@@ -50,9 +71,6 @@ def word_classifier() -> TokenClassifier:
         initializer_range=0.5,
         num_labels=2,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return TokenClassifier(freeze(BertForTokenClassification(config)), tokenizer)
 
 
 def ids_of(text: str) -> Ints:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class EHPC:
         ConfigError: If queries or kernel are below 1.
     """
 
+    exact: ClassVar[bool] = True
     scorer: Backbone
     heads: EvaluatorHeads
     queries: int = QUERIES
@@ -80,17 +81,16 @@ class EHPC:
     def scores(self, text: Text) -> NDArray[np.float64]:
         """Return a score per token [T]; those of the last queries are above all, and rise.
 
-        The question is read behind the text. Last queries are at most half of both together. A text
-        that does not fit the model's positions is read in parts, the last queries behind each.
+        Last queries are at most half of the text. A text that does not fit the model's positions is
+        read in parts, the last queries behind each.
         """
-        row = np.concatenate([text.ids, text.question])
-        queries = min(self.queries, len(row) // 2)
-        seen, asked = row[:-queries], row[-queries:]
-        room = max(1, (self.scorer.max_positions or len(row)) - queries)
+        queries = min(self.queries, len(text.ids) // 2)
+        seen, asked = text.ids[:-queries], text.ids[-queries:]
+        room = max(1, (self.scorer.max_positions or len(text.ids)) - queries)
         parts = [self._mass(seen[i : i + room], asked) for i in range(0, len(seen), room)]
         pooled = pool(np.concatenate(parts), min(self.kernel, max(1, len(seen) // _KERNELS)))
         above = len(self.heads.heads) + np.arange(1.0, queries + 1)
-        return np.concatenate([pooled, above])[: len(text.ids)]
+        return np.concatenate([pooled, above])
 
     def _mass(self, seen: Ints, asked: Ints) -> NDArray[np.float64]:
         """Return the attention of last queries [W] on what stands before [n], heads summed."""
@@ -99,8 +99,8 @@ class EHPC:
         return mine.mean(dim=1).sum(dim=0).cpu().numpy()
 
     def flops(self, text: Text, budget: int) -> int:
-        """Estimate one forward of the first layers over text and question."""
-        tokens = len(text.ids) + len(text.question)
+        """Estimate one forward of the first layers over the text."""
+        tokens = len(text.ids)
         return forward_flops(self.reader.model, tokens, causal_pairs(tokens))
 
 

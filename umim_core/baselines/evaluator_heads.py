@@ -3,8 +3,8 @@
 A needle is a sentence with a number. It is hidden in generated text at nine depths, a question
 about it comes last, and the attention of the last queries on the needle's tokens is summed::
 
-    filler ... One of the special magic numbers for pale-anchor is: 4023117. ... filler
-    What is the special magic number ... for pale-anchor ... is      the last 16 tokens look back
+    filler ... The pale-anchor locker opens with the code 4023117. ... filler
+    Which code opens the pale-anchor locker? ... opens with the code   the last 16 look back
 
 The layer whose heads look at it the most, all together, is taken, and the best quarter of its
 heads. Only the first layers of a backbone are run.
@@ -44,7 +44,6 @@ from umim_core.errors import ArtifactError, BackboneError
 from umim_core.store.artifacts import canonical_json, read_json, sha256_bytes, write_json
 from umim_core.store.disk import user_cache
 from umim_core.task_sets.prompt_filling import ADJECTIVES, NOUNS, inserted, sentences
-from umim_core.task_sets.ruler import NEEDLE
 
 QUERIES: Final = 16
 DEPTHS: Final = tuple(tenth / 10 for tenth in range(1, 10))
@@ -52,9 +51,10 @@ PROBE_TOKENS: Final = 512
 EARLY: Final = 0.6  # of the layers; the paper's three models have theirs within the first 0.57
 _VERSION: Final = 1  # of the choice; raised whenever it changes
 HEADS: Final = 4  # one of so many is taken; the paper takes 8 of 32
+_NEEDLE: Final = "The {key} locker opens with the code {value}."  # of no task that is measured
 _QUESTION: Final = (
-    "\nWhat is the special magic number for {key} mentioned in the provided text? "
-    "The special magic number for {key} mentioned in the provided text is"
+    "\nWhich code opens the {key} locker that the text above speaks of? "
+    "The {key} locker opens with the code"
 )
 
 
@@ -252,7 +252,7 @@ def probes(backbone: Backbone) -> Iterator[Probe]:
     for number, depth in enumerate(DEPTHS):
         rng = Random(f"evaluator heads/{number}")
         key = f"{rng.choice(ADJECTIVES)}-{rng.choice(NOUNS)}"
-        needle = f" {NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
+        needle = f" {_NEEDLE.format(key=key, value=rng.randrange(10**6, 10**7))}"
         question = backbone.encode(_QUESTION.format(key=key))
         least = len(question) + len(backbone.encode(needle))
         if least > room:

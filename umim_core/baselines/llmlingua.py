@@ -6,6 +6,9 @@ A worked example, with segments of 4 tokens, a budget of 5 of 8 and no blank lin
     read after  nothing             a d                what was kept so far, not what was there
     keeps       2 of 4: a d         3 of 4: e f h      the most surprising tokens of the segment
 
+This is the paper's form. ``llmlingua-published`` is that of its package, which chooses otherwise
+(``published/llmlingua_form.py``), and keeps about as many tokens as the budget.
+
 Source: Jiang et al., "LLMLingua: Compressing Prompts for Accelerated Inference of Large Language
 Models" (EMNLP 2023). Differences: docs/baselines.md.
 """
@@ -13,6 +16,7 @@ Models" (EMNLP 2023). Differences: docs/baselines.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +25,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.baselines.forward_cost import causal_pairs, forward_flops
 from umim_core.baselines.lexical_units import passages, token_texts
 from umim_core.baselines.methods import BASELINES, Ints, ReducedTokens, Text
+from umim_core.baselines.published.llmlingua_form import published_choice
 from umim_core.baselines.reduction import highest
 from umim_core.baselines.self_information import CompressedPrefix, self_information
 from umim_core.errors import ConfigError
@@ -35,6 +40,7 @@ class LLMLingua:
         scorer: The language model; it has the tokenizer of the text.
         segment: Tokens that are read, and reduced, together.
         granularity: Budgets (k) that the passages may hold which the first stage leaves.
+        form: ``paper``, or ``published``: the choice of its package, without passages.
 
     Raises:
         ConfigError: If the segment or the granularity is below 1.
@@ -43,6 +49,7 @@ class LLMLingua:
     scorer: Backbone
     segment: int = 200
     granularity: float = 2.0
+    form: Literal["paper", "published"] = "paper"
 
     def __post_init__(self) -> None:
         if self.segment < 1 or self.granularity < 1:
@@ -52,8 +59,17 @@ class LLMLingua:
                 "The paper has 200 and 2.",
             )
 
+    @property
+    def exact(self) -> bool:
+        """See ``TokenReducer``."""
+        return self.form == "paper"
+
     def keep(self, text: Text, budget: int) -> Ints:
-        """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
+        """Return the indices of the tokens that stay; see ``TokenReducer``."""
+        if self.form == "published":
+            whole = self_information(text.ids, self.scorer)
+            prefix = CompressedPrefix(self.scorer)
+            return published_choice(text.ids, text.protected, budget, self._length(), whole, prefix)
         places = np.flatnonzero(self._left_by_controller(text, budget))
         free = np.cumsum(~text.protected[places])  # tokens that may go, up to each one
         wanted = budget - int(text.protected.sum())
@@ -75,6 +91,9 @@ class LLMLingua:
         tokens, model = len(text.ids), self.scorer.model
         left = tokens
         controller = 0
+        if self.form == "published":  # the whole text, then segments behind what stayed of others
+            controller = forward_flops(model, tokens, causal_pairs(tokens), tokens)
+            left += budget
         if self._controls(tokens, budget):
             left = min(tokens, int(self.granularity * budget))
             controller = forward_flops(model, tokens, causal_pairs(tokens), tokens)
@@ -82,12 +101,16 @@ class LLMLingua:
         return controller + forward_flops(model, left + budget, seen, left)
 
     def _length(self) -> int:
-        """Tokens of a segment; half the scorer's positions where that is fewer."""
+        """Tokens of a segment; half the scorer's positions where that is fewer.
+
+        The published form reads what stayed of a segment together with the next one: a quarter.
+        """
         limit = self.scorer.max_positions
-        return self.segment if limit is None else min(self.segment, max(1, limit // 2))
+        share = 2 if self.form == "paper" else 4
+        return self.segment if limit is None else min(self.segment, max(1, limit // share))
 
     def _controls(self, tokens: int, budget: int) -> bool:
-        return self.granularity * budget < tokens
+        return self.form == "paper" and self.granularity * budget < tokens
 
     def _left_by_controller(self, text: Text, budget: int) -> NDArray[np.bool_]:
         """Choose passages, those of the highest perplexity first, until they hold k budgets [T]."""
@@ -110,3 +133,9 @@ class LLMLingua:
 def llmlingua(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
     """Delete passages, then tokens, that the backbone finds unsurprising after what was kept."""
     return ReducedTokens(LLMLingua(backbone))
+
+
+@BASELINES.add("llmlingua-published")
+def llmlingua_published(backbone: Backbone, matcher: Matcher) -> ReducedTokens:
+    """Delete tokens as package llmlingua does, about as many as the budget asks for."""
+    return ReducedTokens(LLMLingua(backbone, form="published"))

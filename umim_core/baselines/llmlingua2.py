@@ -5,35 +5,39 @@ A worked example, with the budget of 3 of 5 tokens of the text, "?" forced::
     classifier's tokens   the  re  ##port  ends  ?        its own tokenizer
     preserve              .1   .9  .5      .3    .2
     words                 .1   .7          .3    .2       mean of a word's tokens
+    rank in the chunk     0    .75         .5    .25      share of the chunk's tokens below it
     text's tokens         the  report      ends  ?        of equal ones the first stay
     kept                       report      ends  ?
+
+Words are those of the published code: a mark of punctuation is a word of its own. It keeps, chunk
+by chunk, the words above a percentile of the chunk's tokens. A word's rank is the percentile up to
+which that keeps it, so the words of the highest ranks are those that it keeps at the percentile
+that meets the budget.
 
 Source: Pan et al., "LLMLingua-2: Data Distillation for Efficient and Faithful Task-Agnostic Prompt
 Compression" (Findings of ACL 2024). Differences: docs/baselines.md.
 
-Shapes: T tokens of the text, C tokens of a chunk.
+Shapes: T tokens of the text, W words.
 """
 
 from __future__ import annotations
 
+import string
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
-from huggingface_hub import ResolvedRevision
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
-from transformers.utils.hub import resolve_revision
 
 from umim_core.backbone.backbone import Backbone
-from umim_core.backbone.model_files import check_complete, freeze, loading
-from umim_core.backbone.tokenizer_files import check_place, load_error, load_tokenizer, refuse_code
 from umim_core.baselines.forward_cost import forward_flops
-from umim_core.baselines.lexical_units import token_texts, words
+from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import BASELINES, OWN_MODELS, Ints, ReducedTokens, Text
+from umim_core.baselines.published.own_models import hub_commit, load_own_model
 from umim_core.baselines.reduction import highest
 from umim_core.errors import BackboneError
 from umim_core.rules.matcher import Matcher
@@ -42,9 +46,30 @@ PUBLISHED: Final = "microsoft/llmlingua-2-bert-base-multilingual-cased-meetingba
 CHUNK: Final = 512  # tokens, special ones included
 FORCED: Final = ("\n", "?", ".", "!")
 _PRESERVE: Final = 1  # label
-_ABOVE_ALL: Final = 2.0  # more than any probability
+_ABOVE_ALL: Final = 2.0  # more than any rank
+_BELOW_ALL: Final = -1.0
+_CONTINUED: Final = "##"
+_BEGUN: Final = "\u2581"
+_CHUNK_ENDS: Final = (".", "\n")
 _WHAT: Final = "token classifier"
 _TRAINED: Final = "a trained token classifier"
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of a text as a classifier has them.
+
+    Attributes:
+        starts: Where each begins, in characters [W] (int64), rising.
+        ends: Where each ends [W] (int64).
+        chances: Probability of preserving it, the mean of its tokens' [W].
+        chunks: Number of the chunk that it was read in [W] (int64), rising.
+    """
+
+    starts: Ints
+    ends: Ints
+    chances: NDArray[np.float64]
+    chunks: Ints
 
 
 @dataclass(frozen=True)
@@ -66,84 +91,92 @@ class TokenClassifier:
         """Tokens that are read together, special ones included."""
         return min(CHUNK, int(self.model.config.max_position_embeddings))
 
-    @torch.no_grad()
-    def preserve(self, text: str, word_ends: Ints) -> NDArray[np.float64]:
-        """Return the probability of preserving each word: the mean of its tokens; 0 without any.
+    @cached_property
+    def _marks_beginnings(self) -> bool:
+        """Whether tokens mark the beginning of a word (SentencePiece), not its continuation."""
+        vocabulary = self.tokenizer.get_vocab()
+        pieces = any(token.startswith(_CONTINUED) for token in vocabulary)
+        return not pieces and any(token.startswith(_BEGUN) for token in vocabulary)
 
-        Args:
-            text: Any text.
-            word_ends: Where its words end, in characters [words] (int64), rising.
+    def _begins_word(self, token: str) -> bool:
+        if self._marks_beginnings:
+            return token.startswith(_BEGUN) or token in string.punctuation
+        return not token.startswith(_CONTINUED)
+
+    def words(self, text: str) -> Words:
+        """Return the words of a text; blanks between them belong to none."""
+        starts: list[int] = []
+        ends: list[int] = []
+        chances: list[list[float]] = []
+        chunks: list[int] = []
+        for number, (first, last) in enumerate(self._chunks(text)):
+            begun = False
+            for token, place, chance in self._preserve(text[first:last]):
+                if not begun or self._begins_word(token):
+                    starts.append(first + place[0])
+                    ends.append(0)
+                    chances.append([])
+                    chunks.append(number)
+                    begun = True
+                ends[-1] = first + place[1]
+                chances[-1].append(chance)
+        means = np.array([np.mean(one) for one in chances], dtype=np.float64)
+        return Words(_ints(starts), _ints(ends), means, _ints(chunks))
+
+    def _chunks(self, text: str) -> list[tuple[int, int]]:
+        """Return where chunks begin and end, in characters.
+
+        One ends behind the last full stop or line break that lets it fit, else where it is full:
+        then, as in the published code, the special token behind it is left out.
         """
-        encoded = self.tokenizer(
-            text,
-            truncation=True,
-            max_length=self.chunk,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,
+        read = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        sums, counts = np.zeros(len(word_ends)), np.zeros(len(word_ends))
-        for ids, places, special in zip(
-            encoded["input_ids"],
-            encoded["offset_mapping"],
-            encoded["special_tokens_mask"],
-            strict=True,
-        ):
-            row = torch.tensor([ids], device=self.model.device)
-            logits = self.model(input_ids=row, attention_mask=torch.ones_like(row)).logits[0]
-            chances = logits.double().softmax(dim=-1)[:, _PRESERVE].cpu().numpy()
-            real = np.array(special) == 0
-            last = np.array([end - 1 for _, end in places], dtype=np.int64)[real]
-            word = np.minimum(np.searchsorted(word_ends, last, side="right"), len(word_ends) - 1)
-            np.add.at(sums, word, chances[real])
-            np.add.at(counts, word, 1)
-        return np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+        tokens = self.tokenizer.convert_ids_to_tokens(read["input_ids"])
+        places = read["offset_mapping"]
+        special = self.tokenizer.num_special_tokens_to_add()
+        found, first = [], 0
+        while first < len(tokens):
+            last = len(tokens)
+            if last - first > self.chunk - special:
+                last = first + self.chunk - max(0, special - 1)
+                ends = range(last, first + 1, -1)
+                last = next((end for end in ends if tokens[end - 1] in _CHUNK_ENDS), last)
+            found.append((places[first][0], places[last - 1][1]))
+            first = last
+        return found
+
+    @torch.no_grad()
+    def _preserve(self, text: str) -> Iterator[tuple[str, tuple[int, int], float]]:
+        """Yield the tokens of a chunk: text, place in characters, probability of preserving."""
+        read = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
+        ids = read["input_ids"][: self.chunk]
+        row = torch.tensor([ids], device=self.model.device)
+        logits = self.model(input_ids=row, attention_mask=torch.ones_like(row)).logits[0]
+        chances = logits.double().softmax(dim=-1)[:, _PRESERVE].tolist()
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        special = set(self.tokenizer.all_special_tokens)  # unknown tokens are, and never stay
+        rows = zip(tokens, read["offset_mapping"][: self.chunk], chances, strict=True)
+        return iter([row for row in rows if row[0] not in special])
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 def load_token_classifier(
     name: str, *, revision: str | None = None, local_files_only: bool = False
 ) -> TokenClassifier:
-    """Load a token classifier with its tokenizer.
-
-    Args:
-        name: Directory or hub repository, with safetensors weights.
-        revision: Hub revision to pin.
-        local_files_only: Whether the network must not be asked.
-
-    Raises:
-        BackboneError: If it cannot be loaded, has code of its own, or lacks weights.
-    """
-    check_place(_WHAT, name, "config.json", revision, local_files_only)
-    commit = hub_commit(name, revision, local_files_only=local_files_only)
-    revision = commit or revision  # all files of one commit
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(
-            name, revision=revision, local_files_only=local_files_only
-        )
-        refuse_code(_WHAT, name, config)
-        with loading():
-            loaded: Any = AutoModelForTokenClassification.from_pretrained(
-                name,
-                revision=revision,
-                output_loading_info=True,
-                local_files_only=local_files_only,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
-        raise load_error(_WHAT, name, error) from error
-    model: PreTrainedModel
-    model, report = loaded
-    check_complete(_WHAT, name, report["missing_keys"], _TRAINED)
-    tokenizer = load_tokenizer(name, revision=revision, local_files_only=local_files_only)
-    return TokenClassifier(freeze(model), tokenizer, commit)
-
-
-def hub_commit(name: str, revision: str | None, *, local_files_only: bool = False) -> str | None:
-    """Return the commit that a revision of a hub's repository is now; None for a directory."""
-    found = resolve_revision(name, revision, local_files_only=local_files_only)
-    return found.resolved if isinstance(found, ResolvedRevision) else None
+    """Load a token classifier with its tokenizer; see ``load_own_model``."""
+    loaded = load_own_model(
+        _WHAT,
+        name,
+        AutoModelForTokenClassification,
+        _TRAINED,
+        revision=revision,
+        local_files_only=local_files_only,
+    )
+    return TokenClassifier(loaded.model, loaded.tokenizer, loaded.commit)
 
 
 @dataclass(frozen=True)
@@ -156,6 +189,7 @@ class LLMLingua2:
         forced: Tokens of the text that stay before all others, white space around them aside.
     """
 
+    exact: ClassVar[bool] = True
     classifier: TokenClassifier
     tokenizer: PreTrainedTokenizerBase
     forced: tuple[str, ...] = FORCED
@@ -163,12 +197,9 @@ class LLMLingua2:
     def keep(self, text: Text, budget: int) -> Ints:
         """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""
         texts = token_texts(text.ids, self.tokenizer)
-        word_of = words(texts)
-        ends = np.cumsum([len(one) for one in texts])
-        last = np.flatnonzero(np.diff(word_of, append=word_of[-1] + 1))
-        chances = self.classifier.preserve("".join(texts), ends[last])[word_of]
-        chances[[self._is_forced(one) for one in texts]] = _ABOVE_ALL
-        return highest(chances, text.protected, budget)
+        ranks = token_ranks(texts, self.classifier.words("".join(texts)))
+        ranks[[self._is_forced(one) for one in texts]] = _ABOVE_ALL
+        return highest(ranks, text.protected, budget)
 
     def _is_forced(self, text: str) -> bool:
         return text in self.forced or text.strip(" ") in self.forced
@@ -177,6 +208,28 @@ class LLMLingua2:
         """Estimate the classifier's forwards, as if its tokens were as many as the text's."""
         tokens, chunk = len(text.ids), self.classifier.chunk
         return forward_flops(self.classifier.model, tokens, tokens * min(tokens, chunk))
+
+
+def token_ranks(texts: list[str], words: Words) -> NDArray[np.float64]:
+    """Return the rank of each token's word among the tokens of its chunk [T], 0..1.
+
+    Args:
+        texts: What each token of the text adds to it [T].
+        words: Words of the text. A token is of the word in which its first character stands that
+            is no white space; one of white space alone, or of no word, ranks below all words.
+    """
+    ends = np.cumsum([len(one) for one in texts])
+    firsts = ends - [len(one.lstrip()) or 1 for one in texts]
+    word = np.searchsorted(words.starts, firsts, side="right") - 1
+    ranks = np.full(len(texts), _BELOW_ALL)
+    inside = word >= 0
+    inside[inside] = firsts[inside] < words.ends[word[inside]]
+    for chunk in np.unique(words.chunks):
+        mine = np.flatnonzero(inside & (words.chunks[word] == chunk))
+        chances = words.chances[word[mine]]
+        below = np.searchsorted(np.sort(chances), chances, side="left")
+        ranks[mine] = below / max(1, len(mine) - 1)
+    return ranks
 
 
 @OWN_MODELS.add("llmlingua2")

@@ -27,7 +27,7 @@ forward, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Protocol
 
@@ -37,12 +37,14 @@ from torch import Tensor
 
 from umim_core.backbone.backbone import Backbone
 from umim_core.backbone.key_rotation import KeyRotation
+from umim_core.merging.likelihood import TokenScores
 from umim_core.merging.packing import Segmenter, SpanMerger
 from umim_core.merging.states import ReadingStates
 from umim_core.registry import Registry
 from umim_core.rules.matcher import Matcher
 
 Ints = NDArray[np.int64]
+ScoreEndings = Callable[[Ints, Sequence[Ints], Backbone, int], list[TokenScores]]
 Side = Literal["prompt", "cache"]
 
 
@@ -53,7 +55,7 @@ class Text:
     Attributes:
         ids: Raw ids [T] (int64).
         protected: Tokens that must stay [T] (bool).
-        question: Raw ids [Q] (int64) of what will be asked about it; empty if nothing is known.
+        question: Raw ids [Q] (int64) of the question that it asks; empty if none is known.
     """
 
     ids: Ints
@@ -64,6 +66,11 @@ class Text:
 class TokenReducer(Protocol):
     """Chooses which raw tokens of a text stay."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether exactly the budget stays; published forms keep about as many."""
+        ...
+
     def keep(self, text: Text, budget: int) -> Ints:
         """Choose tokens.
 
@@ -72,8 +79,8 @@ class TokenReducer(Protocol):
             budget: Tokens that stay, 1 .. T, never fewer than are protected.
 
         Returns:
-            Indices [budget] (int64), rising; every protected token is among them. The same text and
-            budget give the same ones.
+            Indices [budget] (int64), rising, of a reducer that is not exact [1 .. T]; every
+            protected token is among them. The same text and budget give the same ones.
         """
         ...
 
@@ -173,12 +180,15 @@ class EvictedColumns:
         new_policy: Makes the policy of a text, given its raw ids [T].
         states: States of a text that the method shortens token by token in one masked forward; None
             where it reads a context whole and drops columns behind it.
+        score: Scores continuations of a context [T] under a budget of its columns while columns go
+            before the prompt is read to its end; None where they go behind it.
     """
 
     side: ClassVar[Side] = "cache"
     model: ClassVar[None] = None
     new_policy: Callable[[Ints], CachePolicy]
     states: ReadingStates | None = None
+    score: ScoreEndings | None = None
 
 
 Method = ReducedTokens | MergedSpans | EvictedColumns

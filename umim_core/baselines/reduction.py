@@ -99,7 +99,7 @@ class Reduction:
 
     @property
     def shortfall(self) -> int:
-        """Tokens that stay beyond the budget, because they are protected."""
+        """Tokens that stay beyond the budget: protected ones, or a published form's own number."""
         return len(self.kept) - self.budget
 
 
@@ -114,8 +114,8 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
             they are more, and the result says how many were.
 
     Raises:
-        EvaluationError: If the budget is out of range, or the choice is not rising, not of the
-            budget's size, or lacks a protected token.
+        EvaluationError: If the budget is out of range, or the choice is not rising, empty, not of
+            the budget's size although the reducer is exact, or lacks a protected token.
     """
     tokens = len(text.ids)
     if not min(1, tokens) <= budget <= tokens:
@@ -130,16 +130,17 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
     start = perf_counter()
     kept = reducer.keep(text, wanted)
     seconds = perf_counter() - start
-    _check_choice(kept, text, wanted, type(reducer).__name__)
+    _check_choice(kept, text, wanted if reducer.exact else None, type(reducer).__name__)
     return Reduction(kept, tokens, budget, seconds, reducer.flops(text, wanted))
 
 
-def _check_choice(kept: Ints, text: Text, wanted: int, name: str) -> None:
+def _check_choice(kept: Ints, text: Text, wanted: int | None, name: str) -> None:
     """Refuse indices that are not ``wanted`` ones of a text, in order, protected ones included."""
     bounded = np.concatenate([[-1], kept, [len(text.ids)]])
-    if len(kept) != wanted or bool((np.diff(bounded) < 1).any()):
+    wrong = len(kept) == 0 if wanted is None else len(kept) != wanted
+    if wrong or bool((np.diff(bounded) < 1).any()):
         raise EvaluationError(
-            f"a token reducer must keep {wanted} of {len(text.ids)} tokens, in order",
+            f"a token reducer must keep {wanted or 'some'} of {len(text.ids)} tokens, in order",
             kept.tolist(),
             f"{name}.keep breaks the protocol.",
         )

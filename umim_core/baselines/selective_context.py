@@ -13,6 +13,7 @@ Source: Li et al., "Compressing Context to Enhance Inference Efficiency of Large
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class SelectiveContext:
         unit: What is kept or deleted together.
     """
 
+    exact: ClassVar[bool] = True
     scorer: Backbone
     unit: Unit = "token"
 

@@ -8,6 +8,8 @@ prompt that is too long. With T = 6, a protected first token and a budget of 3::
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from umim_core.backbone.backbone import Backbone
@@ -17,6 +19,8 @@ from umim_core.rules.matcher import Matcher
 
 class Truncation:
     """Keep the last tokens, and those that are protected."""
+
+    exact: ClassVar[bool] = True
 
     def keep(self, text: Text, budget: int) -> Ints:
         """Return the indices [budget] of the tokens that stay; see ``TokenReducer``."""

@@ -23,7 +23,7 @@ from umim_core.evaluation.method_scoring import (
     ReducedScorer,
     evicted_sizes,
 )
-from umim_core.evaluation.scored_requests import Ints, Sizes, count_sizes
+from umim_core.evaluation.scored_requests import UNKNOWN, Asked, Ints, Sizes, count_sizes
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
@@ -80,7 +80,11 @@ class RowWriter:
         return Engine(self.scorer.compressed)
 
     def write(
-        self, prompts: Sequence[Ints], wanted: Wanted, request: Request
+        self,
+        prompts: Sequence[Ints],
+        wanted: Wanted,
+        request: Request,
+        asked: Sequence[Asked] | None = None,
     ) -> list[GeneratedRow]:
         """Generate a text after each prompt, in one batch.
 
@@ -88,6 +92,7 @@ class RowWriter:
             prompts: Raw ids per prompt [T_b].
             wanted: Settings of the texts.
             request: The engine's own options; its ``merge`` is replaced.
+            asked: What each prompt asks, for token reducers; None where that is not known.
 
         Raises:
             GenerationError: If a prompt or the settings leave no room for a text.
@@ -95,11 +100,12 @@ class RowWriter:
                 protocol.
         """
         room = wanted.room(self.scorer.max_units)
-        read = [self._read(ids, room) for ids in prompts]
+        each = asked or [UNKNOWN] * len(prompts)
+        read = [self._read(ids, of, room) for ids, of in zip(prompts, each, strict=True)]
         limits = wanted.limits([size.context_tokens for _, size in read])
         tail = 0 if self.merge == "none" else self.scorer.compressed.raw_tail
-        asked = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
-        rows = self._rows([ids for ids, _ in read], wanted.settings(max(limits)), asked)
+        own = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
+        rows = self._rows([ids for ids, _ in read], wanted.settings(max(limits)), own)
         return [
             GeneratedRow(row, row.ids[:limit], self._counted(row, size))
             for row, limit, (_, size) in zip(rows, limits, read, strict=True)
@@ -120,13 +126,13 @@ class RowWriter:
             )
         return self.engine.generate(prompts, config, request).rows
 
-    def _read(self, ids: Ints, room: int) -> tuple[Ints, Sizes]:
+    def _read(self, ids: Ints, asked: Asked, room: int) -> tuple[Ints, Sizes]:
         """Return what is read of a prompt, with the sizes that are known before it is."""
         if isinstance(self.scorer, Scorer):
             ids = self.scorer.fit(ids, room)[0]
             return ids, Sizes(context_tokens=len(ids))
         if isinstance(self.scorer, ReducedScorer):
-            kept = self.scorer.shorten(*self.scorer.fit(ids, room))
+            kept = self.scorer.shorten(*self.scorer.fit(ids, room), asked)
             return kept.ids, kept.sizes(0)
         ids = ids[-room:]
         return ids, Sizes(context_tokens=len(ids))

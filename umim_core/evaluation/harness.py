@@ -219,6 +219,7 @@ class UmimLM(SizedModel):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[Any]:
         """Score (context, continuation) texts."""
         self.check_comparison()
+        self.note_questions(requests)
         found = super().loglikelihood(requests, disable_tqdm or bars_are_hidden())
         if self.scorer is not None:
             self.count_requests(requests, [score.sizes for score in self._scored])
@@ -276,6 +277,7 @@ class UmimLM(SizedModel):
         disable_tqdm = disable_tqdm or bars_are_hidden()
         if self.scorer is None:
             return cast("list[str]", super().generate_until(requests, disable_tqdm))
+        self.note_questions(requests)
         writer = RowWriter.of(self.scorer, self.merge)
         seed = None  # drawn when a text is sampled, once for all, so that batches do not matter
         ordered = Collator(
@@ -293,7 +295,8 @@ class UmimLM(SizedModel):
                 seed = fresh_seed() if wanted.config.do_sample and seed is None else seed
                 request = replace(wanted.request, merge=self.merge, seed=seed, streams=numbers)
                 self._note_bound(request)
-                made = writer.write([self._prompt(text) for text in prompts], wanted, request)
+                ids = [self._prompt(text) for text in prompts]
+                made = writer.write(ids, wanted, request, [self.asked(text) for text in prompts])
                 for prompt, number, row in zip(prompts, numbers, made, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)

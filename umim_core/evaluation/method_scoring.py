@@ -8,29 +8,36 @@ raw::
     context     the cat sat on the mat      rules leave  [the cat] [sat] [on the] [mat]
     truncation              on the mat      and the token before: 4 of 6
     target 0.5              on the mat      3 of 6
+
+The cue that ends the prompts of a task ("Answer:") stays under every token reducer. A cache
+policy scores the first token of a continuation before it drops anything, as a served prompt has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from umim_core.baselines.eviction import score_evicted
+from umim_core.baselines.lexical_units import token_texts
 from umim_core.baselines.methods import (
     CachePolicy,
     Ints,
     MergedSpans,
     Method,
     ReducedTokens,
+    ScoreEndings,
     Text,
     TokenReducer,
 )
 from umim_core.baselines.reduction import TargetReduction, reduce_tokens
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.scored_requests import (
+    UNKNOWN,
+    Asked,
     Finished,
     Likelihood,
     Request,
@@ -44,8 +51,6 @@ from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.states import ReadingStates
-
-_NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class ReducedScorer:
 
     Args:
         umim: Gives the backbone, and the budget where no target does.
-        reducer: Chooses the tokens that stay; a BOS in front and the raw tail are protected.
+        reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
+            protected.
         target: Token reduction of each context; None for that of the rules.
 
     Attributes:
@@ -110,14 +116,14 @@ class ReducedScorer:
     ) -> list[Likelihood]:
         """Score requests; see ``Scorer.score``."""
         check_requests(requests, batch_size)
-        kept: dict[bytes, Shortened] = {}
+        kept: dict[tuple[bytes, Asked], Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
             context, budget = self.fit(request.context, self.max_units - new + 1)
-            key = context.tobytes()
+            key = context.tobytes(), request.asked
             if key not in kept:  # the answers of a question share their context
-                kept[key] = self.shorten(context, budget)
+                kept[key] = self.shorten(context, budget, request.asked)
             sizes.append(kept[key].sizes(new))
             count_sizes(sizes[-1], self.inputs, self.contexts)
             reduced.append(Request(kept[key].ids, request.continuation))
@@ -140,21 +146,41 @@ class ReducedScorer:
         """
         return (self.target or self.umim).fit(ids, room)
 
-    def shorten(self, ids: Ints, budget: int) -> Shortened:
+    def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
         """Reduce the tokens of a context to a budget, and count what that costs.
 
-        Nobody says what will be asked: a reducer that is conditioned on a question takes the end
-        of the context for one, which is where the prompts of tasks have it.
+        Args:
+            ids: The context [T].
+            budget: Tokens that stay.
+            asked: What it asks. Its cue is protected; a reducer that needs a question takes the end
+                of the context where none is known.
 
         Raises:
             EvaluationError: If the reducer breaks its protocol.
         """
         protected = np.arange(len(ids)) >= len(ids) - self.compressed.raw_tail
         protected[0] |= int(ids[0]) in self.compressed.backbone.special_ids
-        found = reduce_tokens(self.reducer, Text(ids, protected, _NONE), budget)
+        backbone = self.compressed.backbone
+        if asked.cue:
+            protected |= _from_cue(token_texts(ids, backbone.require_tokenizer()), asked.cue)
+        question = backbone.encode(asked.question) if asked.question else []
+        text = Text(ids, protected, np.array(question, dtype=np.int64))
+        found = reduce_tokens(self.reducer, text, budget)
         self.seconds += found.seconds
         self.flops += found.flops
         return Shortened(ids[found.kept], len(ids), found.shortfall)
+
+
+def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
+    """Return which tokens [T] hold the last place of a cue in their text, or stand behind it.
+
+    Args:
+        texts: What each token adds to the text [T].
+        cue: The cue; blanks at its ends do not count. Where it is nowhere, no token is marked.
+    """
+    place = "".join(texts).rfind(cue.strip())
+    ends = np.cumsum([len(text) for text in texts])
+    return ends > place if place >= 0 else np.zeros(len(texts), dtype=bool)
 
 
 @dataclass
@@ -166,6 +192,7 @@ class EvictedScorer:
         new_policy: Makes the policy of a context, given its raw ids.
         target: Share of each context's columns that go; None for the token reduction of the rules.
         states: States of a text whose columns go while it is read, where that is defined.
+        score_endings: Scores likelihoods in another way; None: columns go behind the context.
 
     Attributes:
         contexts: Tokens of the contexts; all of them are read.
@@ -177,6 +204,7 @@ class EvictedScorer:
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
     states: ReadingStates | None = None
+    score_endings: ScoreEndings | None = None
     contexts: Tally = field(default_factory=Tally)
     inputs: Tally = field(default_factory=Tally)
     columns: Tally = field(default_factory=Tally)
@@ -224,9 +252,12 @@ class EvictedScorer:
             context = np.frombuffer(key, dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
             budget = self.budget(context)
-            scores, columns = score_evicted(
-                context, endings, self.compressed.backbone, self.new_policy, budget
-            )
+            backbone = self.compressed.backbone
+            if self.score_endings is None:
+                scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)
+            else:
+                scores = self.score_endings(context, endings, backbone, budget)
+                columns = budget
             done: dict[int, Likelihood] = {}
             for index, score in zip(members, scores, strict=True):
                 new, over = len(requests[index].continuation), max(0, columns - budget)
@@ -284,7 +315,7 @@ def method_scorer(
     umim = Scorer(compressed, "prompt", max_units)
     if isinstance(method, ReducedTokens):
         return ReducedScorer(umim, method.reducer, target)
-    return EvictedScorer(umim, method.new_policy, target, method.states)
+    return EvictedScorer(umim, method.new_policy, target, method.states, method.score)
 
 
 def merged_by(method: MergedSpans, compressed: Compressed) -> Compressed:

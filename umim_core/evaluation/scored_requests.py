@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,34 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a context asks, word for word as it stands in it.
+
+    Attributes:
+        question: The question; empty where none is known.
+        cue: The template's words behind it, such as "Answer:"; empty where there are none.
+    """
+
+    question: str = ""
+    cue: str = ""
+
+
+UNKNOWN: Final = Asked()
+
+
+@dataclass(frozen=True)
 class Request:
-    """A continuation [n] to score after a context [T], raw ids, at least one token each."""
+    """A continuation to score after a context.
+
+    Attributes:
+        context: Raw ids [T], at least one.
+        continuation: Raw ids [n], at least one.
+        asked: What the context asks.
+    """
 
     context: Ints
     continuation: Ints
+    asked: Asked = UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ def make_rows(
         split: ``train`` for texts to mine and train on, of generated tasks alone.
 
     Returns:
-        Rows with ``id``, ``prompt``, ``answer_prefix``, ``references``, ``prompt_tokens`` (of
-        prompt and prefix), ``cut_tokens`` (cut out of the prompt) and the fields that the prompt
-        does not show.
+        Rows with ``id``, ``prompt``, ``question``, ``answer_prefix``, ``references``,
+        ``prompt_tokens`` (of prompt and prefix), ``cut_tokens`` (cut out of the prompt) and the
+        fields that the prompt does not show.
 
     Raises:
         CorpusError: If data are missing or malformed.
@@ -146,6 +146,7 @@ def _row(
     return {
         "id": question.id,
         "prompt": task.prompt.format(**question.fields),
+        "question": task.question.format(**question.fields),
         "answer_prefix": task.answer_prefix.format(**question.fields),
         "references": list(question.references),
         "prompt_tokens": size,

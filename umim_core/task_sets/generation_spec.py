@@ -83,6 +83,8 @@ class GenerationSet:
         max_new_tokens: Most tokens of an answer.
         licence: Licence of the questions.
         answer_prefix: Format string that the answer begins with; given, not generated.
+        question: Format string of what the prompt asks, as it stands there; empty if it is no
+            question.
         until: Strings that end an answer, beside the end of a text.
         sampling: Generation kwargs besides; empty is greedy.
         repeats: Answers per question, all of which the metrics see (pass@k).
@@ -102,6 +104,7 @@ class GenerationSet:
     max_new_tokens: int
     licence: str
     answer_prefix: str = ""
+    question: str = ""
     until: tuple[str, ...] = ()
     sampling: Mapping[str, float | bool] = field(default_factory=dict)
     repeats: int = 1
@@ -140,13 +143,13 @@ class GenerationSet:
             )
 
     def used_fields(self) -> set[str]:
-        """Return the fields of prompt and answer prefix.
+        """Return the fields of prompt, question and answer prefix.
 
         Raises:
             ConfigError: If a template is malformed or asks for more than a field's text.
         """
         found = set()
-        for template in (self.prompt, self.answer_prefix):
+        for template in (self.prompt, self.question, self.answer_prefix):
             try:
                 parts = [
                     (name, form, conversion)

@@ -28,6 +28,7 @@ for _name, _origin in _CONTESTS.items():
                 "{problem}\nLet's think step by step and output the final answer within "
                 "\\boxed{{}}.\n"
             ),
+            question="{problem}",
             source=DataFile(f"math/{_name}.jsonl", ("problem",), "answer", _origin),
             metrics=("math_answer",),
             max_new_tokens=15_000,
@@ -41,6 +42,7 @@ add_generation_task(
     GenerationSet(
         name="umim_gsm8k",
         prompt="Q: {problem}\nA: Let's think step by step.",
+        question="{problem}",
         source=DataFile(
             "math/gsm8k_test200.jsonl",
             fields=("problem",),

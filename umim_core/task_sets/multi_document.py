@@ -124,6 +124,7 @@ for _thousand in THOUSANDS:
                 "results (some of which might be irrelevant).\n\n{documents}\n\n"
                 "Question: {question}\nAnswer:"
             ),
+            question="{question}",
             source=Generated(one_document_answers, version=1),
             metrics=("substring_match", "exact_match"),
             max_new_tokens=32,

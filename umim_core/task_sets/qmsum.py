@@ -20,6 +20,7 @@ add_generation_task(
             "sentences.\n\n"
             "Query: {query}\nAnswer:"
         ),
+        question="{query}",
         source=DataFile(
             "qmsum/qmsum_val10.jsonl",
             fields=("transcript", "query"),

@@ -68,6 +68,9 @@ for _thousand in THOUSANDS:
                 "memorize it. I will quiz you about the numbers afterwards.\n{context}\n"
                 "What are all the special magic numbers for {key} mentioned in the provided text?"
             ),
+            question=(
+                "What are all the special magic numbers for {key} mentioned in the provided text?"
+            ),
             answer_prefix=(
                 "The special magic numbers for {key} mentioned in the provided text are"
             ),

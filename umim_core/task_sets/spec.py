@@ -57,6 +57,17 @@ class QuestionForm:
                 "Write a brace that is text twice: {{ or }}.",
             )
 
+    @property
+    def cue(self) -> str:
+        """What the prompt has behind the question."""
+        return cue_of(self.prompt)
+
+
+def cue_of(template: str) -> str:
+    """Return the text of a format string behind its last field; empty if nothing is there."""
+    *_, (text, field, _, _) = Formatter().parse(template)
+    return text if field is None else ""
+
 
 @dataclass(frozen=True)
 class TaskSet:

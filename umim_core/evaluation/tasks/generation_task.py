@@ -110,6 +110,7 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
 _NOTHING: Final[Row] = {
     "id": "none",
     "prompt": NOT_RUN,
+    "question": "",
     "answer_prefix": "",
     "references": [NOT_RUN],
     "prompt_tokens": 0,

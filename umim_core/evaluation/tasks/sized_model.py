@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ from umim_core.config.form import Merge
 from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.method_scoring import AnyScorer, EvictedScorer, ReducedScorer
 from umim_core.evaluation.scored_requests import (
+    UNKNOWN,
+    Asked,
     Finished,
     Likelihood,
     Request,
@@ -23,6 +26,7 @@ from umim_core.evaluation.scored_requests import (
     Tally,
     count_sizes,
 )
+from umim_core.evaluation.tasks.asked_questions import asked_by
 from umim_core.evaluation.tasks.batched_model import BatchedModel, TokenRequest
 from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
 
@@ -42,6 +46,7 @@ class SizedModel(BatchedModel):
     compare: Literal["base"] | None = None
     scorer: AnyScorer | None = None
     _sizes: dict[int, Sizes] | None = None  # by id of a request, within an evaluation
+    _asked: Mapping[str, Asked] = MappingProxyType({})  # by context, of the latest requests
 
     @abstractmethod
     def base_model(self) -> LM | None:
@@ -89,6 +94,19 @@ class SizedModel(BatchedModel):
         """Forget the sizes of requests and keep no more of them."""
         self._sizes = None
 
+    def note_questions(self, requests: Sequence[Instance]) -> None:
+        """Note what the contexts of requests ask, for token reducers."""
+        if not isinstance(self.scorer, ReducedScorer):
+            return
+        self._asked = {str(request.args[0]): asked_by(request) for request in requests}
+        if unknown := {str(r.task_name) for r in requests if self.asked(r.args[0]) == UNKNOWN}:
+            names = ", ".join(sorted(unknown))
+            _log.warning("umim: no question or cue of %s is known: none is protected", names)
+
+    def asked(self, context: str) -> Asked:
+        """Return what a context of the latest requests asks."""
+        return self._asked.get(context, UNKNOWN)
+
     def check_comparison(self) -> None:
         """Refuse requests of a comparing model that no comparison has begun for.
 
@@ -133,7 +151,7 @@ class SizedModel(BatchedModel):
         """Score (texts, context ids, continuation ids) with the scorer, under a progress bar.
 
         Args:
-            requests: The requests; their texts are not looked at.
+            requests: The requests; of their texts the context tells what it asks.
             finished: Called with the scores of every forward, as soon as it is done.
             disable_tqdm: No bar.
             batch_size: Requests per forward; None for the model's own.
@@ -144,8 +162,12 @@ class SizedModel(BatchedModel):
         if self.scorer is None:
             raise EvaluationError("a scorer is needed", self.merge, "Use merge=prompt or all.")
         ids = [
-            Request(np.asarray(context, np.int64), np.asarray(continuation, np.int64))
-            for _, context, continuation in requests
+            Request(
+                np.asarray(context, np.int64),
+                np.asarray(continuation, np.int64),
+                UNKNOWN if texts is None else self.asked(texts[0]),
+            )
+            for texts, context, continuation in requests
         ]
         rows = batch_size or self.rows_per_forward(
             max((len(context) + len(ending) for _, context, ending in requests), default=1)

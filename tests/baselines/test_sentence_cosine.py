@@ -1,0 +1,102 @@
+"""Sentences by cosine against means of the models' own hidden states; CPC's encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.reduced_texts import FAMILIES, given, ids_of, word_backbone, word_encoder
+from umim_core.backbone.backbone import Backbone
+from umim_core.baselines.methods import BASELINES, Ints, own_model
+from umim_core.baselines.reduction import reduce_tokens
+from umim_core.baselines.sentence_cosine import BackboneEncoder, SentenceCosine, TextEncoder
+from umim_core.errors import BackboneError
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+
+TEXT = "the cat sat in the mat. it ran and slept. the dog of the mat."
+PARTS = [range(6), range(6, 10), range(10, 15)]
+QUESTION = "the dog ran what?"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def backbone(request: pytest.FixtureRequest) -> Backbone:
+    """Each family in turn."""
+    return word_backbone(request.param)
+
+
+def by_cosine(backbone: Backbone) -> SentenceCosine:
+    return SentenceCosine(BackboneEncoder(backbone), backbone.require_tokenizer())
+
+
+@torch.no_grad()
+def states(ids: Ints, backbone: Backbone) -> np.ndarray:
+    found: np.ndarray = (
+        backbone.trunk(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0].numpy()
+    )
+    return found
+
+
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+
+
+@pytest.mark.parametrize("budget", [3, 8, 12])
+def test_sentences_like_the_question_stay_and_the_last_is_trimmed(
+    budget: int, backbone: Backbone
+) -> None:
+    """The question is encoded apart: text and question do not see each other."""
+    ids = ids_of(TEXT)
+    asked, text = states(ids_of(QUESTION), backbone).mean(0), states(ids, backbone)
+    scores = [cosine(text[list(part)].mean(0), asked) for part in PARTS]
+    order = sorted(range(3), key=lambda k: -scores[k])
+    expected = sorted([t for k in order for t in PARTS[k]][:budget])
+    found = reduce_tokens(by_cosine(backbone), given(ids, question=QUESTION), budget)
+    assert found.kept.tolist() == expected
+
+
+def test_without_a_question_the_last_sentence_is_one(backbone: Backbone) -> None:
+    ids = ids_of(TEXT)
+    asked = given(ids, question="the dog of the mat.")
+    for budget in (3, 8, 12):
+        unasked = reduce_tokens(by_cosine(backbone), given(ids), budget).kept.tolist()
+        assert unasked == reduce_tokens(by_cosine(backbone), asked, budget).kept.tolist()
+
+
+def test_an_encoder_with_tokens_of_its_own_reads_sentences_in_parts(backbone: Backbone) -> None:
+    """16 positions; the text has 18 of its tokens, full stops being tokens of their own."""
+    encoder = word_encoder(backbone.require_tokenizer())
+    pieces = encoder.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    assert len(pieces) == 18
+    with torch.no_grad():
+        rows = [
+            encoder.model(torch.tensor([part])).last_hidden_state[0].double()
+            for part in (pieces[:16], pieces[16:])
+        ]
+    whole = torch.cat(rows)
+    expected = torch.stack([whole[:7].sum(0), whole[7:12].sum(0), whole[12:].sum(0)])
+    found = encoder.sums(ids_of(TEXT), np.repeat([0, 1, 2], [6, 4, 5]))
+    torch.testing.assert_close(found, expected)
+
+
+def test_cpc_runs_only_where_its_encoder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: Backbone
+) -> None:
+    rules = Matcher(RuleSet.from_spans([(1, 2)]))
+    monkeypatch.delenv("UMIM_CPC_ENCODER", raising=False)
+    for ask in (lambda: own_model("cpc"), lambda: BASELINES.find("cpc")(backbone, rules)):
+        with pytest.raises(BackboneError, match="UMIM_CPC_ENCODER names none"):
+            ask()
+    encoder = word_encoder(backbone.require_tokenizer())
+    place = tmp_path / "encoder"
+    encoder.model.save_pretrained(place)
+    encoder.tokenizer.save_pretrained(place)
+    monkeypatch.setenv("UMIM_CPC_ENCODER", str(place))
+    method = BASELINES.find("cpc")(backbone, rules)
+    assert method.model == own_model("cpc") and method.model.startswith("encoder@")
+    assert isinstance(method.reducer.encoder, TextEncoder)
+    found = reduce_tokens(method.reducer, given(ids_of(TEXT), question=QUESTION), 8)
+    assert len(found.kept) == 8

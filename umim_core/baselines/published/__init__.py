@@ -1,0 +1,1 @@
+"""Forms and models as the authors of baselines published them."""
