@@ -27,7 +27,14 @@ from benchmarks.timing import device_name
 from umim_core.baselines.reduction import TargetReduction
 from umim_core.model.umim import UMIM
 
-METHODS: Final = ["truncation", "selective-context", "llmlingua", "llmlingua2", "sentence-cosine", "ehpc"]
+METHODS: Final = [
+    "truncation",
+    "selective-context",
+    "llmlingua",
+    "llmlingua2",
+    "sentence-cosine",
+    "ehpc",
+]
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

@@ -51,6 +51,7 @@ def test_a_row_holds_the_prompt_and_what_metrics_need(options: TaskOptions) -> N
     assert row == {
         "id": "a",
         "prompt": prompt,
+        "question": "",
         "answer_prefix": "About why:",
         "references": ["so"],
         "prompt_tokens": TOKENS.count(f"{prompt} About why:"),
