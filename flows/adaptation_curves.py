@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tasks.report.compare import cell_label
 from tasks.run.pipeline import PipelineRun
+from tasks.run.recipes import find_recipe, recipe_names
 from tasks.run.stage import Artifact
 from tasks.stages.adapt import TRAININGS, task_rules_stage, with_rules_stage
 from tasks.stages.adaptation import (
@@ -20,9 +22,11 @@ from tasks.stages.adaptation import (
 from tasks.stages.adaptation_result import Curve, ScoredPoint, adaptation_stage
 from tasks.stages.corpus import corpus_stage, task_stage
 from umim_core.adaptation.settings import BASE, WT, adaptation_steps
+from umim_core.checkpoint.own_checkpoints import own_name
 from umim_core.config.adaptation_recipe import AdaptationRecipe, DocstringQuestions
 from umim_core.config.corpus import DocstringCorpus
-from umim_core.config.recipe import DEFAULT_TASK, Cell
+from umim_core.config.recipe import DEFAULT_TASK, Cell, Recipe
+from umim_core.errors import CheckpointError
 
 AdaptationRun = PipelineRun[AdaptationRecipe]
 
@@ -45,7 +49,7 @@ def _questions(run: AdaptationRun) -> Artifact:
 def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     """Measure one curve: rules first, then trainings that do not depend on each other."""
     recipe, start = run.recipe, run.stage(start_stage, checkpoint, label=checkpoint)
-    branch = _Branch(run, task, checkpoint, cell_of(checkpoint), start)
+    branch = _Branch(run, task, checkpoint, _cell(checkpoint), start)
     base = branch.score(ScoredModel(BASE, start), None)
     ready: list[tuple[ScoredModel, Artifact | None]] = [(ScoredModel(WT, start), None)]
     parts = [partial(branch.points, base, ready)]
@@ -63,6 +67,19 @@ def _measured(run: AdaptationRun, task: Artifact, checkpoint: str) -> Curve:
     ]
     found = run.together(parts)
     return Curve(checkpoint, start, base, [point for points in found for point in points])
+
+
+def _cell(checkpoint: str) -> Cell:
+    """Return backbone and form of a checkpoint; of one that is planned, those of its recipe."""
+    try:
+        return cell_of(checkpoint)
+    except CheckpointError:
+        name = checkpoint.partition("/")[0]
+        trained = find_recipe(name) if name in recipe_names() else None
+        for cell in trained.cells if isinstance(trained, Recipe) else ():
+            if checkpoint.startswith(own_name(name, cell_label(cell)) + "/"):
+                return cell
+        raise
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
     from tasks.plan.recipe_cost import predict_recipe
     from tasks.run.checks import check_backbones, check_machine
+    from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
@@ -118,8 +119,9 @@ def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
     emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
     cost.check()
-    elsewhere = cost.distillation or isinstance(recipe, TableRecipe)
-    if not elsewhere:  # a recipe with hardware is meant for that machine, a table for a cluster
+    # A recipe with hardware is meant for that machine, a table or curves for a cluster.
+    elsewhere = cost.distillation or isinstance(recipe, TableRecipe | AdaptationRecipe)
+    if not elsewhere:
         check_machine(recipe, "umim" if flow == "full" else f"umim-{flow}")
 
 

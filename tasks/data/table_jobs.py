@@ -108,11 +108,18 @@ def score_shard(job: ShardJob) -> ShardScores:
 
 
 def measure_text(job: TextJob) -> dict[str, float]:
-    """Return alignment, and perplexity of base and checkpoint, on rows at even distances."""
+    """Return alignment, and perplexity of base and checkpoint, on rows at even distances.
+
+    With baselines also the perplexity of raw second halves, behind first halves that base,
+    checkpoint and every baseline read: ``ppl_half_NAME``, and the reduction ``tr_half_NAME``.
+    """
     import numpy as np
 
+    from umim_core.baselines.methods import BASELINES
     from umim_core.evaluation.alignment import evaluate_alignment
-    from umim_core.evaluation.perplexity import perplexity
+    from umim_core.evaluation.method_scoring import AnyScorer, held_of_contexts, method_scorer
+    from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
+    from umim_core.evaluation.scoring import Scorer
     from umim_core.model.umim import UMIM
     from umim_core.text.token_ids import cut_segments
     from umim_core.text.tokens import iter_token_pieces
@@ -128,7 +135,19 @@ def measure_text(job: TextJob) -> dict[str, float]:
     base = perplexity(rows, compressed.base(), batch)
     ours = perplexity(rows, compressed, batch)
     increase, error = ours.increase_over(base)
-    return {
+    halves: dict[str, float] = {}
+    if job.text.methods:
+        scorers: dict[str, AnyScorer] = {
+            "base": Scorer(compressed.base(), "prompt", length),
+            "umim": Scorer(compressed, "prompt", length),
+        }
+        for name in job.text.methods:
+            method = BASELINES.find(name)(backbone, compressed.require_matcher())
+            scorers[name] = method_scorer(method, compressed, length)
+        for name, scorer in scorers.items():
+            halves[f"ppl_half_{name}"] = second_half_perplexity(rows, scorer, batch).ppl
+            halves[f"tr_half_{name}"] = held_of_contexts(scorer).token_reduction
+    return halves | {
         **evaluate_alignment(rows, compressed, batch).metrics(),
         "rows": float(count),
         "ppl_base": base.ppl,

@@ -88,6 +88,9 @@ def check_settings(recipe: TableRecipe) -> None:
     Raises:
         ConfigError: If there is one.
     """
+    for text in recipe.texts.values():
+        for name in text.methods:
+            BASELINES.find(name)
     for setting in recipe.settings:
         if setting.method is not None:
             BASELINES.find(setting.method)

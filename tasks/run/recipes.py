@@ -93,7 +93,10 @@ def _checked(recipe: AnyRecipe) -> AnyRecipe:
             from tasks.run.checks import check_baselines  # it imports torch
 
             check_baselines(recipe)
-    if isinstance(recipe, TableRecipe) and any(setting.method for setting in recipe.settings):
+    if isinstance(recipe, TableRecipe) and (
+        any(setting.method for setting in recipe.settings)
+        or any(text.methods for text in recipe.texts.values())
+    ):
         from tasks.run.checks import check_settings
 
         check_settings(recipe)

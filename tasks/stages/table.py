@@ -150,6 +150,7 @@ def _keep_shard(path: Path, scores: ShardScores) -> None:
 def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: TableText) -> Artifact:
     """Measure alignment and perplexity of one text."""
     place = _place(recipe)
+    owned = {name: own for name in text.methods if (own := own_model(name)) is not None}
     spec = StageSpec(
         "text",
         1,
@@ -160,6 +161,7 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
             "cores": recipe.cores,
             "device": place.device,
             "dtype": recipe.dtype,
+            **({"method_models": owned} if owned else {}),
         },
         {
             "checkpoint": place.digest,

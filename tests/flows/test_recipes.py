@@ -13,11 +13,13 @@ from typer.testing import CliRunner, Result
 from flows.cli import app
 from flows.parts import plan
 from tasks.plan.recipe_cost import RecipeCost, predict_on_gpus, predict_recipe
-from tasks.run.recipes import RECIPES, find_recipe, recipe_names
+from tasks.run.recipes import RECIPES, adaptation_names, find_recipe, recipe_names, table_names
 from umim_core.config.recipe import Recipe
+from umim_core.config.table_recipe import TableRecipe
 from umim_core.errors import ConfigError, ResourceLimitError
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+PAPERS = ("llama-3.1-8b", "llama-3.2-1b", "gpt2-xl", "deepscaler-1.5b")  # backbones
 # From the backbones' model cards and the paper: parameters, rows per GPU, learning rate, segment.
 PUBLISHED = {
     "llama-3.1-8b-wikitext": (8_030_261_248, 3, 8e-4, 512, "deepspeed"),
@@ -53,6 +55,40 @@ def test_a_recipe_has_the_name_of_its_file_and_a_plan(name: str) -> None:
     assert "tokenize" in stages and {"corpus", "mixture"} & set(stages)
     if isinstance(recipe, Recipe):
         assert stages.count("distill") == len(recipe.cells)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in (*table_names(), *adaptation_names()) if name.endswith(PAPERS)]
+)
+def test_a_table_at_the_papers_scale_has_a_dry_run_without_its_weights(name: str) -> None:
+    assert dry_run(name, "--json").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [
+        ("multiple-choice-gpt2-xl", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
+        ("multiple-choice-llama-3.2-1b", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
+        ("multiple-choice-llama-3.1-8b", {"selective-context", "llmlingua2", "cpc", "ehpc"}),
+        (
+            "summaries-llama-3.1-8b",
+            {"selective-context", "llmlingua", "llmlingua2", "streaming-llm", "h2o"},
+        ),
+        ("reasoning-deepscaler-1.5b", {"selective-context", "llmlingua2"}),
+        ("humaneval-llama-3.1-8b", {"selective-context", "llmlingua2"}),
+        ("perplexity-llama-3.1-8b", {"selective-context", "llmlingua2"}),
+        ("perplexity-llama-3.2-1b", {"selective-context", "llmlingua2"}),
+        ("perplexity-gpt2-xl", {"selective-context", "llmlingua2"}),
+    ],
+)
+def test_tables_at_the_papers_scale_have_its_baselines(name: str, methods: set[str]) -> None:
+    recipe = find_recipe(f"tables/{name}")
+    assert isinstance(recipe, TableRecipe)
+    assert methods <= {setting.method for setting in recipe.settings} | {
+        method for text in recipe.texts.values() for method in text.methods
+    }
+    if recipe.texts:
+        assert set(recipe.texts) == {"WikiText-103", "BookCorpus", "OpenWebText"}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.yaml")), ids=lambda path: path.stem)

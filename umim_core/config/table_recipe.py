@@ -46,12 +46,15 @@ class TableSetting(Model, StableDump):
         return self
 
 
-class TableText(Model):
+class TableText(Model, StableDump):
     """A held-out text: alignment and perplexity are measured on rows at even distances."""
 
     source: Annotated[DocumentSource, Field(discriminator="kind")]
     rows: Annotated[int, Field(ge=1, description="Rows at most.")] = 32
     segment_length: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 512
+    methods: Annotated[tuple[str, ...], LATER] = Field(
+        (), description="Baselines that shorten first halves of rows; second halves are scored."
+    )
 
 
 class TableRecipe(RunRecipe, StableDump):
