@@ -23,7 +23,8 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         (folder / name / "test.jsonl").write_text(name, encoding="utf-8")
         problem = json.dumps({"problem": name, "answer": "1"})
         (folder / name / "math" / "gsm8k_test200.jsonl").write_text(problem, encoding="utf-8")
-    text = {"source": {"kind": "text", "paths": [str(inputs.text)]}}
+    source = {"kind": "text", "paths": [str(inputs.text)]}
+    text = {"source": source, "methods": ["truncation"]}
     settings = [
         {"name": "base", "merge": "none"},
         {"name": "own", "merge": "prompt", "protect": ["digits"]},
