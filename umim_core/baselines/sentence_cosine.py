@@ -78,7 +78,9 @@ class BackboneEncoder:
         """See ``SentenceEncoder``."""
         room = self.backbone.max_positions or len(ids)
         rows = torch.from_numpy(ids).to(self.backbone.device)[None]
-        parts = [self.backbone.hidden(self.backbone.embed(row)) for row in rows.split(room, dim=1)]
+        parts = [
+            self.backbone.hidden(self.backbone.embed(row)) for row in torch.split(rows, room, dim=1)
+        ]
         return _summed(torch.cat(parts, dim=1)[0], sentence_of, int(sentence_of[-1]) + 1)
 
 

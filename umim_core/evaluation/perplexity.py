@@ -130,7 +130,7 @@ def second_half_perplexity(
         raise EvaluationError(
             "a window must hold at least two tokens", min(map(len, segments)), "Use 512."
         )
-    scored = scorer.score([Request(*parts) for parts in halves], batch_size)
+    scored = scorer.score([Request(first, second) for first, second in halves], batch_size)
     return _result(
         [-score.log_prob for score in scored],
         [len(second) for _, second in halves],
