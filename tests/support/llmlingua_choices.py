@@ -1,4 +1,4 @@
-"""What package llmlingua 0.2.2 keeps of fixed inputs: ``tests/baselines/llmlingua_choices.json``.
+"""Choices of package llmlingua 0.2.2 on fixed inputs: ``tests/baselines/llmlingua_choices.json``.
 
 `python -m tests.support.llmlingua_choices` writes the file again and needs the package (it is not a
 requirement of UMIM). Its own code chooses; the models that it would load are replaced by the inputs

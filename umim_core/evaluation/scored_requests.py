@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a context asks, word for word as it stands in it.
+    """Question and cue of a context, word for word as they stand in it.
 
     Attributes:
         question: The question; empty where none is known.

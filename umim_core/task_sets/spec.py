@@ -59,7 +59,7 @@ class QuestionForm:
 
     @property
     def cue(self) -> str:
-        """What the prompt has behind the question."""
+        """The text of the prompt behind the question."""
         return cue_of(self.prompt)
 
 

@@ -1,4 +1,4 @@
-"""What the prompt of an lm-eval request asks: its question and the cue behind it.
+"""Questions and cues of the prompts of lm-eval requests.
 
 Known of the tasks of ``umim_core.task_sets``, and of lm-eval's own that read the same data.
 """
