@@ -180,7 +180,8 @@ def test_an_untrained_checkpoint_is_measured(umim: Umim, made: Path, given: Give
     assert done.code == 0, done.err
     kept = Checkpoint.load("less")
     assert kept.config.rule_rows == len(kept.rules) < len(SPANS)
-    assert f"--residual last --unit-positions compact --rule-rows {len(SPANS)}" in done.out
+    place = Path("less").resolve()
+    assert f"--start {place} --out {place}-trained" in done.out
 
 
 def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> None:

@@ -17,7 +17,6 @@ from umim_core.checkpoint.checkpoint_files import (
     resolve_checkpoint,
 )
 from umim_core.checkpoint.default_checkpoint import DEFAULT_CHECKPOINT
-from umim_core.config.form import PAPER
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import ConfigError, CorpusError
 
@@ -116,38 +115,27 @@ def after_training(checkpoint: str | Path) -> list[str]:
 def after_pruning(
     out: Path, config: CheckpointConfig, texts: Sequence[str], field: str
 ) -> list[str]:
-    """Return how to use a pruned checkpoint, and how to train a module for the rules that stay.
+    """Return how to use a pruned checkpoint, and how to train it further with its rules.
 
-    ``umim train`` makes modules of one layer of attention, for models of no named revision; for
-    others a recipe of the pipeline is named.
+    ``umim train`` takes models of no named revision; for others a recipe of the pipeline is named.
 
     Args:
         out: Directory that holds ``checkpoint``.
-        config: The checkpoint's; the training makes a module of its form.
+        config: The checkpoint's.
         texts: What the damage was measured on.
         field: Its text field, where it has fields.
     """
     generate = ["umim", "generate", PROMPT, "-c", str(out), "--show"]
-    use = f"  {shlex.join(generate)}"
-    if (config.kind, config.depth, config.backbone_revision) != (PAPER, 1, None):
-        made = f"kind {config.kind}, depth {config.depth}"
-        revision = f", revision {config.backbone_revision}" if config.backbone_revision else ""
+    use, rules = f"  {shlex.join(generate)}", str(out / "checkpoint" / "rules")
+    if config.backbone_revision is not None:
         return [
             use,
-            f"(A module of {made}{revision} is trained by a recipe of the pipeline; the rules are "
-            f"in {out / 'checkpoint' / 'rules'}.)",
+            f"(A module of revision {config.backbone_revision} is trained by a recipe of the "
+            f"pipeline; the rules are in {rules}.)",
         ]
-    train = ["umim", "train", config.backbone, *_short(texts)]
-    train += ["--rules", str(out / "checkpoint" / "rules")]
+    train = ["umim", "train", config.backbone, *_short(texts), "--rules", rules]
     train += [] if field == FIELD else ["--field", field]
-    form = {
-        "positions": config.module_positions,
-        "residual": config.residual,
-        "unit-positions": config.unit_positions,
-        **({"rule-rows": str(config.rule_rows)} if config.rule_rows else {}),
-    }
-    train += [word for option, value in form.items() for word in (f"--{option}", value)]
-    train += ["--out", str(out.with_name(f"{out.name}-trained"))]
+    train += ["--start", str(out), "--out", str(out.with_name(f"{out.name}-trained"))]
     return [use, f"  {shlex.join(train)}"]
 
 
