@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -10,10 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.exported_models import SPANS, Exported
 from support.servers import CHATML, QUESTIONS
+from support.source_tree import ROOT
 from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.untrained import fresh_module
+from umim_core.cli.app import main
+from umim_core.config.form import ModuleForm
+from umim_core.merging.compressed import Compressed
+from umim_core.rules.matcher import Matcher
 from umim_core.rules.ruleset import RuleSet
 from umim_core.serving.span_files import SpanTable
 
@@ -46,3 +55,25 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     SpanTable(rules, size, 4).write(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """A model that the command exported, next to our engine."""
+    folder = tmp_path_factory.mktemp("exported")
+    backbone = load_backbone("umim-docs-llama")
+    rules = RuleSet.from_spans([(300, 301)], backbone.tokenizer_fingerprint)
+    module = fresh_module(backbone, rules, ModuleForm(), 0)
+    with torch.no_grad():  # what training would have moved
+        generator = torch.Generator().manual_seed(1)
+        module.norm_o.bias.normal_(0.0, backbone.embedding_std / 3, generator=generator)
+    compressed = Compressed(backbone, module, Matcher(rules), "compact")
+    Checkpoint.of(compressed).save(folder / "merge")
+    arguments = ["export", folder / "merge", "--out", folder / "model", "--spans", SPANS, "--gguf"]
+    arguments += ["--text", ROOT / "docs" / "*.md", "--dtype", "float32"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["umim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    return Exported(folder / "merge", folder / "model")

@@ -19,6 +19,7 @@ from umim_core.cli.baselines_command import baselines
 from umim_core.cli.bench_command import bench
 from umim_core.cli.console_output import JsonFlag, VersionFlag, emit
 from umim_core.cli.demo_command import demo
+from umim_core.cli.export_command import export
 from umim_core.cli.fetch_command import fetch
 from umim_core.cli.generate_command import generate
 from umim_core.cli.init_command import init
@@ -52,6 +53,7 @@ app.command()(rules)
 app.command()(init)
 app.command()(prune)
 app.command()(train)
+app.command()(export)
 app.command()(ppl)
 app.command()(path)
 app.command("task-text")(task_text)

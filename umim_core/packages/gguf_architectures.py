@@ -228,14 +228,19 @@ def _llama3_scaling(found: NDArray[np.float32], theta: float, head_dim: int) -> 
         BackboneError: If no factor of Llama 3's scaling gives them.
     """
     factor = float(found.max())
+    wanted = llama3_divisors(factor, theta, head_dim)
+    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
+        unsupported(ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def llama3_divisors(factor: float, theta: float, head_dim: int) -> NDArray[np.float64]:
+    """Return Llama 3's divisors [head_dim / 2] of the rotary frequencies."""
     low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
     waves = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = _LLAMA3["original_max_position_embeddings"] / waves
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    wanted = 1 / ((1 - smooth) / factor + smooth)
-    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
-        unsupported(ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    return np.asarray(1 / ((1 - smooth) / factor + smooth))
 
 
 def unsupported(what: str, value: object) -> NoReturn:

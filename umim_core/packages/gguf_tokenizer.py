@@ -6,6 +6,7 @@ A GGUF file holds vocabulary and merges, but of normaliser and pre-tokenizer the
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -260,6 +261,24 @@ def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[list[str]]:
         if len(pair) != 2 or not vocabulary.keys() >= {*pair, "".join(pair)}:
             _refuse("the merges of a GGUF file must join two tokens to a third", " ".join(pair))
     return pairs
+
+
+def tokens_by_id(
+    vocabulary: Mapping[str, int], added: Sequence[Mapping[str, Any]], rows: int
+) -> tuple[list[str], list[int]]:
+    """Return the tokens of a GGUF file and their types, one for each row of the embedding.
+
+    Args:
+        vocabulary: Ids by token.
+        added: The ``added_tokens`` of a ``tokenizer.json``.
+        rows: Rows of the embedding; those without a token get unused ones.
+    """
+    tokens, kinds = [f"<|unused_{i}|>" for i in range(rows)], [_UNUSED] * rows
+    for token, i in vocabulary.items():
+        tokens[i], kinds[i] = token, _NORMAL
+    for entry in added:
+        kinds[entry["id"]] = _CONTROL if entry["special"] else _USER_DEFINED
+    return tokens, kinds
 
 
 def _refuse(rule: str, value: object, remedy: str = "The file is damaged.") -> NoReturn:

@@ -1,0 +1,229 @@
+"""Exported models: what transformers computes, what they may write, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from support.command_line import Umim, console
+from support.exported_models import SPANS, Exported
+from support.gguf_files import tiny_bpe
+from support.tiny_models import random_backbone
+from umim_core import UMIM
+from umim_core.backbone.fingerprint import tokenizer_fingerprint
+from umim_core.checkpoint.checkpoint import Checkpoint
+from umim_core.checkpoint.untrained import fresh_module
+from umim_core.config.form import ModuleForm
+from umim_core.errors import (
+    ArtifactError,
+    BackboneError,
+    ConfigError,
+    RuleSetError,
+    TokenizerMismatchError,
+)
+from umim_core.merging.compressed import Compressed
+from umim_core.packages.gguf_conversion import convert_gguf
+from umim_core.rules.matcher import Matcher
+from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.model_export import export_model
+from umim_core.serving.span_files import SpanTable
+
+
+@pytest.fixture
+def umim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Umim:
+    return console(monkeypatch, capsys)
+
+
+def checkpoint_of(backbone: Any, form: ModuleForm, spans: Any = ((1, 2), (3, 4, 5))) -> UMIM:
+    rules = RuleSet.from_spans(spans, backbone.tokenizer_fingerprint or None)
+    module = fresh_module(backbone, rules, form, 0)
+    compressed = Compressed(
+        backbone, module, Matcher(rules), form.unit_positions, merge_depth=form.merge_depth
+    )
+    return UMIM(backbone, Checkpoint.of(compressed))
+
+
+def test_the_directory_is_a_plain_model_of_more_rows(exported: Exported) -> None:
+    config = json.loads((exported.directory / "config.json").read_text())
+    assert config["vocab_size"] == 8192 + SPANS
+    assert config["tie_word_embeddings"] is False
+    assert exported.merger.span_count == SPANS
+    assert exported.merger.raw_tail == 16
+    weights = load_file(exported.directory / "model.safetensors")
+    own = exported.umim.backbone
+    assert torch.equal(weights["model.embed_tokens.weight"][:8192], own.embedding_weight)
+    assert torch.equal(weights["lm_head.weight"][:8192], own.head_weight)
+    assert not weights["lm_head.weight"][8192:].any()
+    tokenizer = AutoTokenizer.from_pretrained(exported.directory)
+    assert tokenizer_fingerprint(tokenizer) == exported.merger.fingerprint
+
+
+def test_no_span_holds_a_digit(exported: Exported) -> None:
+    decode = exported.umim.backbone.decode
+    texts = [decode(exported.merger.expand([8192 + i])) for i in range(SPANS)]
+    assert not any(char.isdigit() for text in texts for char in text)
+
+
+@torch.no_grad()
+def test_transformers_computes_what_our_engine_does(exported: Exported) -> None:
+    umim, merged_tokens = exported.umim, 0
+    for ids in exported.prompts(20):
+        merged = exported.merger.merge(ids)
+        merged_tokens += len(ids) - len(merged)
+        packed = umim.compressed.reading("prompt", 16).pack_prompts([np.array(ids)])
+        wanted = umim.backbone.head(umim.backbone.hidden(umim.compressed.embed(packed)))[0]
+        found = exported.model(torch.tensor([merged])).logits[0, :, : umim.backbone.vocab_size]
+        assert float((found - wanted).abs().max()) <= 1e-4
+        ours = umim.generate([ids], merge="prompt", raw_tail=16, max_new_tokens=16, do_sample=False)
+        theirs = exported.model.generate(
+            torch.tensor([merged]),
+            attention_mask=torch.ones(1, len(merged), dtype=torch.int64),
+            max_new_tokens=16,
+            do_sample=False,
+        )
+        assert theirs[0, len(merged) :].tolist() == list(ours.ids[0])
+    assert merged_tokens > 20 * 120 * 0.1
+
+
+def written(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    """2,000 tokens that a model writes at temperature 1.5, as its own settings let it."""
+    torch.manual_seed(0)
+    rows = torch.tensor([prompt]).repeat(40, 1)
+    whole = model.generate(
+        rows,
+        attention_mask=torch.ones_like(rows),
+        do_sample=True,
+        temperature=1.5,
+        top_k=0,
+        min_new_tokens=50,
+        max_new_tokens=50,
+        pad_token_id=0,
+    )
+    new: torch.Tensor = whole[:, len(prompt) :]
+    assert new.numel() == 2000
+    return new
+
+
+def test_a_model_never_writes_a_new_id(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = exported.model, exported.merger.merge(exported.prompts(1)[0])
+    assert model.generation_config is not None
+    assert model.generation_config.suppress_tokens == list(range(8192, 8192 + SPANS))
+    assert int(written(model, prompt).max()) < 8192
+    # the head's zero rows alone are no mask
+    monkeypatch.setattr(model.generation_config, "suppress_tokens", None)
+    assert int(written(model, prompt).max()) >= 8192
+
+
+def test_the_gguf_file_holds_the_same_model(exported: Exported, tmp_path: Path) -> None:
+    convert_gguf(exported.directory / "model.gguf", tmp_path)
+    back = load_file(tmp_path / "model.safetensors")
+    weights = load_file(exported.directory / "model.safetensors")
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+    text = "Return the sum of array elements over a given axis.\n\n    it's 2024!"
+    ours = AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    assert ours == exported.umim.backbone.encode(text)
+
+
+def test_embeddings_that_a_model_scales_get_divided_rows(tmp_path: Path) -> None:
+    """Gemma multiplies its embeddings by the root of their size."""
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(tiny_bpe())))
+    backbone = random_backbone("gemma3_text", tokenizer=tokenizer, vocab_size=len(tokenizer))
+    umim = checkpoint_of(backbone, ModuleForm(), [(11, 12), (13, 14, 15)])
+    assert not torch.allclose(backbone.embed(torch.tensor([1]))[0], backbone.embedding_weight[1])
+    export_model(umim, umim.rules, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.tensor([[7, len(tokenizer), 9, len(tokenizer) + 1, 3]])
+    span = umim.compressed.surrogates(
+        torch.tensor([[11, 12, 0], [13, 14, 15]]), torch.tensor([2, 3])
+    )
+    rows = [backbone.embed(torch.tensor([i])) for i in (7, 9, 3)]
+    wanted = torch.cat([rows[0], span[:1], rows[1], span[1:], rows[2]])[None]
+    found = model(ids).logits[..., : len(tokenizer)]
+    torch.testing.assert_close(found, backbone.head(backbone.hidden(wanted)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (ModuleForm(unit_positions="preserved"), "unit_positions must be compact"),
+        (
+            ModuleForm(merge_depth=1, residual="last", unit_positions="preserved"),
+            "merge_depth must be 0",
+        ),
+        (ModuleForm(adapter_rank=2), "adapter_rank must be 0"),
+    ],
+    ids=["preserved", "depth", "adapters"],
+)
+def test_models_that_are_more_than_rows_are_refused(
+    tiny_umim: UMIM, tmp_path: Path, form: ModuleForm, message: str
+) -> None:
+    umim = checkpoint_of(tiny_umim.backbone, form)
+    with pytest.raises(ConfigError, match=message):
+        export_model(umim, umim.rules, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_spans_are_refused(tiny_umim: UMIM, tmp_path: Path) -> None:
+    out, own = tmp_path / "model", tiny_umim.backbone.tokenizer_fingerprint
+    with pytest.raises(TokenizerMismatchError):
+        export_model(tiny_umim, RuleSet.from_spans([(1, 2)], "f" * 64), out)
+    with pytest.raises(TokenizerMismatchError):
+        export_model(tiny_umim, RuleSet.from_spans([(1, 99)], own), out)
+    with pytest.raises(RuleSetError, match="must hold no special token"):
+        export_model(tiny_umim, RuleSet.from_spans([(0, 1)], own), out)
+    with pytest.raises(RuleSetError, match="must hold rules"):
+        export_model(tiny_umim, RuleSet.from_spans([], own), out)
+    with pytest.raises(ConfigError, match="raw_tail"):
+        export_model(tiny_umim, tiny_umim.rules, out, raw_tail=-1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_stays_of_a_model_that_no_gguf_file_holds(tiny_umim: UMIM, tmp_path: Path) -> None:
+    """Its tokenizer is of whole words."""
+    with pytest.raises(BackboneError, match="GGUF file is written of byte-level BPE"):
+        export_model(tiny_umim, tiny_umim.rules, tmp_path / "model", gguf=True)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+    export_model(tiny_umim, tiny_umim.rules, tmp_path / "model")
+    with pytest.raises(ArtifactError, match="must not exist"):
+        export_model(tiny_umim, tiny_umim.rules, tmp_path / "model")
+    assert len(SpanTable.load(tmp_path / "model").rules) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--out", "new"), "text that spans are chosen on must be given"),
+        (("--text", "README.md", "--out", "."), "--out must not exist"),
+        (("--text", "README.md", "--out", "new", "--tau", "0"), "tau must be at least 1"),
+        (("--text", "no.txt", "--out", "new"), "no.txt"),
+    ],
+)
+def test_the_command_refuses_bad_arguments(
+    umim: Umim, exported: Exported, arguments: tuple[str, ...], message: str
+) -> None:
+    result = umim("export", exported.checkpoint, *arguments)
+    assert result.code == 1
+    assert message in result.err
+    assert not Path("new").exists()
+
+
+def test_the_command_refuses_a_checkpoint_that_keeps_positions(umim: Umim, tmp_path: Path) -> None:
+    result = umim("export", "umim-docs-llama", "--text", "README.md", "--out", tmp_path / "new")
+    assert result.code == 1
+    assert "unit_positions must be compact" in result.err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,53 @@
+"""OpenVINO GenAI reads an exported GGUF file and writes what transformers does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from support.exported_models import Exported
+from support.source_tree import ROOT
+from umim_core import UMIM
+from umim_core.serving.model_export import export_model
+from umim_core.serving.prompt_merger import PromptMerger
+
+ENGINES = Path(os.environ.get("UMIM_ENGINES", Path.home() / ".cache" / "umim" / "engines"))
+PYTHON = ENGINES / "openvino" / "bin" / "python"
+SCRIPT = ROOT / "tests" / "support" / "openvino_greedy.py"
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs `tools/engine.sh openvino` (0.3 GB)")
+def test_greedy_search_writes_the_ids_that_transformers_does(
+    exported: Exported, tmp_path: Path
+) -> None:
+    umim = UMIM.from_pretrained(exported.checkpoint, dtype="float16")  # it reads no other floats
+    export_model(umim, exported.umim.rules, tmp_path / "model", gguf=True)
+    merger = PromptMerger.load(tmp_path / "model")
+    prompts = [merger.merge(ids) for ids in exported.prompts(4)]
+    assert sum(map(len, prompts)) < 4 * 120 * 0.9
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # neither engine stops early
+    wanted = [
+        model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+            max_new_tokens=16,
+            do_sample=False,
+        )[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    done = subprocess.run(
+        [PYTHON, SCRIPT, tmp_path / "model" / "model.gguf"],
+        input=json.dumps({"prompts": prompts, "tokens": 16}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == wanted

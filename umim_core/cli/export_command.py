@@ -1,0 +1,97 @@
+"""``umim export``: write a model whose merged spans are ids, for other engines."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from umim_core.cli.console_output import JsonFlag, emit, log_lines
+from umim_core.errors import ConfigError
+
+
+def export(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A name that umim path lists, a directory or a hub repository; spans must merge "
+            "before the first layer, without adapters."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write; must not exist.")],
+    text: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that spans are chosen on, as umim mine takes it; repeatable."),
+    ] = None,
+    spans: Annotated[int, typer.Option(min=1, help="Spans K, each one more row.")] = 8192,
+    tau: Annotated[int, typer.Option(help="Least count of a span.")] = 5,
+    protect: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Regular expression of tokens that no span may contain, or digits, capitals, "
+            "newlines; may be repeated. [default: digits]"
+        ),
+    ] = None,
+    field: Annotated[str, typer.Option(help="Text field of JSONL, parquet, data sets.")] = "text",
+    raw_tail: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Last tokens of each message that stay raw. [default: the checkpoint's, else 16]",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["published", "float32", "float16", "bfloat16"],
+        typer.Option(help="Data type of the weights."),
+    ] = "published",
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Write model.gguf, too: for llama.cpp and OpenVINO.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a Hugging Face directory with one more row for each of K spans of a text."""
+    if not text:
+        raise ConfigError("text that spans are chosen on must be given", "none", "Add --text FILE.")
+    if out.exists():
+        raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
+    from umim_core.mining.corpus_mining import mine_rules
+    from umim_core.mining.mining_options import MiningOptions
+    from umim_core.model.umim import UMIM
+    from umim_core.rules.ruleset import RuleSet
+    from umim_core.serving.model_export import check_exportable, export_model
+    from umim_core.store.machine_lock import computing
+    from umim_core.text.sources import source_of
+
+    options = MiningOptions(
+        tau=tau,
+        overlap="none",
+        containment="keep",
+        spans=spans,
+        protect=tuple(protect or ("digits",)),
+    ).check()
+    log_lines("umim.progress")
+    source = source_of(tuple(text), field=field)
+    umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
+    check_exportable(umim)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with computing(), tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        chosen = Path(folder) / "spans"
+        report = mine_rules(source, chosen, tokenizer=umim.backbone.name, options=options)
+        export_model(umim, RuleSet.load(chosen), out, raw_tail=raw_tail, gguf=gguf)
+    count, rows = sum(report.rules.values()), umim.backbone.vocab_size
+    document: dict[str, object] = {
+        "out": str(out),
+        "tokens": report.tokens,
+        "spans": count,
+        "vocab_size": rows,
+        "rows": rows + count,
+    }
+    lines = [
+        f"{count:,} spans of {report.tokens:,} tokens; {rows:,} + {count:,} rows written to {out}",
+        "",
+        f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens, and",
+        "docs/serve.md says how to mask them elsewhere.",
+    ]
+    emit(document, lines, as_json)

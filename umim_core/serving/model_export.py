@@ -1,0 +1,189 @@
+"""Export of a model with K spans as ids: V + K rows of a plain Hugging Face directory.
+
+A surrogate depends on its span's ids alone, so K spans are K more rows of the embedding, and an
+engine that knows nothing of UMIM reads merged prompts::
+
+    config.json model.safetensors generation_config.json   V + K rows; the head is untied
+    tokenizer.json ...                                      unchanged: it writes no new id
+    umim_spans.json umim_spans.safetensors                  which span has which id
+    model.gguf                                              the same model, where it is wanted
+
+The head's new rows are zero and no bound on what an engine writes: every engine must mask the new
+ids. ``generation_config.json`` does it for transformers (``suppress_tokens``).
+"""
+
+from __future__ import annotations
+
+from copy import copy, deepcopy
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.model_files import frozen_twin
+from umim_core.config.form import SAFE_RAW_TAIL, check_raw_tail
+from umim_core.errors import BackboneError, ConfigError
+from umim_core.model.umim import UMIM
+from umim_core.packages.gguf_writing import write_gguf
+from umim_core.rules.protect import check_for_module
+from umim_core.rules.ruleset import RuleSet
+from umim_core.serving.span_files import SpanTable
+from umim_core.store.publication import publish_directory
+
+GGUF: Final = "model.gguf"
+_CHUNK: Final = 4096  # spans that are merged at once
+_PROBE: Final = 8  # units tried
+_TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.1}  # of the norm
+
+
+def check_exportable(umim: UMIM) -> None:
+    """Refuse a model whose merged spans are more than rows of an embedding.
+
+    Raises:
+        ConfigError: If spans merge inside the model, merged units have adapters, or they keep the
+            positions of their tokens.
+    """
+    config = umim.checkpoint.config
+    for rule, value in (
+        ("merge_depth must be 0", config.merge_depth),
+        ("adapter_rank must be 0", config.adapter_rank),
+        ("unit_positions must be compact", {"compact": 0}.get(config.unit_positions, 1)),
+    ):
+        if value:
+            raise ConfigError(
+                f"{rule} in a model that other engines read",
+                f"{config.form()}",
+                "Export a checkpoint whose spans become input embeddings alone, "
+                "umim-smollm2-135m say; umim serve runs every checkpoint.",
+            )
+
+
+def export_model(
+    umim: UMIM, rules: RuleSet, out: Path, *, raw_tail: int | None = None, gguf: bool = False
+) -> None:
+    """Write a model with one more id for each span.
+
+    Args:
+        umim: The model; its own rules have no part in it.
+        rules: The spans; the one at place i of the sorted rules gets the id V + i.
+        out: Directory to write; it must not exist yet.
+        raw_tail: Last tokens of each part of a prompt that stay raw; None for what the checkpoint
+            recommends, else 16.
+        gguf: Whether to write a GGUF file, too.
+
+    Raises:
+        ConfigError: If the model cannot be exported (see ``check_exportable``), or the raw tail is
+            no number of tokens.
+        TokenizerMismatchError: If the spans belong to another tokenizer.
+        RuleSetError: If there is no span, or one holds a special token.
+        BackboneError: If the model with more rows computes something else, or a GGUF file cannot
+            hold it.
+        ArtifactError: If the directory exists or cannot be written; nothing half-written stays.
+    """
+    check_exportable(umim)
+    recommended = umim.checkpoint.config.raw_tail or SAFE_RAW_TAIL
+    tail = recommended if raw_tail is None else raw_tail
+    check_raw_tail(tail, "prompt")
+    backbone = umim.backbone
+    tokenizer = backbone.require_tokenizer()
+    check_for_module(
+        rules, backbone.tokenizer_fingerprint, backbone.vocab_size, backbone.special_ids
+    )
+    table = SpanTable(rules, backbone.vocab_size, tail)
+    rows = surrogates(umim, table)
+    model = _widened(backbone, rows)
+    _check(backbone, model, rows[:_PROBE])
+
+    def write(directory: Path) -> None:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        table.write(directory)
+        if gguf:
+            write_gguf(directory, directory / GGUF, backbone.name)
+
+    publish_directory(out, write)
+
+
+@torch.no_grad()
+def surrogates(umim: UMIM, table: SpanTable) -> Tensor:
+    """Return the surrogates of all spans [K, d] in the backbone's data type."""
+    ids, lengths = (torch.from_numpy(part.astype(np.int64)) for part in table.padded())
+    rows = []
+    for part, sizes in zip(torch.split(ids, _CHUNK), torch.split(lengths, _CHUNK), strict=True):
+        spans = part[:, : int(sizes.max())].clamp(min=0).to(umim.backbone.device)
+        rows.append(umim.compressed.surrogates(spans, sizes.to(spans.device)))
+    return torch.cat(rows)
+
+
+@torch.no_grad()
+def _widened(backbone: Backbone, rows: Tensor) -> PreTrainedModel:
+    """Return a twin of the model with more rows; all other weights are shared."""
+    twin = frozen_twin(backbone.model)
+    embedding, head = twin.get_input_embeddings(), twin.get_output_embeddings()  # type: ignore[no-untyped-call]  # theirs
+    size, count = backbone.vocab_size, len(rows)
+    stored = (rows.float() / _scale(backbone)).to(backbone.dtype)
+    twin.set_input_embeddings(_with_rows(embedding, stored))
+    twin.set_output_embeddings(_with_rows(head, torch.zeros_like(stored)))  # type: ignore[no-untyped-call]  # theirs
+    twin.config = deepcopy(twin.config)
+    twin.config.vocab_size, twin.config.tie_word_embeddings = size + count, False
+    generation = deepcopy(twin.generation_config)
+    assert generation is not None  # noqa: S101  causal language models have one
+    masked = set(generation.suppress_tokens or ()) | set(range(size, size + count))
+    generation.suppress_tokens = sorted(masked)
+    twin.generation_config = generation
+    return twin
+
+
+def _with_rows(module: nn.Module, rows: Tensor) -> nn.Module:
+    """Return a copy of an embedding or a head with further rows; a bias gets zeros."""
+    wide = copy(module)
+    wide._parameters = {
+        name: None
+        if value is None
+        else nn.Parameter(
+            torch.cat([value, rows if value.ndim == 2 else rows.new_zeros(len(rows))]),
+            requires_grad=False,
+        )
+        for name, value in module._parameters.items()
+    }
+    size = "num_embeddings" if isinstance(module, nn.Embedding) else "out_features"
+    setattr(wide, size, getattr(module, size) + len(rows))
+    return wide
+
+
+def _scale(backbone: Backbone) -> float:
+    """Return the number that the embedding multiplies its rows with.
+
+    Raises:
+        BackboneError: If it does something else with them.
+    """
+    ids = torch.arange(min(backbone.vocab_size, 64), device=backbone.device)
+    stored, read = backbone.embedding_weight[ids].double(), backbone.embed(ids).double()
+    scale = float((stored * read).sum() / (stored * stored).sum())
+    if not torch.allclose(stored * scale, read, rtol=_TOLERANCE.get(backbone.dtype, 1e-4)):
+        raise BackboneError(
+            "embeddings must be the rows of a matrix, or a multiple of them",
+            backbone.name,
+            "Other engines could not read merged spans as rows; use umim serve.",
+        )
+    return scale
+
+
+@torch.no_grad()
+def _check(backbone: Backbone, model: PreTrainedModel, rows: Tensor) -> None:
+    """Refuse a model that reads its first new ids otherwise than our engine does."""
+    ids = torch.arange(min(len(rows), backbone.vocab_size), device=backbone.device)
+    wanted = backbone.head(backbone.hidden(torch.cat([backbone.embed(ids), rows])[None]))
+    new = torch.cat([ids, torch.arange(len(rows), device=ids.device) + backbone.vocab_size])
+    found = model(input_ids=new[None]).logits[..., : backbone.vocab_size]
+    off = float((found - wanted).float().norm() / wanted.float().norm())
+    if off > _TOLERANCE.get(backbone.dtype, 1e-4):
+        raise BackboneError(
+            "a model with more rows must read merged spans as our engine does",
+            f"{backbone.name}: logits differ by {off:.1e} of their norm",
+            "Other engines cannot run it merged; use umim serve.",
+        )
