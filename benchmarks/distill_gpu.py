@@ -5,7 +5,7 @@
 Random bfloat16 weights: the loss has the head of Llama-3.1-8B, the step the shape of Llama-3.2-1B
 with random merges. Gates (P3, on an H200): time of the loss at most 1.35 times its
 bound and Liger's at least 1.3 times ours, at most 2 GB on top of its inputs, and a step at 45 % of
-the device's own peak. The predictions of ``--dry-run`` are held against what was measured.
+the device's own peak.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from benchmarks.distill_sides import (
     compare,
     liger_version,
     loss_sides,
+    step_flops,
 )
 from benchmarks.timing import alternate, device_name, finished, spread
 from umim_core.backbone.backbone import wrap_backbone
 from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak, synchronize
 from umim_core.config.form import ModuleForm
-from umim_core.config.hardware import HardwareConfig
-from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.step import DistillModel
+from umim_core.distill.step_memory import step_memory
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.module import MergeModule
 from umim_core.merging.packing import Segmentation
@@ -130,25 +130,10 @@ def measure_step(
     sides = {OURS: finished(step, device)}
     seconds = {name: spread(values) for name, values in alternate(sides, rounds).items()}
     units = sum(len(starts) for starts, _ in cuts)
-    hardware = HardwareConfig(
-        name=str(device),
-        gpus=1,
-        gpu_memory_gib=1.0,
-        bf16_tflops=peak / 1e12,
-        memory_bandwidth_gbs=1e6,  # products alone bound the predicted time
-        expected_token_reduction=1.0 - units / (rows * length),
+    flops = step_flops(shape, rows * length, units, length)
+    bound = step_memory(
+        shape, form, rows=rows, segment_length=length, bf16=True, strategy="ddp", gpus=1
     )
-    predicted = predict_distillation(
-        shape,
-        form,
-        rows=rows,
-        segment_length=length,
-        bf16=True,
-        strategy="ddp",
-        hardware=hardware,
-        steps=1,
-    )
-    forecast = predicted.figures
     return {
         "rows": rows,
         "tokens": rows * length,
@@ -157,13 +142,12 @@ def measure_step(
         "sides": {
             name: {
                 "seconds": found,
-                "mfu": forecast["step_flops"] / found["median"] / peak,
+                "mfu": flops / found["median"] / peak,
                 "bytes": extra_bytes(sides[name], device),
             }
             for name, found in seconds.items()
         },
-        "predicted_seconds": forecast["step_seconds"],
-        "predicted_bytes": forecast["memory"]["spans"] + forecast["working_bytes"],
+        "bound_bytes": bound["activations, loss"],
     }
 
 

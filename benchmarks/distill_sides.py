@@ -25,6 +25,7 @@ from benchmarks.common import Report, fix_threads, parse
 from benchmarks.corpus import EMBEDDED, open_ids
 from benchmarks.timing import alternate, forget_peak, peak_bytes, ratio, spread
 from umim_core.backbone.backbone import Backbone
+from umim_core.backbone.shape import BackboneShape
 from umim_core.distill.alignment_masks import aligned_rows
 from umim_core.distill.loss import DEFAULT_CHUNK, distill_loss
 from umim_core.distill.step import DistillModel
@@ -196,6 +197,24 @@ def step_sides(batch: Batch, *, autocast: bool) -> dict[str, Side]:
         return float(loss.detach()), gradient_of(loss)
 
     return {OURS: ours, PLAIN: plain}
+
+
+def step_flops(shape: BackboneShape, raw: int, units: int, length: int = LENGTH) -> float:
+    """Return the work of a step's products, those of the merge module left out: they are few.
+
+    A teacher forward, the student's and its gradient by the inputs, causal attention, and three
+    products with the head.
+
+    Args:
+        shape: The frozen backbone.
+        raw: Tokens of the batch.
+        units: Units of the batch.
+        length: Tokens of a row.
+    """
+    per_unit = 2.0 * shape.layers * shape.query_width * length
+    attention = per_unit * raw + 3.0 * per_unit * units**2 / raw  # the student's rows are shorter
+    products = shape.block_weights * (2.0 * raw + 4.0 * units)
+    return products + attention + 6.0 * units * shape.head_weights
 
 
 def growth(side: Side) -> float:

@@ -25,15 +25,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Benchmark, Gate, Report, at_most, fresh, save
-from benchmarks.distill_sides import Batch
+from benchmarks.distill_sides import LENGTH, Batch, step_flops
 from benchmarks.engine_smollm2 import CHECKPOINT, general_text
 from benchmarks.timing import alternate, ratio, spread
 from umim_core.backbone.shape import BackboneShape
 from umim_core.benchmarking.roofline import measure_peak
 from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
-from umim_core.config.form import ModuleForm
-from umim_core.config.hardware import HardwareConfig
-from umim_core.cost.distillation_law import predict_distillation
 from umim_core.distill.packed_trunk import PackedTrunk
 from umim_core.distill.step import DistillModel
 from umim_core.errors import ConfigError, UmimError
@@ -46,7 +43,6 @@ OWN: Final = "DEFAULT"  # oneDNN's word for all that the processor has
 ISAS: Final = (OWN, "AVX512_CORE_BF16", "AVX512_CORE")
 _VARIABLE: Final = "ONEDNN_MAX_CPU_ISA"
 OURS, CASTS, SINGLE = "bfloat16", "bfloat16, weights cast for every product", "float32"
-LENGTH: Final = 512
 Found = tuple[float, Tensor]  # mean loss, gradient
 
 
@@ -87,13 +83,14 @@ def measure(batch: Batch, options: argparse.Namespace) -> Report:
     sides = {name: partial(step, batch, model) for name, model in models.items()}
     results: dict[str, Found] = {}
     seconds = alternate(sides, options.rounds, warmed=results.__setitem__)
-    flops = step_flops(batch)
+    units = sum(len(starts) for starts, _ in batch.cuts)
+    shape = BackboneShape.of_config(batch.backbone.model.config)
+    flops = step_flops(shape, len(batch.rows) * LENGTH, units)
     peaks = {
         name: measure_peak(torch.device("cpu"), dtype).peak_flops
         for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32))
     }
     bounds = {name: flops / peak for name, peak in peaks.items()}
-    units = sum(len(starts) for starts, _ in batch.cuts)
     (loss, gradient), single = results[OURS], results[SINGLE][1]
     return {
         "rows": len(batch.rows),
@@ -113,29 +110,6 @@ def measure(batch: Batch, options: argparse.Namespace) -> Report:
             for name, times in seconds.items()
         },
     }
-
-
-def step_flops(batch: Batch) -> float:
-    """Return the work of a step's products: teacher, student and its backward pass, and head."""
-    units, raw = sum(len(starts) for starts, _ in batch.cuts), len(batch.rows) * LENGTH
-    predicted = predict_distillation(
-        BackboneShape.of_config(batch.backbone.model.config),
-        ModuleForm(),
-        rows=len(batch.rows),
-        segment_length=LENGTH,
-        bf16=True,
-        strategy="ddp",
-        hardware=HardwareConfig(
-            name="cpu",
-            gpus=1,
-            gpu_memory_gib=1.0,
-            bf16_tflops=1.0,
-            memory_bandwidth_gbs=1.0,
-            expected_token_reduction=1.0 - units / raw,
-        ),
-        steps=1,
-    )
-    return float(predicted.figures["step_flops"])
 
 
 def run(options: argparse.Namespace, report: Report) -> None:

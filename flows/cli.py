@@ -104,23 +104,26 @@ def run(
 
 def _show_plan(recipe: AnyRecipe, flow: str, as_json: bool) -> None:
     from flows.parts import plan
-    from tasks.plan.recipe_cost import predict_recipe
+    from tasks.plan.recipe_memory import memory_lines, memory_of_cells
     from tasks.run.checks import check_backbones, check_machine
     from umim_core.config.adaptation_recipe import AdaptationRecipe
     from umim_core.config.recipe import Recipe
     from umim_core.config.table_recipe import TableRecipe
 
     unknown = check_backbones(recipe) if isinstance(recipe, Recipe) else []
-    steps, cost = plan(recipe), predict_recipe(recipe)
+    steps, cells = plan(recipe), memory_of_cells(recipe)
     document: dict[str, object] = {"recipe": recipe.name, "stages": steps}
     if unknown:
         document["backbones_not_looked_up"] = unknown
     lines = [f"{step['stage']:<12} {step['of']}" for step in steps]
     lines += [f"not looked up, the hub is out of reach: {name}" for name in unknown]
-    emit(document | cost.as_dict(), [*lines, *cost.lines()], as_json)
-    cost.check()
+    if cells:
+        document["distillation"] = [cell.as_dict() for cell in cells]
+    emit(document, [*lines, *memory_lines(cells)], as_json)
+    for cell in cells:
+        cell.check()
     # A recipe with hardware is meant for that machine, a table or curves for a cluster.
-    elsewhere = cost.distillation or isinstance(recipe, TableRecipe | AdaptationRecipe)
+    elsewhere = cells or isinstance(recipe, TableRecipe | AdaptationRecipe)
     if not elsewhere:
         check_machine(recipe, "umim" if flow == "full" else f"umim-{flow}")
 

@@ -31,7 +31,6 @@ ROOMS = {
         "task_sets",
         "adaptation",
         "distill",
-        "cost",
         "baselines",
         "evaluation",
         "benchmarking",

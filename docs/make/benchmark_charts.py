@@ -52,36 +52,6 @@ class Drawing:
     wanted: Callable[[Report], bool] = lambda report: True
 
 
-def _scaling(report: Report) -> Figure:
-    """Draw time and memory of mining against tokens, predicted and measured."""
-    measured = {int(size): found for size, found in report["measured"].items()}
-    laws = {int(n): law["decade"] for n, law in report["predictions"].items() if "decade" in law}
-    predicted = "predicted for 2 threads, before it was run"
-    times = [
-        _line(
-            f"measured, {threads} thread{'s' * (threads > 1)}",
-            {n: found[f"nanoseconds_{threads}"]["median"] for n, found in measured.items()},
-            index,
-        )
-        for threads, index in ((1, 0), (2, 2))
-    ]
-    seconds = {n: 1e9 * sum(law["seconds"].values()) / n for n, law in laws.items()}
-    peaks = {n: found["peak_bytes"] / _MIB for n, found in measured.items()}
-    memory = {n: law["memory_bytes"] / _MIB for n, law in laws.items()}
-    tokens = {"xscale": "log", "xlabel": "Tokens"}
-    mebibytes = {"ylabel": "Peak resident memory (MiB)", "yscale": "log"}
-    axes = [
-        tokens | {"title": "Time", "ylabel": "Nanoseconds per token", "ylim": (0, None)},
-        tokens | {"title": "Memory"} | mebibytes,
-    ]
-    law = {"markersize": 10, "linestyle": "--"}
-    lines = [
-        [*times, _line(predicted, seconds, 1, hollow=True, look=law)],
-        [_line("", peaks, 2), _line("", memory, 1, hollow=True, look=law)],
-    ]
-    return chart([Panel(own, axes=of) for own, of in zip(lines, axes, strict=True)])
-
-
 def _line(label: str, points: Mapping[int, float], index: int, **how: Any) -> Line:
     return Line(label, sorted(points.items()), index, **how)
 
@@ -239,9 +209,6 @@ def _second_half(report: Report) -> Figure:
 
 
 DRAWINGS: Final[dict[str, list[Drawing]]] = {
-    "mining_scaling": [
-        Drawing(_scaling, "mining-scaling", "Time and memory of mining against tokens")
-    ],
     "cache_capacity": [
         Drawing(
             _capacity,

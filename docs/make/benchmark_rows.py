@@ -46,17 +46,6 @@ _CLEAR: Final = 2.0  # standard errors of a difference that counts
 _MOST_CHARACTERS: Final = 80  # of an answer
 
 
-def _mining_scaling(report: Report) -> Report:
-    """Add the predictions for each size, by each law."""
-    laws = [
-        {**stated[law], **stated, "law": law}
-        for stated in walk(report, "predictions.*size")
-        for law in ("decade", "dry_run")
-        if law in stated
-    ]
-    return {"predictions": laws}
-
-
 def _distill_step(report: Report) -> Report:
     losses = [row | {"what": "loss"} for row in walk(report, "losses.*name.sides.*side")]
     steps = [row | {"what": "step"} for row in walk(report, "step.precisions.*name.*side")]
@@ -345,7 +334,6 @@ def part_label(suffix: str) -> str:
 
 
 ROWS: Final[dict[str, Callable[[Report], Report]]] = {
-    "mining_scaling": _mining_scaling,
     "distill_step": _distill_step,
     "ladder": _ladder,
     "cache_capacity": _cache_capacity,

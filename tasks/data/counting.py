@@ -15,6 +15,7 @@ Workers import this module, so it stays free of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -32,7 +33,6 @@ from tasks.data.counting_tables import (
     unpacked,
 )
 from tasks.data.meter import ByteMeter, Progress, metered
-from umim_core.cost.mining_law import default_block_tokens
 from umim_core.errors import ClusterError
 from umim_core.mining.counting import NO_KEYS, OrderCounter, excluded_mask, segment_ranges
 from umim_core.mining.hashing import PartitionedCounts, rank_indexes, sort_pairs
@@ -40,8 +40,15 @@ from umim_core.mining.kernel import PARTITIONS
 from umim_core.rules.grams import ORDERS, NgramCounts
 
 _PIECES_PER_CPU = 2
+_MIN_BLOCK_TOKENS = 1 << 21
+_MAX_BLOCK_TOKENS = 1 << 27  # about 1 GB of tables for prose
 Known = Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 Finished = Callable[[int, np.ndarray, np.ndarray], None]
+
+
+def default_block_tokens(tokens: int, workers: int) -> int:
+    """Return a block size that gives every worker work, and no table beyond about 1 GB."""
+    return min(max(math.ceil(tokens / workers), _MIN_BLOCK_TOKENS), _MAX_BLOCK_TOKENS)
 
 
 def nothing_known(order: int) -> None:

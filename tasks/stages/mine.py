@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.cluster.lease import ClusterLease
+from tasks.data.counting import default_block_tokens
 from tasks.data.counting_tables import Corpus, cluster_cpus
 from tasks.data.mining_files import (
     clear_leftovers,
@@ -28,11 +29,10 @@ from tasks.stages.corpus import tokens
 from umim_core.backbone.fingerprint import tokenizer_fingerprint
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.config.recipe import Cell, MiningConfig
-from umim_core.cost.mining_forecast import predict_search
-from umim_core.cost.prediction import Limits, Prediction, gib
 from umim_core.distill.token_rows import load_array
 from umim_core.mining.corpus_mining import make_rules, spans_of
 from umim_core.mining.finding import find_ngrams
+from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.mining_options import MiningOptions, SearchOptions
 from umim_core.mining.preparation import (
     check_documents,
@@ -45,7 +45,6 @@ from umim_core.rules.filters import step_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.store.arrays import save_array
 from umim_core.store.publication import STATE
-from umim_core.text.shards import TokenShards
 from umim_core.text.token_ids import UniformOffsets
 
 logger = logging.getLogger("umim.count")
@@ -66,7 +65,7 @@ def count_stage(
     dies resumes with the next one.
 
     Raises:
-        ResourceLimitError: If the cost predicted from a sample is beyond a limit of ``config``.
+        ResourceLimitError: If a worker may take more memory than ``config`` allows.
         ClusterError: If workers were lost more often than Ray restarts them.
     """
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
@@ -96,7 +95,16 @@ def count_stage(
         offsets = whole_segments(shards, tokenizer, segment_length)
         check_documents(shards, config.min_documents)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
-        prediction = _predict(shards, corpus, options, config) if config.limited else None
+        total = int(offsets[-1])
+        check_memory(
+            config.max_memory_gib,
+            shards,
+            offsets,
+            options,
+            excluded,
+            threads=1,
+            at_a_time=config.block_tokens or default_block_tokens(total, cluster_cpus()),
+        )
         state = out / STATE
         began = time.monotonic()
         with followed(state):
@@ -119,7 +127,6 @@ def count_stage(
             "bytes_per_second": 4.0 * offsets[-1] / max(seconds, 1e-9),
             **{f"ngrams_{order}": float(len(counts.keys[order])) for order in ORDERS},
             **{f"candidates_{name}": float(value) for name, value in candidates.items()},
-            **({} if prediction is None else _errors(prediction, seconds)),
         }
 
     return run_stage(root, spec, build)
@@ -182,47 +189,6 @@ def filter_stage(
         return write_rules(out, ruleset, raw=raw, overlap=passed)
 
     return run_stage(root, spec, build)
-
-
-def _predict(
-    shards: TokenShards, corpus: Corpus, options: SearchOptions, config: MiningConfig
-) -> Prediction | None:
-    """Predict the cost from a sample counted here, and refuse one beyond the limits."""
-    predicted = predict_search(
-        shards,
-        corpus.offsets,
-        corpus.excluded,
-        options,
-        tokens=int(corpus.offsets[-1]),
-        workers=cluster_cpus(),
-        block_tokens=config.block_tokens,
-    )
-    if predicted is None:
-        return None
-    limits = Limits(config.max_memory_gib, config.max_disk_gib, config.max_hours)
-    replace(predicted, limits=limits).check()
-    logger.info(
-        "count: %.1f s, %s per worker and %s shuffled are predicted",
-        sum(predicted.seconds.values()),
-        gib(predicted.memory_bytes),
-        gib(predicted.figures["shuffle_bytes"]),
-    )
-    return predicted
-
-
-def _errors(prediction: Prediction, seconds: float) -> Metrics:
-    """Return what was predicted, and how wrong the time was.
-
-    Memory is predicted but not compared: it is that of a worker, and the driver's peak says nothing
-    about it.
-    """
-    predicted = sum(prediction.seconds.values())
-    return {
-        "predicted_seconds": predicted,
-        "predicted_memory_bytes": prediction.memory_bytes,
-        "predicted_shuffle_bytes": prediction.figures["shuffle_bytes"],
-        "prediction_error_seconds": predicted / max(seconds, 1e-9) - 1,
-    }
 
 
 def _load_order(state: Path, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:

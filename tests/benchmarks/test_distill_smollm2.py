@@ -11,22 +11,21 @@ import torch
 
 from benchmarks import distill_smollm2
 from benchmarks.common import Report, facts
-from benchmarks.distill_sides import Batch
+from benchmarks.distill_sides import LENGTH, Batch, step_flops
 from benchmarks.distill_smollm2 import (
     CASTS,
-    LENGTH,
     OURS,
     OWN,
     SINGLE,
     equal,
     gates,
     measure,
-    step_flops,
 )
 from benchmarks.engine_sides import random_subject
 from docs.make.results import benchmark_page
 from support.tiny_models import tiny_config
 from umim_core import UMIM
+from umim_core.backbone.shape import BackboneShape
 from umim_core.errors import ConfigError
 from umim_core.merging.module import MergeModule
 
@@ -68,7 +67,11 @@ def test_the_work_is_that_of_every_product(batch: Batch) -> None:
         model.config.num_hidden_layers * model.config.num_attention_heads * model.config.head_dim
     )
     uncausal = 4 * width * LENGTH * (2 * LENGTH + 3 * units)  # twice what attention needs
-    assert products < step_flops(batch) < products + uncausal
+    assert (
+        products
+        < step_flops(BackboneShape.of_config(model.config), 2 * LENGTH, units)
+        < products + uncausal
+    )
 
 
 def test_a_slow_step_or_other_bits_fail(report: Report) -> None:

@@ -127,9 +127,11 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
 
 
 CONFIDENCE_ERRORS = {
-    "no model": (),
-    "dry model": ("--backbone", "x", "--dry-run"),
-    "model with limits": ("--backbone", "x", "--max-hours", 1),
+    "no model": ((), "the confidence policy needs --backbone"),
+    "limit": (
+        ("--backbone", "x", "--max-memory-gib", 1),
+        "have no part in the confidence policy; the backbone brings its tokenizer",
+    ),
 }
 
 
@@ -139,7 +141,7 @@ def test_what_the_confidence_policy_needs_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("a b c")
-    result = umim("mine", "a.txt", "--policy", "confidence", "--out", "o", *CONFIDENCE_ERRORS[name])
-    message = "the confidence policy needs --out and --backbone, and has no dry run or limits"
+    options, message = CONFIDENCE_ERRORS[name]
+    result = umim("mine", "a.txt", "--policy", "confidence", "--out", "o", *options)
     assert (result.code, result.out) == (1, "")
     assert message in result.err

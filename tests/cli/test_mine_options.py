@@ -1,8 +1,7 @@
-"""Budgets, documents, protected tokens, candidates, dry runs and limits of ``umim mine``."""
+"""Budgets, documents, protected tokens, candidates and the memory limit of ``umim mine``."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -94,8 +93,8 @@ def test_protected_tokens_may_be_given_several_times(
     assert written() == frequent(3, frozenset({1, 2, 12}))
 
 
-@pytest.mark.parametrize("options", [("--kernel", "numpy"), ("--threads", 1), ("--threads", 3)])
-def test_kernel_and_threads_do_not_change_the_digest(
+@pytest.mark.parametrize("options", [("--threads", 1), ("--threads", 3)])
+def test_threads_do_not_change_the_digest(
     umim: Umim, corpus: Path, tokenizer: Path, options: tuple[object, ...]
 ) -> None:
     plain = json.loads(mine(umim, tokenizer, "--out", "a", "--json").out)
@@ -134,119 +133,26 @@ def test_candidate_mode_tells_how_it_chose(umim: Umim, corpus: Path, tokenizer: 
 def test_without_candidate_mode_none_are_told(umim: Umim, corpus: Path, tokenizer: Path) -> None:
     document = json.loads(mine(umim, tokenizer, "--out", "out", "--json").out)
     assert document["candidates"] is None
-    assert "prediction" not in document
 
 
 def listing(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("out", [(), ("--out", "out")])
-def test_a_dry_run_prints_a_table_and_writes_nothing(
-    umim: Umim, corpus: Path, tokenizer: Path, out: tuple[str, ...]
+def test_a_limit_below_the_bound_refuses_and_leaves_nothing(
+    umim: Umim, corpus: Path, tokenizer: Path
 ) -> None:
     before = listing(corpus)
-    result = mine(umim, tokenizer, *out, "--dry-run")
-    assert result.code == 0, result.err
-    assert result.out.startswith("Predicted from a sample; nothing was written.\n")
-    rows = [line.split() for line in result.out.splitlines()]
-    assert ["for", "3,000", "tokens"] in rows
-    assert [row for row in rows if row[:2] == ["time,", "tokenize"]]
-    assert [row for row in rows if row[:2] == ["frequent", "4-grams"]]
-    assert listing(corpus) == before
-
-
-def test_a_dry_run_prints_one_json_document(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--dry-run", "--json")
-    document = json.loads(result.out)
-    assert list(document) == ["prediction"]
-    assert document["prediction"]["tokens"] == 3000
-    want = frequent(3)
-    told = document["prediction"]["frequent"]
-    for n in (2, 3):
-        assert told[str(n)] == pytest.approx(sum(len(gram) == n for gram in want), rel=0.05)
-    assert set(document["prediction"]["seconds"]) == {"tokenize", "count_2", "count_3", "count_4"}
-
-
-def test_a_dry_run_of_ready_ids_needs_no_tokenizer(umim: Umim, corpus: Path) -> None:
-    result = umim("mine", "ids.npy", *PLAIN, "--dry-run", "--json")
-    assert json.loads(result.out)["prediction"]["tokens"] == 3000
-
-
-def test_a_dry_run_of_a_small_corpus_says_so(umim: Umim, corpus: Path) -> None:
-    np.save("few.npy", np.arange(2000, dtype=np.uint16))
-    how = ("mine", "few.npy", "--segment-length", 512, "--dry-run")
-    small = "The corpus is too small for a prediction: mining it takes seconds.\n"
-    assert umim(*how).out == small
-    assert json.loads(umim(*how, "--json").out) == {"prediction": None}
-
-
-def test_a_dry_run_believes_the_number_of_tokens(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    result = mine(umim, tokenizer, "--dry-run", "--tokens", 10**12, "--json")
-    prediction = json.loads(result.out)["prediction"]
-    assert prediction["tokens"] == 10**12
-    assert prediction["disk_bytes"] > 4e12
-
-
-def test_a_dry_run_of_packed_text_reads_it(umim: Umim, corpus: Path, tokenizer: Path) -> None:
-    Path("a.txt.gz").write_bytes(gzip.compress(Path("1.txt").read_bytes() * 2))
-    # The last word of one copy and the first of the other are one unknown word.
-    how = ("--tokenizer", tokenizer, "--segment-length", 20, "--dry-run", "--json")
-    result = umim("mine", "a.txt.gz", *how)
-    assert json.loads(result.out)["prediction"]["tokens"] == 2199
-
-
-LIMITS = {
-    "--max-memory-gib": r"mining must take at most 0.001 GiB of memory; got ",
-    "--max-disk-gib": r"mining must take at most 1e-06 GiB of disk; got ",
-    "--max-hours": r"mining must take at most 1e-12 hours of time; got ",
-}
-TINY = {"--max-memory-gib": "0.001", "--max-disk-gib": "1e-6", "--max-hours": "1e-12"}
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_a_limit_below_the_prediction_refuses_and_leaves_nothing(
-    umim: Umim, corpus: Path, tokenizer: Path, name: str
-) -> None:
-    before = listing(corpus)
-    result = mine(umim, tokenizer, "--out", "out", name, TINY[name], "--json")
+    result = mine(umim, tokenizer, "--out", "out", "--max-memory-gib", "0.0001", "--json")
     assert (result.code, result.out) == (1, "")
-    assert LIMITS[name] in result.err
-    assert "predicted for 3,000 tokens. Raise tau or the limit" in result.err
+    assert "mining must take at most 0.0001 GiB of memory; got up to " in result.err
+    assert "GiB for 3,000 tokens. Raise tau or the limit" in result.err
     assert listing(corpus) == before
 
 
-def test_a_dry_run_beyond_a_limit_shows_the_prediction_and_fails(
-    umim: Umim, corpus: Path, tokenizer: Path
-) -> None:
-    result = mine(umim, tokenizer, "--dry-run", "--max-disk-gib", "1e-6", "--json")
-    assert result.code == 1
-    assert json.loads(result.out)["prediction"]["tokens"] == 3000
-    assert LIMITS["--max-disk-gib"] in result.err
-
-
-def test_within_its_limits_a_run_tells_how_good_the_prediction_was(
-    umim: Umim, corpus: Path, tokenizer: Path
-) -> None:
-    limits = ("--max-memory-gib", 500, "--max-disk-gib", 10, "--max-hours", 10)
-    document = json.loads(mine(umim, tokenizer, "--out", "a", *limits, "--json").out)
-    assert list(document["prediction"]) == ["memory_bytes", "seconds"]
-    for error in document["prediction"].values():
-        assert error["measured"] > 0
-        assert error["error"] == pytest.approx(error["predicted"] / error["measured"] - 1)
-    lines = mine(umim, tokenizer, "--out", "b", *limits).out.splitlines()
-    assert [line.split()[2] for line in lines if line.startswith("predicted ")] == ["GiB,", "s,"]
-    assert written("a") == written("b") == frequent(3)
-
-
-def test_limits_on_a_corpus_too_small_for_a_prediction_do_not_stop_it(
-    umim: Umim, corpus: Path
-) -> None:
-    np.save("few.npy", np.arange(2000, dtype=np.uint16) % 50)
-    how = ("--segment-length", 512, "--out", "out", "--max-hours", "1e-12", "--json")
-    result = umim("mine", "few.npy", *how)
-    assert result.code == 0, result.err
-    assert "prediction" not in json.loads(result.out)
+def test_a_limit_above_the_bound_changes_nothing(umim: Umim, corpus: Path, tokenizer: Path) -> None:
+    assert mine(umim, tokenizer, "--out", "out", "--max-memory-gib", 500).code == 0
+    assert written() == frequent(3)
 
 
 ERRORS = {
@@ -256,17 +162,12 @@ ERRORS = {
     "threads": (("--threads", 0), "threads must be at least 1; got 0"),
     "pattern": (("--protect", "("), "a protected pattern must be a regular expression or one of"),
     "all": (("--protect", "digits"), "must leave tokens that rules can use; got 'digits', which"),
-    "dry tau": (("--dry-run", "--tau", 0), "tau must be at least 1; got 0"),
-    "dry pattern": (("--dry-run", "--protect", "("), "must be a regular expression or one of"),
-    "tokens": (("--dry-run", "--tokens", 0), "tokens must be at least 1; got 0"),
     "tokenizer": (
         ("--policy", "confidence", "--backbone", "x"),
         "have no part in the confidence policy; the backbone brings its tokenizer; got --tokenizer",
     ),
     "backbone": (("--backbone", "x"), "belong to the confidence policy; got --backbone x"),
     "confidence": (("--confidence", 0.9), "belong to the confidence policy; got --confidence 0.9"),
-    "size": (("--tokens", 5), "--tokens belong to --dry-run or a limit; got --tokens 5"),
-    "dry numpy": (("--dry-run", "--kernel", "numpy"), "predictions are made for the numba kernel"),
 }
 
 
@@ -286,7 +187,6 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
 IDS_ERRORS = {
     "documents": (("--min-documents", 2), "the corpus must have as many documents; got 1"),
     "protect": (("--protect", "digits"), "protected tokens need a tokenizer; got ['digits']"),
-    "dry protect": (("--protect", "digits", "--dry-run"), "protected tokens need a tokenizer"),
 }
 
 

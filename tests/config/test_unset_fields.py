@@ -16,14 +16,13 @@ RECIPES = Path(__file__).resolve().parents[2] / "infra" / "recipes"
 # Reason -> fields that no shipped recipe sets. A field without one is removed.
 STAYS = {
     "refuses a run before it costs too much": """
-        MiningConfig.max_memory_gib MiningConfig.max_disk_gib MiningConfig.max_hours
-        TrainConfig.max_skipped_steps HubDataset.max_bad JsonLines.max_bad ParquetFiles.max_bad
-        JsonLines.nul ClusterConfig.max_restarts""",
+        MiningConfig.max_memory_gib TrainConfig.max_skipped_steps HubDataset.max_bad
+        JsonLines.max_bad ParquetFiles.max_bad JsonLines.nul ClusterConfig.max_restarts""",
     "fits a run to a machine; no result depends on it": """
         ClusterConfig.address ClusterConfig.cpus ClusterConfig.object_store_gib
         DistillConfig.micro_batch PreferenceConfig.micro_batch
         MiningConfig.block_tokens
-        GeneratedCorpus.shard_questions HardwareConfig.interconnect_gbs""",
+        GeneratedCorpus.shard_questions""",
     "names text of the user's own": """
         DocstringCorpus.packages DocstringCorpus.out_of_domain FilesCorpus.out_of_domain
         GeneratedCorpus.out_of_domain GeneratedCorpus.train_tokens

@@ -128,14 +128,6 @@ def test_an_error_inside_a_flow_shows_no_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_a_dry_run_predicts_the_time_of_training_on_this_processor(
-    planned: dict[str, Any],
-) -> None:
-    here = planned["distillation_here"]
-    assert len(here) == 2
-    assert all(cell["steps"] == 24 and cell["step_seconds"] > 0 for cell in here)
-
-
 @pytest.mark.parametrize(
     ("backbone", "remedy"),
     [

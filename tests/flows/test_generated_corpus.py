@@ -13,7 +13,6 @@ from mlflow import MlflowClient
 from flows.mine import mine
 from flows.parts import plan
 from support.shared_services import PrefectServer
-from tasks.plan.recipe_cost import predict_recipe
 from tasks.run.checks import check_positions
 from umim_core import RuleSet
 from umim_core.config.recipe import Recipe
@@ -46,12 +45,11 @@ def raw_recipe(folder: Path, **corpus: object) -> dict[str, object]:
     }
 
 
-def test_the_corpus_is_generated_first_and_its_mining_not_predicted(tmp_path: Path) -> None:
+def test_the_corpus_is_generated_first(tmp_path: Path) -> None:
     recipe = Recipe.model_validate(raw_recipe(tmp_path))
     steps = plan(recipe)
     assert steps[0] == {"stage": "generate", "of": BACKBONE}
     assert [step["stage"] for step in steps[1:4]] == ["corpus", "tokenize", "count"]
-    assert predict_recipe(recipe).mining == {}
 
 
 def test_trajectories_longer_than_the_positions_are_refused_before_anything_runs(

@@ -147,17 +147,16 @@ def test_protected_tokens_of_ready_ids_need_a_tokenizer(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("kernel", ["numba", "numpy"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_and_kernels_are_irrelevant(
-    corpus: Source, tmp_path: Path, tokenizer: str, kernel: str, threads: int
+def test_threads_are_irrelevant(
+    corpus: Source, tmp_path: Path, tokenizer: str, threads: int
 ) -> None:
     how = {"min_documents": 2, "overlap": "greedy", "containment": "drop"}
     digests = [
         mine_rules(corpus, tmp_path / name, tokenizer=tokenizer, options=options).digest
         for name, options in {
             "a": with_options(**how),
-            "b": with_options(kernel=kernel, threads=threads, **how),
+            "b": with_options(threads=threads, **how),
         }.items()
     ]
     assert digests[0] == digests[1]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.ngram_oracle import Segments, as_dict, chunks_of, cut, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining.counting import (
-    Kernel,
     OrderCounter,
     count_ngrams,
     excluded_mask,
@@ -22,24 +21,23 @@ from umim_core.rules.grams import ORDERS, NgramCounts
 from umim_core.text.shards import ShardWriter, TokenShards
 from umim_core.text.token_ids import MAX_TOKEN_ID, UniformOffsets, cut_segments
 
-KERNELS: list[tuple[Kernel, int]] = [("numba", 1), ("numba", 2), ("numba", 3), ("numpy", 1)]
-every_kernel = pytest.mark.parametrize(("kernel", "threads"), KERNELS)
+THREADS = [1, 2, 3]
+any_threads = pytest.mark.parametrize("threads", THREADS)
 
 
 def count(
     segments: Segments,
     tau: int,
     excluded: frozenset[int] = frozenset(),
-    kernel: Kernel = "numba",
     threads: int | None = None,
 ) -> NgramCounts:
     ids, offsets = flat(segments)
-    return count_ngrams(ids, offsets, tau, excluded, kernel=kernel, threads=threads)
+    return count_ngrams(ids, offsets, tau, excluded, threads=threads)
 
 
-@every_kernel
-def test_docstring_example(kernel: Kernel, threads: int) -> None:
-    how = {"kernel": kernel, "threads": threads}
+@any_threads
+def test_docstring_example(threads: int) -> None:
+    how = {"threads": threads}
     assert as_dict(count([[1, 2, 3, 1, 2]], 2, **how)) == {(1, 2): 2}
     assert as_dict(count([[1, 2, 3, 1, 2]], 1, **how)) == {
         (1, 2): 2,
@@ -56,13 +54,13 @@ def test_docstring_example(kernel: Kernel, threads: int) -> None:
 @pytest.mark.parametrize("tau", [1, 2, 5])
 @pytest.mark.parametrize("length", [2, 3, 4, 7, 512])
 @pytest.mark.parametrize("base", [0, MAX_TOKEN_ID - 6], ids=["low-ids", "high-ids"])
-@every_kernel
+@any_threads
 def test_equals_counter(
-    tau: int, length: int, base: int, kernel: Kernel, threads: int, rng: np.random.Generator
+    tau: int, length: int, base: int, threads: int, rng: np.random.Generator
 ) -> None:
     stream = base + rng.integers(0, 7, 1300)
     ids, offsets = cut_segments(stream, length)
-    got = as_dict(count_ngrams(ids, offsets, tau, kernel=kernel, threads=threads))
+    got = as_dict(count_ngrams(ids, offsets, tau, threads=threads))
     assert got == oracle(cut(stream, length), tau)
     assert got
 
@@ -75,29 +73,29 @@ def test_equals_counter(
     ),
     tau=st.sampled_from([1, 2, 5]),
     excluded=st.frozensets(st.integers(0, 3), max_size=2),
-    kernel=st.sampled_from(KERNELS),
+    threads=st.sampled_from(THREADS),
     chunk_tokens=st.integers(1, 12),
 )
 def test_equals_counter_on_ragged_segments(
     segments: list[list[int]],
     tau: int,
     excluded: frozenset[int],
-    kernel: tuple[Kernel, int],
+    threads: int,
     chunk_tokens: int,
 ) -> None:
     with chunks_of(chunk_tokens):
-        got = as_dict(count(segments, tau, excluded, *kernel))
+        got = as_dict(count(segments, tau, excluded, threads))
     assert got == oracle(segments, tau, excluded)
 
 
 @pytest.mark.parametrize(
     "segments", [[], [[]], [[], [], []], [[5]], [[5], [], [6]], [[5], [5], [5], [5]]]
 )
-@every_kernel
+@any_threads
 def test_segments_shorter_than_two_tokens_hold_nothing(
-    segments: list[list[int]], kernel: Kernel, threads: int
+    segments: list[list[int]], threads: int
 ) -> None:
-    assert as_dict(count(segments, 1, kernel=kernel, threads=threads)) == {}
+    assert as_dict(count(segments, 1, threads=threads)) == {}
 
 
 def test_an_all_identical_segment_counts_overlapping_occurrences() -> None:
@@ -180,16 +178,14 @@ def test_segments_of_less_than_two_tokens_are_refused(length: int) -> None:
         cut_segments(np.arange(9), length)
 
 
-@every_kernel
-def test_many_chunks_per_thread_lose_nothing(
-    kernel: Kernel, threads: int, rng: np.random.Generator
-) -> None:
+@any_threads
+def test_many_chunks_per_thread_lose_nothing(threads: int, rng: np.random.Generator) -> None:
     stream = rng.integers(0, 9, 2003)
     ids, offsets = cut_segments(stream, 7)
     for tokens in (1, 8, 50, 700):
         assert len(list(segment_ranges(offsets, tokens))) > threads or tokens == 700
         with chunks_of(tokens):
-            got = as_dict(count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads))
+            got = as_dict(count_ngrams(ids, offsets, 2, threads=threads))
         assert got == oracle(cut(stream, 7), 2)
 
 
@@ -229,35 +225,32 @@ def test_parts_of_a_corpus_may_be_counted_one_after_the_other(rng: np.random.Gen
     assert support.tolist() == want.support[2].tolist()
 
 
-@every_kernel
-def test_the_order_of_segments_is_irrelevant(
-    kernel: Kernel, threads: int, rng: np.random.Generator
-) -> None:
+@any_threads
+def test_the_order_of_segments_is_irrelevant(threads: int, rng: np.random.Generator) -> None:
     segments = [rng.integers(0, 6, size).tolist() for size in rng.integers(0, 30, 50)]
-    want = count(segments, 2, kernel=kernel, threads=threads)
+    want = count(segments, 2, threads=threads)
     rng.shuffle(segments)
     with chunks_of(25):
-        got = count(segments, 2, kernel=kernel, threads=threads)
+        got = count(segments, 2, threads=threads)
     for n in ORDERS:
         assert got.keys[n].tolist() == want.keys[n].tolist()
         assert got.support[n].tolist() == want.support[n].tolist()
 
 
-@pytest.mark.parametrize("kernel", ["numba", "numpy"])
-def test_the_longest_order_can_be_lowered(kernel: Kernel, rng: np.random.Generator) -> None:
+def test_the_longest_order_can_be_lowered(rng: np.random.Generator) -> None:
     segments = rng.integers(0, 4, (3, 50)).tolist()
     ids, offsets = flat(segments)
     for longest in ORDERS:
-        got = count_ngrams(ids, offsets, 2, max_order=longest, kernel=kernel)
+        got = count_ngrams(ids, offsets, 2, max_order=longest)
         want = {gram: c for gram, c in oracle(segments, 2).items() if len(gram) <= longest}
         assert as_dict(got) == want
     with pytest.raises(RuleSetError, match="order must be 2, 3 or 4; got 5"):
-        count_ngrams(ids, offsets, 2, max_order=5, kernel=kernel)
+        count_ngrams(ids, offsets, 2, max_order=5)
 
 
-@every_kernel
+@any_threads
 def test_memory_mapped_ids_and_shards_give_the_same_counts(
-    kernel: Kernel, threads: int, tmp_path: Path, rng: np.random.Generator
+    threads: int, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     stream = rng.integers(0, 11, 1000).astype(np.uint32)
     np.save(tmp_path / "ids.npy", stream)
@@ -270,23 +263,21 @@ def test_memory_mapped_ids_and_shards_give_the_same_counts(
     with chunks_of(100):
         for ids in (mapped, shards, TokenShards.of_array(stream)):
             offsets = UniformOffsets(30, 33)
-            got = count_ngrams(ids, offsets, 2, kernel=kernel, threads=threads)
+            got = count_ngrams(ids, offsets, 2, threads=threads)
             assert as_dict(got) == want
 
 
-@pytest.mark.parametrize("kernel", ["numba", "numpy"])
-def test_ids_that_cannot_occur_may_be_excluded(kernel: Kernel) -> None:
+def test_ids_that_cannot_occur_may_be_excluded() -> None:
     # The last special token of a vocabulary of 2^18 + 1 entries.
     ids, offsets = np.array([1, MAX_TOKEN_ID, 1, MAX_TOKEN_ID]), np.array([0, 4])
-    got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1}, kernel=kernel)
+    got = count_ngrams(ids, offsets, 2, {MAX_TOKEN_ID + 1})
     assert as_dict(got) == {(1, MAX_TOKEN_ID): 2}
 
 
 @pytest.mark.parametrize("threads", [0, -1])
-@pytest.mark.parametrize("kernel", ["numba", "numpy"])
-def test_less_than_one_thread_is_refused(kernel: Kernel, threads: int) -> None:
+def test_less_than_one_thread_is_refused(threads: int) -> None:
     with pytest.raises(RuleSetError, match=f"threads must be at least 1; got {threads}"):
-        count([[1, 2]], 1, kernel=kernel, threads=threads)
+        count([[1, 2]], 1, threads=threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.ngram_oracle import as_dict, by_gram, document_oracle, flat, oracle
 from umim_core.errors import CorpusError, RuleSetError
 from umim_core.mining import finding, recount
-from umim_core.mining.counting import Kernel, count_ngrams
+from umim_core.mining.counting import count_ngrams
 from umim_core.mining.finding import LocalCounter, find_ngrams
 from umim_core.mining.hashing import rank_index
 from umim_core.mining.mining_options import SearchOptions
@@ -161,10 +161,9 @@ def test_threads_share_one_index_per_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert built == [len(keys[n]) for n in ORDERS]
 
 
-@pytest.mark.parametrize("kernel", ["numba", "numpy"])
 @pytest.mark.parametrize("threads", [1, 3, None])
 def test_a_sample_is_counted_as_the_options_say(
-    kernel: Kernel, threads: int | None, monkeypatch: pytest.MonkeyPatch
+    threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, object]] = []
 
@@ -176,8 +175,8 @@ def test_a_sample_is_counted_as_the_options_say(
     options = SearchOptions(20, sample_tokens=1500)
     want, _ = find_ngrams(ids, offsets, options, LocalCounter(ids, offsets, (4,)))
     monkeypatch.setattr(finding, "count_ngrams", noted)
-    counter = LocalCounter(ids, offsets, (4,), threads, kernel)
+    counter = LocalCounter(ids, offsets, (4,), threads)
     got, _ = find_ngrams(ids, offsets, options, counter)
-    assert asked == [{"threads": threads, "kernel": kernel}]
+    assert asked == [{"threads": threads}]
     assert as_dict(got) == as_dict(want)
     assert want.keys[2].size > 20

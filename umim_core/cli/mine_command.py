@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,7 +13,6 @@ from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from umim_core.cost.prediction import Prediction
     from umim_core.mining.corpus_mining import MiningReport
     from umim_core.mining.mining_options import MiningOptions
 
@@ -89,32 +87,16 @@ def mine(
         int, typer.Option(min=0, help="Unusable rows to skip before giving up.")
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads; all cores by default.")] = None,
-    kernel: Annotated[
-        Literal["numba", "numpy"], typer.Option(help="Counting loops; equal results.")
-    ] = "numba",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Predict memory, disk and time from a sample; stop.")
-    ] = False,
-    tokens: Annotated[
-        int | None,
-        typer.Option(help="Tokens of the corpus, for a prediction; plain text tells them."),
-    ] = None,
     max_memory_gib: Annotated[
-        float | None, typer.Option(help="Refuse if more memory is predicted.")
-    ] = None,
-    max_disk_gib: Annotated[
-        float | None, typer.Option(help="Refuse if more disk is predicted.")
-    ] = None,
-    max_hours: Annotated[
-        float | None, typer.Option(help="Refuse if more time is predicted.")
+        float | None,
+        typer.Option(help="Refuse to count if that may take more memory, besides the process."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Mine merge rules from a corpus and write a rule directory."""
-    from umim_core.cost.prediction import Limits
     from umim_core.mining.mining_options import MiningOptions
 
-    if out is None and not dry_run:
+    if out is None:
         raise ConfigError("--out must name the rule directory to write", "nothing", "Add it.")
     options = MiningOptions(
         tau=tau,
@@ -129,32 +111,25 @@ def mine(
         max_candidates=max_candidates,
         seed=seed,
         threads=threads,
-        kernel=kernel,
+        max_memory_gib=max_memory_gib,
     ).check()
-    limits = Limits(max_memory_gib, max_disk_gib, max_hours)
-    predicts = dry_run or limits != Limits()
     _refuse(
         {"--backbone": backbone, "--confidence": confidence} if policy == "frequency" else {},
         "belong to the confidence policy",
     )
     _refuse(
-        {"--tokenizer": tokenizer, "--threads": threads} if policy == "confidence" else {},
+        {"--tokenizer": tokenizer, "--threads": threads, "--max-memory-gib": max_memory_gib}
+        if policy == "confidence"
+        else {},
         "have no part in the confidence policy; the backbone brings its tokenizer",
     )
-    _refuse({"--tokens": tokens} if not predicts else {}, "belong to --dry-run or a limit")
-    if predicts and kernel == "numpy":
-        raise ConfigError("predictions are made for the numba kernel", kernel, "Leave it out.")
     from umim_core.text.sources import source_of
 
     log_lines("umim.progress")
     source = source_of(tuple(sources), field=field, split=split, config=config, max_bad=max_bad)
     if policy == "confidence":
-        if out is None or backbone is None or dry_run or limits != Limits():
-            raise ConfigError(
-                "the confidence policy needs --out and --backbone, and has no dry run or limits",
-                f"--out {out}, --backbone {backbone}, --dry-run {dry_run}, {limits}",
-                "Add the former and leave out the latter.",
-            )
+        if backbone is None:
+            raise ConfigError("the confidence policy needs --backbone", "nothing", "Add it.")
         from umim_core.backbone.backbone import load_backbone
         from umim_core.mining.corpus_mining import mine_confident_spans
 
@@ -162,35 +137,16 @@ def mine(
         report = mine_confident_spans(
             source, out, backbone=model, options=options, min_probability=confidence
         )
-        lines = [*_lines(report, out, {}), *_next(report, out, backbone, sources, options, field)]
-        emit(_document(report, out, {}), lines, as_json)
-        return
-    prediction = None
-    if predicts:
-        from umim_core.cost.mining_forecast import predict_mining
-
-        prediction = predict_mining(source, tokenizer=tokenizer, options=options, tokens=tokens)
-        if prediction is None:
-            small = "The corpus is too small for a prediction: mining it takes seconds."
-            if dry_run:
-                emit({"prediction": None}, [small], as_json)
-        elif dry_run:
-            lines = ["Predicted from a sample; nothing was written.", "", *prediction.lines()]
-            emit({"prediction": prediction.as_dict()}, lines, as_json)
-        if prediction is not None:
-            replace(prediction, limits=limits).check()
-    if dry_run or out is None:
+        lines = [*_lines(report, out), *_next(report, out, backbone, sources, options, field)]
+        emit({"out": str(out)} | asdict(report), lines, as_json)
         return
     from umim_core.mining.corpus_mining import mine_rules
     from umim_core.store.machine_lock import computing
 
-    began = time.perf_counter()
     with computing():
         report = mine_rules(source, out, tokenizer=tokenizer, options=options)
-    taken = time.perf_counter() - began
-    errors = {} if prediction is None else _errors(prediction, taken)
-    lines = [*_lines(report, out, errors), *_next(report, out, tokenizer, sources, options, field)]
-    emit(_document(report, out, errors), lines, as_json)
+    lines = [*_lines(report, out), *_next(report, out, tokenizer, sources, options, field)]
+    emit({"out": str(out)} | asdict(report), lines, as_json)
 
 
 def _refuse(options: dict[str, object], rule: str) -> None:
@@ -201,22 +157,7 @@ def _refuse(options: dict[str, object], rule: str) -> None:
         raise ConfigError(f"{names} {rule}", ", ".join(given), "Leave them out.")
 
 
-def _errors(prediction: Prediction, seconds: float) -> dict[str, dict[str, float]]:
-    from umim_core.cost.mining_forecast import peak_memory_bytes
-
-    pairs = {
-        "memory_bytes": (prediction.memory_bytes, peak_memory_bytes()),
-        "seconds": (sum(prediction.seconds.values()), seconds),
-    }
-    return {
-        name: {"predicted": predicted, "measured": found, "error": predicted / found - 1}
-        for name, (predicted, found) in pairs.items()
-    }
-
-
-def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]]) -> list[str]:
-    from umim_core.cost.prediction import gib
-
+def _lines(report: MiningReport, out: Path) -> list[str]:
     lines = [
         f"{report.tokens:,} tokens in {report.segments:,} segments, "
         f"{report.documents:,} documents; tau {report.tau}",
@@ -235,12 +176,6 @@ def _lines(report: MiningReport, out: Path, errors: dict[str, dict[str, float]])
             f"{found.candidates:,} candidates from {found.fraction:.1%} of the tokens, counted "
             f"exactly; an n-gram at tau is missed with probability {found.miss_probability:.2g}",
         ]
-    for name, error in errors.items():
-        shown_as = gib if name == "memory_bytes" else "{:.2f} s".format
-        lines.append(
-            f"predicted {shown_as(error['predicted'])}, took {shown_as(error['measured'])} "
-            f"({error['error']:+.0%})"
-        )
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
 
 
@@ -260,10 +195,3 @@ def _next(
         tokens=report.tokens,
         segment_length=options.segment_length,
     )
-
-
-def _document(
-    report: MiningReport, out: Path, errors: dict[str, dict[str, float]]
-) -> dict[str, object]:
-    # JSON makes text of the orders.
-    return {"out": str(out)} | asdict(report) | ({"prediction": errors} if errors else {})

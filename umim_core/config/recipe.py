@@ -47,19 +47,8 @@ class MiningConfig(Model):
         default=None, description="Tokens a worker counts at a time; null: by the cluster's size."
     )
     max_memory_gib: PositiveFloat | None = Field(
-        default=None, description="Refuse to count if more memory per worker is predicted."
+        default=None, description="Refuse to count if a worker may take more memory."
     )
-    max_disk_gib: PositiveFloat | None = Field(
-        default=None, description="Refuse to count if more disk is predicted."
-    )
-    max_hours: PositiveFloat | None = Field(
-        default=None, description="Refuse to count if more time is predicted."
-    )
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is a limit, and so a prediction."""
-        return (self.max_memory_gib, self.max_disk_gib, self.max_hours) != (None, None, None)
 
 
 class Cell(CellRules, ModuleForm):
@@ -262,7 +251,7 @@ class Recipe(RunRecipe, StableDump):
         default=(), description="Baselines measured at each cell's rules, as extra rows."
     )
     hardware: Annotated[HardwareConfig | None, LATER] = Field(
-        None, description="GPUs it is meant for; --dry-run then predicts memory and time."
+        None, description="GPUs it is meant for; --dry-run tells whether the training fits."
     )
 
     @property
@@ -295,11 +284,7 @@ class Recipe(RunRecipe, StableDump):
         if any(size % max(1, self.cluster.workers) for size in sizes):
             raise ValueError("cluster.workers must divide every batch_size")
         if self.hardware is not None:
-            self.hardware.check(
-                workers=self.cluster.workers,
-                use_gpu=self.cluster.use_gpu,
-                bf16=self.distill.bf16,
-            )
+            self.hardware.check(workers=self.cluster.workers, use_gpu=self.cluster.use_gpu)
             strange = set(self.hardware.shapes) - {cell.backbone for cell in self.cells}
             if strange:
                 raise ValueError(f"hardware.shapes: no cell has the backbone {min(strange)!r}")

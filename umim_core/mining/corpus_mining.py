@@ -14,7 +14,9 @@ from umim_core.backbone.fingerprint import tokenizer_fingerprint as fingerprint_
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.errors import ConfigError, RuleSetError
 from umim_core.mining.candidates import CandidateReport, miss_probability
+from umim_core.mining.counting import thread_count
 from umim_core.mining.finding import LocalCounter, find_ngrams
+from umim_core.mining.mining_memory import check_memory
 from umim_core.mining.mining_options import MiningOptions
 from umim_core.mining.preparation import (
     check_absent,
@@ -114,6 +116,7 @@ def mine_rules(
     Raises:
         ConfigError: If text is given without a tokenizer, or an option is out of its bounds.
         RuleSetError: If ``tau`` is below 1.
+        ResourceLimitError: If counting may take more memory than ``max_memory_gib``.
         CorpusError: If the source is unusable, holds less than one segment or fewer documents than
             ``min_documents``, or holds ids that the tokenizer does not have.
         ArtifactError: If ``out`` exists or cannot be written.
@@ -126,7 +129,11 @@ def mine_rules(
     def find(shards: TokenShards, offsets: UniformOffsets) -> _Found:
         began = time.perf_counter()
         check_documents(shards, chosen.min_documents)
-        counter = LocalCounter(shards, offsets, excluded, chosen.threads, chosen.kernel)
+        threads = thread_count(chosen.threads)
+        check_memory(
+            chosen.max_memory_gib, shards, offsets, chosen.search, excluded, threads=threads
+        )
+        counter = LocalCounter(shards, offsets, excluded, chosen.threads)
         ends = shards.document_ends() if chosen.min_documents > 1 else None
         counts, report = find_ngrams(shards, offsets, chosen.search, counter, ends)
         if not any(len(keys) for keys in counts.keys.values()):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from umim_core.errors import RuleSetError
 from umim_core.mining.hashing import NO_INDEX, PartitionedCounts, rank_indexes
 from umim_core.mining.kernel import PARTITIONS, gram_ranks, scatter_keys
-from umim_core.mining.numpy_kernel import add_counts, local_counts
 from umim_core.rules.grams import ORDERS, NgramCounts, check_tau
 from umim_core.text.token_ids import (
     MAX_TOKEN_ID,
@@ -34,7 +33,6 @@ from umim_core.text.token_ids import (
     read_ids,
 )
 
-Kernel = Literal["numba", "numpy"]
 CHUNK_TOKENS: Final = 1 << 19
 CHUNKS_PER_THREAD: Final = 2  # so that a thread that is done early finds another one
 _INSERT_TASKS: Final = 8
@@ -49,7 +47,6 @@ def count_ngrams(
     max_order: int = ORDERS[-1],
     *,
     threads: int | None = None,
-    kernel: Kernel = "numba",
 ) -> NgramCounts:
     """Count all 2-, 3- and 4-grams that occur at least ``tau`` times, in one process.
 
@@ -59,11 +56,10 @@ def count_ngrams(
         tau: Least count, at least 1; overlapping occurrences count.
         excluded: Ids that take part in no gram.
         max_order: Longest order to count; longer ones are empty in the result.
-        threads: Threads of the compiled kernel; None takes one per core.
-        kernel: ``numba``, or ``numpy`` (no compiler needed, about six times slower).
+        threads: Threads; None takes one per core.
 
     Returns:
-        The frequent grams per order, the same for both kernels and any number of threads.
+        The frequent grams per order, the same for any number of threads.
 
     Raises:
         CorpusError: If ids are out of range or the borders do not cover them.
@@ -78,19 +74,10 @@ def count_ngrams(
     dropped = excluded_mask(excluded)
     counts = NgramCounts(dict.fromkeys(ORDERS, NO_KEYS), dict.fromkeys(ORDERS, NO_KEYS), tau)
     for order in range(ORDERS[0], max_order + 1):
-        if kernel == "numpy":
-            parts = (
-                local_counts(chunk, borders, order, counts.keys, np.flatnonzero(dropped))
-                for chunk, borders in _chunks(ids, offsets, CHUNK_TOKENS)
-            )
-            keys, support = add_counts(parts)
-            enough = support >= tau
-            counts.keys[order], counts.support[order] = keys[enough], support[enough]
-        else:
-            indexes = rank_indexes(counts.keys, order)
-            counter = OrderCounter(order, indexes, dropped, threads=threads)
-            counter.add(ids, offsets)
-            counts.keys[order], counts.support[order] = counter.frequent(tau)
+        indexes = rank_indexes(counts.keys, order)
+        counter = OrderCounter(order, indexes, dropped, threads=threads)
+        counter.add(ids, offsets)
+        counts.keys[order], counts.support[order] = counter.frequent(tau)
     return counts
 
 

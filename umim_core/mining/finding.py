@@ -21,7 +21,7 @@ from umim_core.mining.candidates import (
     miss_probability,
     sample_segments,
 )
-from umim_core.mining.counting import Kernel, count_ngrams, thread_count
+from umim_core.mining.counting import count_ngrams, thread_count
 from umim_core.mining.hashing import rank_index
 from umim_core.mining.mining_options import SearchOptions
 from umim_core.mining.recount import NO_DOCUMENTS, Recount, document_ranges
@@ -53,14 +53,12 @@ class LocalCounter:
         offsets: Segment borders [num_segments + 1].
         excluded: Ids that take part in no n-gram.
         threads: Threads; None takes one per core.
-        kernel: As for ``count_ngrams``.
     """
 
     ids: Tokens
     offsets: Offsets
     excluded: tuple[int, ...] = ()
     threads: int | None = None
-    kernel: Kernel = "numba"
 
     def count(self, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times."""
@@ -68,9 +66,7 @@ class LocalCounter:
 
     def count_sample(self, ids: Tokens, offsets: Offsets, tau: int) -> NgramCounts:
         """Count everything that occurs at least ``tau`` times in a sample held in memory."""
-        return count_ngrams(
-            ids, offsets, tau, self.excluded, threads=self.threads, kernel=self.kernel
-        )
+        return count_ngrams(ids, offsets, tau, self.excluded, threads=self.threads)
 
     def recount(
         self, keys: dict[int, Ints], document_ends: Ints | None

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from umim_core.errors import ConfigError
 from umim_core.rules.grams import check_tau
 from umim_core.rules.origin import Containment, Overlap, RuleOrigin
-
-if TYPE_CHECKING:
-    from umim_core.mining.counting import Kernel
 
 MAX_CANDIDATES: Final = 10_000_000
 
@@ -57,7 +54,7 @@ class MiningOptions:
         max_candidates: As there.
         seed: Of the sample.
         threads: Threads; None takes one per core.
-        kernel: ``numba`` or ``numpy``.
+        max_memory_gib: Refuse to count where that may take more memory; None for no limit.
     """
 
     tau: int = 5
@@ -72,7 +69,7 @@ class MiningOptions:
     max_candidates: int = MAX_CANDIDATES
     seed: int = 0
     threads: int | None = None
-    kernel: Kernel = "numba"
+    max_memory_gib: float | None = None
 
     def check(self) -> Self:
         """Return the options if they are within their bounds.

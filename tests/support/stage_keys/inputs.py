@@ -100,7 +100,7 @@ class Inputs:
             }
         )
         hardware = HardwareConfig(
-            name="none", gpus=2, gpu_memory_gib=1, bf16_tflops=1, memory_bandwidth_gbs=1,
+            name="none", gpus=2, gpu_memory_gib=1,
             shapes={},
         )  # fmt: skip
         return recipe.model_copy(update={"hardware": hardware})

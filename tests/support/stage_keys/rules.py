@@ -39,7 +39,7 @@ def rule_calls(inputs: Inputs) -> dict[str, StageCall]:
     given = Cell(backbone=str(inputs.backbone), rules=str(inputs.rules))
     found_by = ("tau", "overlap", "containment", "rule_budget", "spans", "source")
     asked = ("min_probability", "confidence_tokens")
-    costs = ("block_tokens", "max_memory_gib", "max_disk_gib", "max_hours")
+    costs = ("block_tokens", "max_memory_gib")
     limits = {f"config.{name}": NO_MATTER_HOW for name in costs}
     chosen = {f"cell.{name}": "applied by the next stage" for name in found_by}
     not_asked = {f"cell.{name}": "of rules by confidence" for name in asked}

@@ -1,1 +1,0 @@
-"""Predicted costs of mining and of distillation, before either runs."""
