@@ -66,8 +66,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Validate, list the stages in order, predict the cost of mining files and of "
-            "training on the recipe's hardware.",
+            help="Validate, list the stages in order, and tell whether the training fits the "
+            "recipe's hardware.",
         ),
     ] = False,
     flow: Annotated[
