@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,10 +50,6 @@ class Drawing:
     file: str
     title: str
     wanted: Callable[[Report], bool] = lambda report: True
-
-
-def _line(label: str, points: Mapping[int, float], index: int, **how: Any) -> Line:
-    return Line(label, sorted(points.items()), index, **how)
 
 
 def _capacity(report: Report) -> Figure:
