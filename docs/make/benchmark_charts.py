@@ -57,15 +57,16 @@ def _capacity(report: Report) -> Figure:
     budget = f"{report['budget_bytes'] / _MIB:,.0f} MiB"
     panels = []
     for name, subject in report["subjects"].items():
-        for field, per, title, shown in (
-            ("bytes_mean", _MIB, "cache of a row, MiB (mean)", "{:.2f}"),
-            ("sequences", 1.0, f"rows in {budget}, at the final length", "{:,.0f}"),
+        for field, per, title, label, shown in (
+            ("bytes_mean", _MIB, "cache of a row", "MiB (mean)", "{:.2f}"),
+            ("sequences", 1.0, f"rows in {budget}, at the final length", "Rows", "{:,.0f}"),
         ):
             bars: dict[str, dict[str, float]] = {}
             for row in sorted(subject["rows"], key=lambda row: int(row["prompt_tokens"])):
                 group = bars.setdefault(f"{row['prompt_tokens']:,}", {})
                 group[MERGE_LABELS[row["merge"]]] = row[field] / per
             axes = {"title": f"{name}: {title}", "xlabel": "Prompt length (raw tokens)"}
+            axes["ylabel"] = label
             panels.append(Panel(bars=bars, values=shown, axes=axes))
     return chart(panels, columns=2, height=3.3)
 
