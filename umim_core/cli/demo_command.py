@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from umim_core.model.umim import UMIM
 
 _DOCUMENT: Final = Path(__file__).with_name("demo_document.txt")
-_QUESTIONS: Final = (
-    "In which month is the workshop closed?",
-    "What is the name of the dog in the office?",
-    "Which bird's song does the box play when there is a danger of frost?",
+_QUESTIONS: Final = (  # and a word that a right answer holds
+    ("In which month is the workshop closed?", "august"),
+    ("What is the most common picture on the lanterns?", "owl"),
+    ("Which village is lit by paper lanterns?", "oakhollow"),
 )
 _NEW_TOKENS: Final = 24
 _ROOM: Final = 128  # positions for a question, its answer and a template
@@ -72,7 +72,7 @@ class Answer:
         question: The question.
         base: The base model's answer.
         umim: UMIM's.
-        same: Whether they are the same text.
+        verdict: Whether they are the same text, or which of them are right.
         base_first_token: Seconds of the base model to the first token, the document being read.
         umim_first_token: The same of UMIM.
     """
@@ -80,7 +80,7 @@ class Answer:
     question: str
     base: str
     umim: str
-    same: bool
+    verdict: str
     base_first_token: float
     umim_first_token: float
 
@@ -116,8 +116,8 @@ def demo(
     for line in _reading_lines(read, pairs):
         say(line)
     answers = []
-    for number, question in enumerate(_QUESTIONS, start=1):
-        answers.append(_answer(umim, document, question, prefixes, merge))
+    for number, (question, key) in enumerate(_QUESTIONS, start=1):
+        answers.append(_answer(umim, document, question, key, prefixes, merge))
         for line in _answer_lines(number, answers[-1]):
             say(line)
     seconds = time.monotonic() - began
@@ -237,7 +237,7 @@ def _reading_lines(read: Reading, pairs: int) -> list[str]:
 
 
 def _answer(
-    umim: UMIM, document: str, question: str, prefixes: Sequence[Prefix], merge: Merge
+    umim: UMIM, document: str, question: str, key: str, prefixes: Sequence[Prefix], merge: Merge
 ) -> Answer:
     """Answer a question behind the document that each side has read."""
     chat = umim.backbone.require_tokenizer().chat_template is not None
@@ -249,16 +249,28 @@ def _answer(
         sides.append(umim.generate(prompt, past=prefix, **options))  # type: ignore[arg-type]
     base, ours = (" ".join(side.text[0].split()) for side in sides)
     times = [side.timings.first_token for side in sides]
-    return Answer(question, base, ours, base == ours, times[0], times[1])
+    return Answer(question, base, ours, _verdict(base, ours, key), times[0], times[1])
+
+
+def _verdict(base: str, ours: str, key: str) -> str:
+    """Compare two answers: by their text, and by a word that a right answer holds."""
+    if base == ours:
+        return "the same answer"
+    right = tuple(key in answer.lower() for answer in (base, ours))
+    return {
+        (True, True): "other words, both right",
+        (True, False): "DIFFERENT: UMIM is wrong",
+        (False, True): "DIFFERENT: the base model is wrong",
+        (False, False): "DIFFERENT: both are wrong",
+    }[right]
 
 
 def _answer_lines(number: int, answer: Answer) -> list[str]:
-    note = "the same answer" if answer.same else "THE ANSWERS DIFFER"
     rows = (
         ("base", answer.base_first_token, answer.base),
         ("UMIM", answer.umim_first_token, answer.umim),
     )
     return [
-        f"\n{number}. {answer.question}   [{note}]",
+        f"\n{number}. {answer.question}   [{answer.verdict}]",
         *(f"   {side}  first token after {1e3 * t:,.0f} ms  {text}" for side, t, text in rows),
     ]
