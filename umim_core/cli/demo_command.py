@@ -256,13 +256,13 @@ def _verdict(base: str, ours: str, key: str) -> str:
     """Compare two answers: by their text, and by a word that a right answer holds."""
     if base == ours:
         return "the same answer"
-    right = tuple(key in answer.lower() for answer in (base, ours))
-    return {
+    verdicts = {
         (True, True): "other words, both right",
         (True, False): "DIFFERENT: UMIM is wrong",
         (False, True): "DIFFERENT: the base model is wrong",
         (False, False): "DIFFERENT: both are wrong",
-    }[right]
+    }
+    return verdicts[key in base.lower(), key in ours.lower()]
 
 
 def _answer_lines(number: int, answer: Answer) -> list[str]:
