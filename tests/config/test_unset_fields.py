@@ -20,7 +20,7 @@ STAYS = {
         JsonLines.max_bad ParquetFiles.max_bad JsonLines.nul ClusterConfig.max_restarts""",
     "fits a run to a machine; no result depends on it": """
         ClusterConfig.address ClusterConfig.cpus ClusterConfig.object_store_gib
-        DistillConfig.micro_batch PreferenceConfig.micro_batch
+        PreferenceConfig.micro_batch
         MiningConfig.block_tokens
         GeneratedCorpus.shard_questions""",
     "names text of the user's own": """
