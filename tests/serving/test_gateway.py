@@ -57,7 +57,7 @@ def engine(export: Path) -> Callable[[], EngineServer]:
 def gateway(upstream: str, export: Path, **limits: Any) -> Gateway:
     tokens = load_tokenizer(str(export))
     merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokens))
-    return Gateway(upstream, tokens, merger, Limits(**limits))
+    return Gateway(upstream, tokens, merger, Limits(**limits), upstream_masks=True)
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,9 @@ def test_a_prompt_whose_merging_fails_is_sent_raw(
     rules = RuleSet.from_spans([(1, 2)], tokenizer_fingerprint=table.fingerprint)
     other = PromptMerger(SpanTable(rules, 10, RAW_TAIL))  # of a model with ten rows
     chat = [{"role": "user", "content": QUESTIONS[0]}]
-    with in_thread(Gateway(upstream, tokenizer, other, Limits()).app(None)) as url:
+    with in_thread(
+        Gateway(upstream, tokenizer, other, Limits(), upstream_masks=True).app(None)
+    ) as url:
         body = {"messages": chat, "max_tokens": 6, "temperature": 0}
         document = post(url, CHAT, **body).json()
         raw, _ = merged_ids(tokenizer, export, chat)
@@ -290,3 +292,17 @@ def test_a_gateway_loads_no_torch(export: Path) -> None:
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == "False"
+
+
+def test_every_request_has_a_bias_against_the_ids_of_spans(
+    export: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    merger = PromptMerger.load(export)
+    new = range(merger.vocab_size, merger.vocab_size + merger.span_count)
+    gate = Gateway("http://127.0.0.1:1", tokenizer, merger, Limits())
+    asked = {"prompt": [1], "logit_bias": {"7": 2.0, str(new[0]): 100}}
+    bias = gate._masked(asked)["logit_bias"]
+    assert bias["7"] == 2.0 and asked["logit_bias"][str(new[0])] == 100
+    assert {int(token) for token, value in bias.items() if value == -100.0} == set(new)
+    masking = Gateway("http://127.0.0.1:1", tokenizer, merger, Limits(), upstream_masks=True)
+    assert masking._masked(asked) == asked

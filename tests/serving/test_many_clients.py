@@ -111,7 +111,7 @@ def test_a_minute_of_clients_leaves_memory_flat(
         servers = [Served("umim-docs-llama", "--merge", "prompt", *options)]
     else:
         servers = [Served(export, "--base", *options)]
-        servers.append(Served("--upstream", servers[0].url, "--export", export))
+        servers.append(Served("--upstream", servers[0].url, "--export", export, "--upstream-masks"))
     url = servers[-1].url
     processes = [psutil.Process(server.process.pid) for server in servers]
 

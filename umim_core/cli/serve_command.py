@@ -28,7 +28,7 @@ def serve(
         str | None,
         typer.Argument(
             help="A name that umim path lists, a directory or a hub repository; by default "
-            "umim-smollm2-135m."
+            "umim-smollm2-135m-inside."
         ),
     ] = None,
     upstream: Annotated[
@@ -53,6 +53,14 @@ def serve(
         str | None,
         typer.Option(help="Environment variable with the token that the upstream wants."),
     ] = None,
+    upstream_masks: Annotated[
+        bool,
+        typer.Option(
+            "--upstream-masks",
+            help="The upstream never writes ids of spans; otherwise each request carries a logit "
+            "bias against them.",
+        ),
+    ] = False,
     model_name: Annotated[
         str | None, typer.Option(help="How requests call the model; by default its own name.")
     ] = None,
@@ -104,7 +112,7 @@ def serve(
         )
     else:
         key = _secret(upstream_key_env, "--upstream-key-env")
-        app = _gateway_app(upstream, export, limits, token, key, chat_template)
+        app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
     _run(app, host, port)
 
 
@@ -169,6 +177,7 @@ def _gateway_app(
     token: str | None,
     key: str | None,
     template: Path | None,
+    masks: bool,
 ) -> Starlette:
     from umim_core.backbone.fingerprint import tokenizer_fingerprint
     from umim_core.backbone.tokenizer_files import load_tokenizer
@@ -178,7 +187,7 @@ def _gateway_app(
     tokenizer = load_tokenizer(str(export), local_files_only=True)
     merger = PromptMerger.load(export, tokenizer_fingerprint=tokenizer_fingerprint(tokenizer))
     _set_template(tokenizer, template)
-    return Gateway(upstream, tokenizer, merger, limits, key).app(token)
+    return Gateway(upstream, tokenizer, merger, limits, key, masks).app(token)
 
 
 def _run(app: Starlette, host: str, port: int) -> None:

@@ -50,6 +50,7 @@ _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _CONNECT_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 256
+_NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a chance
 # Fields of a chat that the engine must see with the messages.
 _WITH_MESSAGES: Final = (
     "add_generation_prompt", "audio", "chat_template", "chat_template_kwargs",
@@ -83,6 +84,8 @@ class Gateway:
         merger: Its spans.
         limits: Bounds of requests.
         key: Bearer token that the engine wants; None for none.
+        upstream_masks: Whether the engine itself never writes the ids of spans. Otherwise every
+            request carries a logit bias against them.
 
     Raises:
         ConfigError: If the address is none.
@@ -95,10 +98,15 @@ class Gateway:
         merger: PromptMerger,
         limits: Limits,
         key: str | None = None,
+        upstream_masks: bool = False,
     ) -> None:
         self._tokenizer, self._merger, self._limits = tokenizer, merger, limits
         self._encoding = Lock()  # a tokenizer's settings are not for two threads
         self._context: int | None = None
+        first, count = merger.vocab_size, merger.span_count
+        self._bias = (
+            {} if upstream_masks else dict.fromkeys(map(str, range(first, first + count)), _NEVER)
+        )
         self.metrics = ServerMetrics()
         try:
             address = httpx.URL(upstream.rstrip("/").removesuffix("/v1"))
@@ -238,7 +246,7 @@ class Gateway:
         translate: Translate | None,
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
-        answer = await unless_gone(request, self._asked("POST", path, body))
+        answer = await unless_gone(request, self._asked("POST", path, self._masked(body)))
         if answer.status_code == 200 and body.get("stream"):
             return EventStream(_events(answer, translate), self._limits)
         try:
@@ -248,6 +256,13 @@ class Gateway:
         if answer.status_code != 200 or translate is None:
             return _passed(content, answer)
         return JSONResponse(translate(_document(content)))
+
+    def _masked(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a request that cannot write the id of a span, whatever bias the client asks."""
+        if not self._bias:
+            return body
+        asked = body.get("logit_bias")
+        return {**body, "logit_bias": {**(asked if isinstance(asked, dict) else {}), **self._bias}}
 
     async def _asked(
         self, method: str, path: str, body: dict[str, Any] | None = None
