@@ -174,19 +174,27 @@ def _generate(backbone: Backbone, prompts: Ids, new_tokens: int, cache: str) -> 
 def merging_seconds(given: Subject, prompts: Ids, rounds: int) -> list[float]:
     """Return the seconds that matching, packing, merging and embedding prompts take.
 
+    At a merge depth above 0 the module merges states of the same shape, and nothing is embedded.
+
     Args:
         given: Backbone, rules and module.
         prompts: Raw ids [B, L].
         rounds: Runs, after one that is not counted.
     """
-    spans = SpanCache(given.compressed)
+    compressed, backbone = given.compressed, given.backbone
+    spans = SpanCache(compressed)
+    ids = torch.tensor(prompts, device=backbone.device)
+    states = backbone.embed(ids)  # of the shape of the states before the merge depth
 
     @torch.no_grad()
     def run() -> object:
-        packed = read_prompts(list(prompts), None, given.compressed).packed
-        pooled = spans.merge(packed.span_ids, packed.span_lengths)
-        found = fill_units(packed, given.backbone, pooled)
-        synchronize(given.backbone.device)
+        packed = read_prompts(list(prompts), None, compressed).packed
+        if compressed.merge_depth:
+            found = compressed.unit_states(packed, ids, states)
+        else:
+            pooled = spans.merge(packed.span_ids, packed.span_lengths)
+            found = fill_units(packed, backbone, pooled)
+        synchronize(backbone.device)
         return found
 
     run()
