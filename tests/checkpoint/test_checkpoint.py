@@ -16,7 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from support.merge_modules import FORMS
 from umim_core.backbone.backbone import Backbone, wrap_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
-from umim_core.checkpoint.checkpoint_files import resolve_checkpoint
+from umim_core.checkpoint.checkpoint_files import (
+    CheckpointConfig,
+    read_config,
+    resolve_checkpoint,
+)
 from umim_core.embedded.assets import embedded_names
 from umim_core.errors import (
     ArtifactError,
@@ -299,3 +303,12 @@ def test_an_unknown_name_lists_the_embedded_ones(name: str) -> None:
         resolve_checkpoint(name)
     names = [name, *embedded_names()]
     assert len(names) == 3 and all(found in str(caught.value) for found in names)
+
+
+def test_a_bound_of_decoding_without_a_merge_means_all(tiny_checkpoint: Path) -> None:
+    written = read_config(tiny_checkpoint).model_dump()
+    for name in ("merge", "raw_tail"):
+        written.pop(name, None)
+    assert CheckpointConfig.model_validate(written).recommended() == ("prompt", 16)
+    bounded = CheckpointConfig.model_validate({**written, "decode_max_damage": 0.1})
+    assert bounded.recommended() == ("all", 0)

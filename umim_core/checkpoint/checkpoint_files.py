@@ -97,6 +97,14 @@ class CheckpointConfig(ModuleForm):
     merge: Annotated[Merge, LATER] = SAFE_MERGE
     raw_tail: Annotated[int, LATER, Field(ge=0)] = SAFE_RAW_TAIL
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded_decoding_merges(cls, data: object) -> object:
+        """Read a bound of decoding without ``merge``, as older checkpoints have it, as ``all``."""
+        if isinstance(data, dict) and data.get("decode_max_damage") is not None:
+            return {"merge": "all", "raw_tail": 0, **data}
+        return data
+
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
         try:
