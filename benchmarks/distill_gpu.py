@@ -98,7 +98,7 @@ def random_cuts(rows: int, length: int, reduction: float) -> list[Segmentation]:
 def measure_step(
     shape: BackboneShape, device: torch.device, peak: float, rows: int, length: int, rounds: int
 ) -> Report:
-    """Measure whole steps of a random backbone, and hold the predictions against them."""
+    """Measure whole steps of a random backbone."""
     config = LlamaConfig(
         **shape.model_dump(include={"hidden_size", "intermediate_size", "head_dim", "vocab_size"}),
         num_hidden_layers=shape.layers,

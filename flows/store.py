@@ -87,6 +87,7 @@ def fetch(
     from tasks.run.store_commands import stored_root
     from umim_core.checkpoint.own_checkpoints import artifact_root, own_checkpoint
     from umim_core.errors import did_you_mean
+    from umim_core.store.locking import directory_lock
 
     remote = stored_root()
     stages = remote.checkpoint_stages()
@@ -100,6 +101,7 @@ def fetch(
     name = stages[checkpoint]
     final = artifact_root() / name
     final.parent.mkdir(parents=True, exist_ok=True)
-    remote.fetch(name, final)
+    with directory_lock(final, wait_seconds=None):
+        remote.fetch(name, final)
     path: Path | None = own_checkpoint(checkpoint)
     emit({"path": str(path)}, [str(path)], as_json)

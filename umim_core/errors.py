@@ -56,7 +56,7 @@ class RuleSetError(UmimError):
 
 
 class ResourceLimitError(UmimError):
-    """A predicted cost is beyond the limit that was given."""
+    """A bound on memory is beyond the limit that was given."""
 
 
 class LeakError(RuleSetError):

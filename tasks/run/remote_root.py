@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("umim.store")
 Entries = Mapping[str, Mapping[str, Any]]  # bytes and sha256 by relative name, as in a manifest
+# An object that no manifest names is left alone for so long: its upload may be under way.
+UPLOAD_SECONDS: Final = 86_400.0
 LEASE_SECONDS: Final = 90.0  # a lease that its holder has not renewed for so long is void
 _POLL_SECONDS: Final = 2.0
 _STATE_SECONDS: Final = 30.0  # between two looks for a new training state
@@ -116,10 +118,8 @@ class RemoteRoot:
         if data is None:
             return False
         local = final / MANIFEST
-        if local.is_file():
-            if local.read_bytes() == data:
-                return True
-            shutil.rmtree(final)
+        if local.is_file() and local.read_bytes() == data:
+            return True
         began = time.monotonic()
         files: Entries = _parsed(data, f"{self}/stages/{name}.json")["files"]
         incoming = final.with_name(f"{final.name}.incoming")
@@ -128,6 +128,7 @@ class RemoteRoot:
             self._download(files, incoming)
             (incoming / MANIFEST).write_bytes(data)
             flush_tree(incoming)
+            shutil.rmtree(final, ignore_errors=True)
             incoming.rename(final)
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
@@ -251,6 +252,16 @@ class RemoteRoot:
             except FileNotFoundError:
                 return None
 
+    def _stored(self, digest: str) -> int | None:
+        """Return the bytes of a stored file that a collection will leave, None for no such file."""
+        with self._typed_errors():
+            try:
+                entry = self.filesystem.info(self._place(_object(digest)))
+            except FileNotFoundError:
+                return None
+        old = time.time() - _modified(entry) > UPLOAD_SECONDS / 2
+        return None if old else int(entry["size"])  # written again, it is young again
+
     def object_digest(self, digest: str) -> str:
         """Return the SHA-256 of what is stored under a digest; the file is read whole."""
         target = artifact_root() / f".verify-{secrets.token_hex(4)}"
@@ -273,7 +284,10 @@ class RemoteRoot:
         seen, since, logged = b"", time.monotonic(), False
         while not finished():
             if self._create(place, _lease(token, 0)):
-                return not finished()
+                if not finished():
+                    return True
+                self._remove(place)
+                return False
             data = self._read(place)
             if data is None:
                 continue
@@ -350,7 +364,7 @@ class RemoteRoot:
         for name, path in files.items():
             digest, size = sha256_file(path), path.stat().st_size
             entries[name] = {"bytes": size, "sha256": digest}
-            if self.object_size(digest) != size:
+            if self._stored(digest) != size:
                 with self._typed_errors():
                     self.filesystem.put_file(str(path), self._place(_object(digest)))
         return entries
@@ -382,15 +396,19 @@ class RemoteRoot:
         Servers name the refusal differently, and a write that is repeated after a lost answer is
         refused by its own first try: what is there then decides.
         """
-        with self._typed_errors():
-            try:
-                with self.filesystem.open(self._place(relative), "xb") as stream:
-                    stream.write(data)
-            except OSError:
-                held = self._read(relative)
-                if held is None:
-                    raise
-                return held == data
+        for last in (False, True):
+            with self._typed_errors():
+                try:
+                    with self.filesystem.open(self._place(relative), "xb") as stream:
+                        stream.write(data)
+                except OSError:
+                    held = self._read(relative)
+                    if held is not None:
+                        return held == data
+                    if last:
+                        raise
+                    continue  # its holder removed it meanwhile
+            break
         return True
 
     def _write(self, relative: str, data: bytes) -> None:

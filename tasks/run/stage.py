@@ -191,6 +191,7 @@ def _through(
             if spec.resumable and not final.exists():
                 partial = _partial(final)
                 partial.mkdir(parents=True, exist_ok=True)
+                take_back_state(partial, _kept_state(final))  # of a run killed while it published
                 stack.enter_context(remote.storing_states(name, partial))
             artifact = _local(final, spec, build)
         if not remote.publish(name, final):  # another builder was first, its result counts

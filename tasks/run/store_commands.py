@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tasks.run import remote_root as storage
 from tasks.run.remote_root import Entries, RemoteRoot, remote_root
 from umim_core.errors import ArtifactError, ConfigError
+from umim_core.store.artifacts import MANIFEST, digest_of
 
-# Objects without a manifest that are younger may belong to an upload that is under way.
-_UPLOAD_SECONDS: Final = 86_400.0
 _DAY: Final = 86_400.0
 
 
@@ -151,7 +151,7 @@ def collect(remote: RemoteRoot, older_than_days: float) -> Collected:
     objects, size = 0, 0
     for place, age in remote.names("objects").items():
         digest = place.rsplit("/", 1)[-1]
-        if digest not in named and age >= _UPLOAD_SECONDS:
+        if digest not in named and age >= storage.UPLOAD_SECONDS:
             size += remote.object_size(digest) or 0
             remote.remove(f"objects/{place}")
             objects += 1
@@ -170,8 +170,9 @@ def _reached(manifests: Mapping[str, Mapping[str, Any]], roots: set[str]) -> set
     by_digest: dict[str, set[str]] = {}
     for name, manifest in manifests.items():
         by_digest.setdefault(str(manifest.get("digest")), set()).add(name)
-        for entry in manifest.get("files", {}).values():
-            by_digest.setdefault(str(entry["sha256"]), set()).add(name)
+        sums = {file: str(entry["sha256"]) for file, entry in manifest.get("files", {}).items()}
+        for digest in (*sums.values(), *_folder_digests(sums)):
+            by_digest.setdefault(digest, set()).add(name)
     reached: set[str] = set()
     waiting = [name for name in roots if name in manifests]
     while waiting:
@@ -182,6 +183,18 @@ def _reached(manifests: Mapping[str, Mapping[str, Any]], roots: set[str]) -> set
         for digest in manifests[name].get("inputs", {}).values():
             waiting += by_digest.get(str(digest), set()) - reached
     return reached
+
+
+def _folder_digests(sums: Mapping[str, str]) -> Iterator[str]:
+    """Yield the digests by which stages name folders of others, with and without manifests."""
+    for folder in {file.split("/")[0] for file in sums if "/" in file}:
+        inside = {
+            file[len(folder) + 1 :]: digest
+            for file, digest in sums.items()
+            if file.startswith(f"{folder}/")
+        }
+        yield digest_of(inside)
+        yield digest_of({file: digest for file, digest in inside.items() if file != MANIFEST})
 
 
 def _files(remote: RemoteRoot, name: str) -> Entries:

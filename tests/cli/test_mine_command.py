@@ -280,7 +280,6 @@ def test_a_broken_rule_is_told_and_leaves_nothing(
         (["--out", "new", "--tau", "five"], "Invalid value for '--tau'"),
         (["--out", "new", "--max-bad", "-1"], "Invalid value for '--max-bad'"),
         (["--out", "new", "--taus", "5"], "No such option: --taus"),
-        (["--out", "new", "--kernel", "cuda"], "'cuda' is not one of 'numba', 'numpy'"),
         (["--out", "new", "--threads", "two"], "Invalid value for '--threads'"),
     ],
 )

@@ -249,6 +249,51 @@ def test_a_damaged_file_is_refused(machine: Machine, fault: str) -> None:
     assert len(wrong) == 1 and wrong[0].startswith(f"{NAME}: folder/data.txt ")
 
 
+def test_a_local_copy_stays_until_another_one_is_whole(machine: Machine) -> None:
+    remote = machine("first")
+    built = run(Build())
+    manifest = built.manifest()
+    manifest["files"]["folder/data.txt"]["sha256"] = "0" * 64
+    remote._write(f"stages/{NAME}.json", json.dumps(manifest).encode())
+    with pytest.raises(ArtifactError, match="must hold every file"):
+        run(Build())
+    assert (built.path / "folder" / "data.txt").read_text() == "x"
+
+
+def test_a_place_that_is_free_again_is_taken(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = machine("first")
+    opened = remote.filesystem.open
+    refusals = iter([FileExistsError("taken")])  # and gone when it is looked at
+
+    def taken_once(path: str, mode: str, **options: object) -> object:
+        for refusal in refusals:
+            raise refusal
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(remote.filesystem, "open", taken_once)
+    assert remote._create("leases/a/b.json", b"mine")
+    assert remote._read("leases/a/b.json") == b"mine"
+
+
+def test_a_state_that_a_kill_left_beside_is_gone_on_with(machine: Machine) -> None:
+    machine("first")
+    spec = StageSpec("train", 1, {}, {}, resumable=True)
+    kept = artifact_root() / "train" / f"{spec.key}.state" / "step-00000003"
+    kept.mkdir(parents=True)
+    (kept / "manifest.json").write_text("{}")
+    seen: list[bool] = []
+
+    def build(out: Path) -> dict[str, float]:
+        seen.append((out / "state" / "step-00000003").is_dir())
+        (out / "result").write_text("1")
+        return {}
+
+    run(build, spec)
+    assert seen == [True] and not kept.parent.exists()
+
+
 def test_storage_that_is_away_is_a_typed_error(
     server: dict[str, str], machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +313,9 @@ def test_storage_that_is_away_is_a_typed_error(
 def test_collection_keeps_what_a_named_checkpoint_was_made_from(machine: Machine) -> None:
     remote = machine("first")
     tokens = run(Build("tokens"), StageSpec("tokenize", 1, {}, {}))
-    rules = run(Build("rules"), StageSpec("mine", 1, {}, {"tokens": tokens.digest}))
+    rules = run(
+        Build("rules"), StageSpec("mine", 1, {}, {"tokens": tokens.folder_digest("folder")})
+    )
     other = run(Build("other"), StageSpec("mine", 1, {"tau": 9}, {"tokens": tokens.digest}))
     trained = run(Build("module"), StageSpec("distill", 1, {}, {"rules": rules.digest}))
     record = record_checkpoint(artifact_root(), "novels/llama/wt", trained.path / "checkpoint")
@@ -282,12 +329,10 @@ def test_collection_keeps_what_a_named_checkpoint_was_made_from(machine: Machine
 
 
 def test_old_files_without_a_stage_go(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.run import store_commands
-
     remote = machine("first")
     run(Build("kept"))
     run(Build("gone"), StageSpec("mine", 1, {}, {}))
-    monkeypatch.setattr(store_commands, "_UPLOAD_SECONDS", 0.0)
+    monkeypatch.setattr(module, "UPLOAD_SECONDS", 0.0)
     record = artifact_root() / "checkpoints" / "x.json"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({"path": f"{NAME}/checkpoint"}))
