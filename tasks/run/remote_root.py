@@ -148,7 +148,7 @@ class RemoteRoot:
         self._upload(payload_files(final))
         data = (final / MANIFEST).read_bytes()
         created = self._create(f"stages/{name}.json", data)
-        self._remove(f"states/{name}.json")
+        self.remove(f"states/{name}.json")
         return created or self._read(f"stages/{name}.json") == data
 
     @contextlib.contextmanager
@@ -180,7 +180,7 @@ class RemoteRoot:
             renewal.join()
             with contextlib.suppress(ArtifactError):  # it becomes void by itself
                 if self._holder(place).get("token") == token:
-                    self._remove(place)
+                    self.remove(place)
 
     @contextlib.contextmanager
     def storing_states(self, name: str, partial: Path) -> Iterator[None]:
@@ -273,10 +273,6 @@ class RemoteRoot:
         finally:
             target.unlink(missing_ok=True)
 
-    def remove(self, relative: str) -> None:
-        """Remove an object by its place under the address; a missing one is no error."""
-        self._remove(relative)
-
     def __str__(self) -> str:
         return redacted(self.address).rstrip("/")
 
@@ -286,7 +282,7 @@ class RemoteRoot:
             if self._create(place, _lease(token, 0)):
                 if not finished():
                     return True
-                self._remove(place)
+                self.remove(place)
                 return False
             data = self._read(place)
             if data is None:
@@ -295,7 +291,7 @@ class RemoteRoot:
                 seen, since = data, time.monotonic()
             holder = _parsed(data, f"{self}/{place}")
             if _gone(holder) or time.monotonic() - since > LEASE_SECONDS:
-                self._remove(place)
+                self.remove(place)
                 continue
             if not logged:
                 logger.info("waiting for %s, built on %s", place, holder.get("host"))
@@ -422,7 +418,8 @@ class RemoteRoot:
             except FileNotFoundError:
                 return None
 
-    def _remove(self, relative: str) -> None:
+    def remove(self, relative: str) -> None:
+        """Remove an object by its place under the address; a missing one is no error."""
         with self._typed_errors(), contextlib.suppress(FileNotFoundError):
             self.filesystem.rm_file(self._place(relative))
 
