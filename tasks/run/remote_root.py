@@ -96,8 +96,8 @@ class RemoteRoot:
 
     def manifest(self, name: str) -> dict[str, Any] | None:
         """Return the manifest of a finished stage ``<stage>/<key>``, None where there is none."""
-        data = self._read(f"stages/{name}.json")
-        return None if data is None else _parsed(data, f"{self}/stages/{name}.json")
+        data = self._read(place := f"stages/{name}.json")
+        return None if data is None else _parsed(data, f"{self}/{place}")
 
     def fetch(self, name: str, final: Path) -> bool:
         """Bring a finished stage to its local directory.
@@ -208,8 +208,7 @@ class RemoteRoot:
 
     def names(self, folder: str) -> dict[str, float]:
         """Return all names below a folder, without ``.json``, and how many seconds old each is."""
-        base = f"{self.path}/{folder}"
-        now = time.time()
+        base, now = f"{self.path}/{folder}", time.time()
         with self._typed_errors():
             listed = self.filesystem.find(base, detail=True)
         return {
@@ -404,8 +403,8 @@ class RemoteRoot:
                     if last:
                         raise
                     continue  # its holder removed it meanwhile
-            break
-        return True
+            return True
+        return False
 
     def _write(self, relative: str, data: bytes) -> None:
         with self._typed_errors():
@@ -494,9 +493,8 @@ def _parsed(data: bytes, place: str) -> dict[str, Any]:
 
 def _modified(entry: Mapping[str, Any]) -> float:
     """Return when an object was written, in seconds since 1970; now where storage does not say."""
-    stamp = entry.get("LastModified") or entry.get("mtime") or entry.get("updated")
-    if stamp is None:
-        stamp = entry.get("last_modified") or entry.get("created")
+    names = ("LastModified", "mtime", "updated", "last_modified", "created")
+    stamp = next((entry[name] for name in names if entry.get(name)), None)
     if hasattr(stamp, "timestamp"):
         return float(stamp.timestamp())
     return float(stamp) if isinstance(stamp, int | float) else time.time()
