@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from support.servers import (
     CHAT,
@@ -300,6 +301,27 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(umim: UMIM) -> None:
         gate.open()
         wait_for(url, "umim_rows_running", 0)
         assert metric(url, "umim_generated_tokens_total") <= 4
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_prompt_that_memory_has_no_room_for_fails_alone(
+    umim: UMIM, monkeypatch: pytest.MonkeyPatch, typed: bool
+) -> None:
+    full = server(umim)
+    prefill = full.worker._batch._engine.prefill
+
+    def fail(*arguments: Any) -> Any:
+        monkeypatch.setattr(full.worker._batch._engine, "prefill", prefill)
+        if typed:
+            raise torch.OutOfMemoryError
+        return torch.empty(1 << 50)
+
+    monkeypatch.setattr(full.worker._batch._engine, "prefill", fail)
+    with in_thread(full.app(None)) as url:
+        answer = post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
+        assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
+        assert metric(url, "umim_rows_running") == 0
 
 
 def test_a_token_is_wanted_where_one_is_set(umim: UMIM) -> None:

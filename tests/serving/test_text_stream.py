@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.serving.text_stream import TextStream
@@ -39,6 +39,40 @@ def test_a_text_ends_before_its_first_stop(core: Tokenizer, start: int, length: 
     stop = TEXT[start : start + length]
     ids = core.encode(TEXT, add_special_tokens=False).ids
     assert run(core, ids, (stop, "nowhere")) == (TEXT[: TEXT.index(stop)], True)
+
+
+@pytest.fixture(scope="module")
+def bytes_core() -> Tokenizer:
+    """A token for each byte, as of byte fallback, and then 256: "x", 257: " y"."""
+    words = [*(f"<0x{n:02X}>" for n in range(256)), "x", "\u2581y"]
+    core = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    core.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    return core
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([257, 256, 257], "yx y"),
+        ([*"é€🙂".encode(), 256], "é€🙂x"),
+        ([0xE2, 256], "\ufffdx"),
+        ([0x41, 0xFF, 0xFE, 256], "A\ufffd\ufffdx"),
+        ([*"é".encode(), 0xFF, 257, 0x42], "é\ufffd yB"),
+        ([256, 0xE2, 0x82], "x\ufffd\ufffd"),
+    ],
+)
+def test_bytes_that_are_no_text_end_nothing(
+    bytes_core: Tokenizer, ids: list[int], text: str
+) -> None:
+    assert run(bytes_core, ids) == (text, False)
+
+
+@given(ids=st.lists(st.integers(0, 257), max_size=30))
+def test_any_bytes_give_a_text(bytes_core: Tokenizer, ids: list[int]) -> None:
+    text, _ = run(bytes_core, [*ids, 256])
+    assert text.endswith("x")
+    assert ids.count(256) < text.count("x") <= ids.count(256) + ids.count(ord("x")) + 1
 
 
 def test_what_might_begin_a_stop_is_held_back_and_then_shown(core: Tokenizer) -> None:

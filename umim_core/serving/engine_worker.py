@@ -5,8 +5,8 @@
     request threads    <- events: started, pieces, ended or failed
 
 A request may be cancelled at any time: its rows leave before the next forward. What the model
-raises on purpose fails one request; anything else ends the worker, fails all of them and shows in
-``alive``.
+raises on purpose fails one request, as does a prompt that memory has no room for; anything else
+ends the worker, fails all of them and shows in ``alive``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Final
 
+import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from umim_core.errors import UmimError
 from umim_core.inference.engine import Engine
 from umim_core.inference.prefix_store import PrefixStore
-from umim_core.inference.prompts import TokenPrompt
+from umim_core.inference.prompts import PromptIds, TokenPrompt
 from umim_core.inference.request import Request, samples_per_prompt
 from umim_core.inference.row_batch import LiveRow, RowBatch
 from umim_core.serving.api_errors import ApiError
@@ -220,9 +221,11 @@ class EngineWorker:
                 job.config.max_new_tokens = max(1, min(job.config.max_new_tokens or 1, room))
             rows = self._batch.join(job.prompt, job.config, job.request)
         except UmimError as error:
-            self._running.remove(job)
-            job.deliver([Failed(error)])
-            return 0
+            return self._refuse(job, error)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            return self._refuse(job, _no_memory(job.prompt))
         first, metrics = rows[0], self._metrics
         metrics.raw_tokens.inc(first.row.prompt)
         metrics.merged_tokens.inc(first.prompt_units)
@@ -231,6 +234,11 @@ class EngineWorker:
             job._rows[live] = number, TextStream(self._tokenizer, job.stops)
         job.deliver([Started(first.row.prompt, first.prompt_units, first.reused)])
         return first.row.prompt
+
+    def _refuse(self, job: Job, error: UmimError) -> int:
+        self._running.remove(job)
+        job.deliver([Failed(error)])
+        return 0
 
     def _step(self) -> None:
         """Take a token for each row and hand its text over."""
@@ -266,6 +274,22 @@ class EngineWorker:
         self._batch.leave(list(job._rows))
         job._rows.clear()
         self._running.remove(job)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch found no memory; on a CPU its error has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _no_memory(prompt: TokenPrompt) -> ApiError:
+    tokens = len(prompt.ids if isinstance(prompt, PromptIds) else prompt)
+    return ApiError(
+        503,
+        "out_of_memory",
+        "the memory must have room for a prompt",
+        f"{tokens} tokens",
+        "Shorten it, or try again when fewer requests run.",
+    )
 
 
 def _ended() -> ApiError:

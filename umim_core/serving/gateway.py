@@ -11,8 +11,9 @@ the raw ids are sent. No torch is loaded.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -33,6 +34,7 @@ from umim_core.serving.api_errors import ApiError
 from umim_core.serving.guard import (
     EventStream,
     Limits,
+    Result,
     guarded,
     merging_wanted,
     read_body,
@@ -48,14 +50,15 @@ if TYPE_CHECKING:
 
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
-_CONNECT_SECONDS: Final = 5.0
+_CONNECT_SECONDS: Final = 5.0  # also until a connection is free
+_HEALTH_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 256
 _NEVER: Final = -100.0  # least logit bias of OpenAI's interface; e^-100 of a chance
 # Fields of a chat that the engine must see with the messages.
 _WITH_MESSAGES: Final = (
-    "add_generation_prompt", "audio", "chat_template", "chat_template_kwargs",
-    "continue_final_message", "documents", "function_call", "functions", "modalities",
-    "response_format", "tool_choice", "tools",
+    "audio", "chat_template", "chat_template_kwargs", "continue_final_message", "documents",
+    "function_call", "functions", "modalities", "reasoning_effort", "response_format",
+    "tool_choice", "tools",
 )  # fmt: skip
 _OF_MESSAGES: Final = {"role", "content", "name"}
 _log: Final = logging.getLogger("umim.serve")
@@ -117,7 +120,9 @@ class Gateway:
         self._client = httpx.AsyncClient(
             base_url=address,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(limits.answer_seconds, connect=_CONNECT_SECONDS),
+            timeout=httpx.Timeout(
+                limits.answer_seconds, connect=_CONNECT_SECONDS, pool=_CONNECT_SECONDS
+            ),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             trust_env=False,
         )
@@ -142,12 +147,30 @@ class Gateway:
             yield
 
     async def _models(self, request: Request) -> Response:
-        answer = await self._asked("GET", "/v1/models")
-        return _passed(await answer.aread(), answer)
+        return _passed(*await self._looked_up(request, "/v1/models"))
 
     async def _health(self, request: Request) -> Response:
-        answer = await self._asked("GET", "/health")
-        return _passed(await answer.aread(), answer)
+        return _passed(*await self._looked_up(request, "/health", _HEALTH_SECONDS))
+
+    async def _looked_up(
+        self, request: Request, path: str, seconds: float | None = None
+    ) -> tuple[bytes, httpx.Response]:
+        """Return what the engine answers to a GET, and the answer, closed.
+
+        Raises:
+            ApiError: If there is none.
+            ClientDisconnect: If the client has gone first.
+        """
+        deadline = self._deadline(seconds)
+        answer = await unless_gone(request, self._asked("GET", path, deadline))
+        try:
+            return await unless_gone(request, _content(answer, deadline)), answer
+        finally:
+            await answer.aclose()
+
+    def _deadline(self, seconds: float | None = None) -> float:
+        """Return when an answer must have ended, on the event loop's clock."""
+        return asyncio.get_running_loop().time() + (seconds or self._limits.answer_seconds)
 
     async def _chat(self, request: Request) -> Response:
         document = read_json(await read_body(request, self._limits))
@@ -173,8 +196,9 @@ class Gateway:
 
         body = {**document, "prompt": prompt.ids}
         del body["messages"]
+        body.pop("add_generation_prompt", None)  # it is true: the prompt has it
         asked = body.pop("max_completion_tokens", None)
-        body["max_tokens"] = asked or body.get("max_tokens") or await self._room(prompt)
+        body["max_tokens"] = asked or body.get("max_tokens") or await self._room(request, prompt)
         best = body.pop("top_logprobs", None)
         if body.pop("logprobs", None):
             body["logprobs"] = best or 0
@@ -227,15 +251,17 @@ class Gateway:
         self.metrics.merged_tokens.inc(len(merged))
         return MergedPrompt(len(ids), merged)
 
-    async def _room(self, prompt: MergedPrompt) -> int:
+    async def _room(self, request: Request, prompt: MergedPrompt) -> int:
         """Return how many tokens a chat may get that asks for no number; completions get few."""
+        most = self._limits.new_tokens
         if self._context is None:
-            models = await self._asked("GET", "/v1/models")
-            found = _document(await models.aread()).get("data")
+            content, answer = await self._looked_up(request, "/v1/models")
+            if answer.status_code != 200:
+                return most
+            found = _document(content).get("data")
             first = found[0] if isinstance(found, list) and found else {}
             length = first.get("max_model_len") if isinstance(first, dict) else None
             self._context = length if isinstance(length, int) else 0
-        most = self._limits.new_tokens
         return max(1, min(most, self._context - len(prompt.ids))) if self._context else most
 
     async def _forward(
@@ -246,11 +272,12 @@ class Gateway:
         translate: Translate | None,
     ) -> Response:
         """Send a body to the engine and return its answer, translated where it is one."""
-        answer = await unless_gone(request, self._asked("POST", path, self._masked(body)))
+        deadline = self._deadline()
+        answer = await unless_gone(request, self._asked("POST", path, deadline, self._masked(body)))
         if answer.status_code == 200 and body.get("stream"):
-            return EventStream(_events(answer, translate), self._limits)
+            return EventStream(_events(answer, translate, deadline), self._limits)
         try:
-            content = await unless_gone(request, _content(answer))
+            content = await unless_gone(request, _content(answer, deadline))
         finally:
             await answer.aclose()
         if answer.status_code != 200 or translate is None:
@@ -265,7 +292,7 @@ class Gateway:
         return {**body, "logit_bias": {**(asked if isinstance(asked, dict) else {}), **self._bias}}
 
     async def _asked(
-        self, method: str, path: str, body: dict[str, Any] | None = None
+        self, method: str, path: str, deadline: float, body: dict[str, Any] | None = None
     ) -> httpx.Response:
         """Return the head of the engine's answer.
 
@@ -274,7 +301,7 @@ class Gateway:
         """
         try:
             built = self._client.build_request(method, path, json=body)
-            return await self._client.send(built, stream=True)
+            return await _by(deadline, self._client.send(built, stream=True))
         except httpx.PoolTimeout as error:
             raise ApiError(
                 503, "overloaded", f"at most {_CONNECTIONS} requests run", "more", "Try later."
@@ -289,9 +316,22 @@ def _no_address(upstream: str) -> ConfigError:
     )
 
 
-async def _content(answer: httpx.Response) -> bytes:
+async def _by(deadline: float, work: Awaitable[Result]) -> Result:
+    """Return what some work gives, until a time of the event loop's clock.
+
+    Raises:
+        httpx.ReadTimeout: If it has not ended by then.
+    """
     try:
-        return await answer.aread()
+        async with asyncio.timeout_at(deadline):
+            return await work
+    except TimeoutError:
+        raise httpx.ReadTimeout("the answer has not ended in time") from None
+
+
+async def _content(answer: httpx.Response, deadline: float) -> bytes:
+    try:
+        return await _by(deadline, answer.aread())
     except httpx.HTTPError as error:
         raise _broken(error) from error
 
@@ -309,12 +349,13 @@ def _broken(error: httpx.HTTPError) -> ApiError:
 
 
 async def _events(
-    answer: httpx.Response, translate: Translate | None
+    answer: httpx.Response, translate: Translate | None, deadline: float
 ) -> AsyncGenerator[bytes, None]:
     """Give an engine's stream on, translated; a break is the last event."""
     done = False
     try:
-        async for line in answer.aiter_lines():
+        lines = answer.aiter_lines()
+        while (line := await _by(deadline, anext(lines, None))) is not None:
             if not line.startswith("data:"):
                 continue
             data = line.removeprefix("data:").strip()
@@ -366,6 +407,8 @@ def _passed(content: bytes, answer: httpx.Response) -> Response:
 
 def _plain_messages(document: dict[str, Any]) -> list[dict[str, str]] | None:
     """Return the messages of a chat if they are texts and nothing else is wanted; else None."""
+    if not document.get("add_generation_prompt", True):
+        return None
     if any(document.get(name) for name in _WITH_MESSAGES):
         return None
     messages = document.get("messages")

@@ -7,9 +7,11 @@ stop "END"    tokens  the  EN  D      pieces  "the", "", stop
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
+
+_BROKEN: Final = "\ufffd"  # what bytes decode to that are no character, or not yet
 
 
 class TextStream:
@@ -25,28 +27,39 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._decoder = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._seen = 0  # characters decoded
+        self._tail: list[int] = []  # the tokens of the last text, and those not decoded yet
+        self._decoded, self._before = 0, ""  # how many the former are, and their text
         self._held = ""
         self.stopped = False
 
     def push(self, token: int) -> str:
         """Add a token and return the text that is certain to be shown."""
-        self._ids.append(token)
-        return self._add(self._decoder.step(self._tokenizer, token) or "")
+        self._tail.append(token)
+        text = self._text(self._tail)
+        return "" if text.endswith(_BROKEN) else self._add(self._behind(text))
 
     def finish(self) -> str:
         """Return what is left when the row has ended: held back text, and half a character."""
         if self.stopped:
             return ""
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        shown = self._add(whole[self._seen :]) + self._held
+        shown = self._add(self._behind(self._text(self._tail))) + self._held
         self._held = ""
         return shown
 
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _behind(self, text: str) -> str:
+        """Return what the tail's text adds to what was decoded before."""
+        fresh = self._tail[self._decoded :]
+        # One wrong byte can turn a whole run of bytes, decoded before, into replacements.
+        rewritten = not text.startswith(self._before)
+        added = self._text(fresh) if rewritten else text[len(self._before) :]
+        if added:
+            self._tail, self._decoded, self._before = fresh, len(fresh), self._text(fresh)
+        return added
+
     def _add(self, text: str) -> str:
-        self._seen += len(text)
         if self.stopped:
             return ""
         held = self._held + text
