@@ -96,15 +96,16 @@ def count_stage(
         check_documents(shards, config.min_documents)
         corpus = Corpus(tokenized.path / "train", offsets, excluded)
         total = int(offsets[-1])
-        check_memory(
-            config.max_memory_gib,
-            shards,
-            offsets,
-            options,
-            excluded,
-            threads=1,
-            at_a_time=config.block_tokens or default_block_tokens(total, cluster_cpus()),
-        )
+        if config.max_memory_gib is not None:
+            check_memory(
+                config.max_memory_gib,
+                shards,
+                offsets,
+                options,
+                excluded,
+                threads=1,
+                at_a_time=config.block_tokens or default_block_tokens(total, cluster_cpus()),
+            )
         state = out / STATE
         began = time.monotonic()
         with followed(state):

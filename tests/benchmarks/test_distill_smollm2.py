@@ -109,7 +109,7 @@ def test_a_set_is_measured_where_it_holds_and_a_setting_of_ones_own_stays(
         monkeypatch.setenv(variable, given)
     monkeypatch.setattr(distill_smollm2, "measure", here)
     monkeypatch.setattr(distill_smollm2, "batch_of", lambda *_: None)
-    monkeypatch.setattr(UMIM, "from_pretrained", lambda *_: None)
+    monkeypatch.setattr(UMIM, "from_pretrained", lambda *_, **__: None)
     monkeypatch.setattr(distill_smollm2, "fresh", child)
     options = argparse.Namespace(checkpoint="x", rows=1, rounds=1)
     if name == OWN and given is not None:

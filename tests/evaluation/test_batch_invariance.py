@@ -105,7 +105,7 @@ def test_answers_and_texts_of_a_baseline_do_not_depend_on_the_batch(
 
 
 def test_the_context_of_several_answers_is_read_once(load: Load) -> None:
-    model = load(8, "prompt")
+    model = load(8, "prompt", raw_tail=0)
     columns: list[int] = []
 
     def count(_: torch.nn.Module, __: object, given: dict[str, torch.Tensor]) -> None:

@@ -86,7 +86,7 @@ def test_with_rules_the_raw_text_alone_decides_stops(merge: str, batch_size: int
     rules = RuleSet.from_spans([span for span in spans if 0 not in span])
     models.checkpoint = Checkpoint.of(
         Compressed(models.backbone, models.checkpoint.module, Matcher(rules), "compact")
-    )
+    ).recommending("all")  # without a raw tail
     free = models.ours(merge, 1).generate_until(models.requests())
     model = models.ours(merge, batch_size)
     for whole in free:

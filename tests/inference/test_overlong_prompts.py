@@ -59,7 +59,7 @@ def test_without_merging_the_last_tokens_are_kept(tiny_backbone: Backbone) -> No
 @pytest.mark.parametrize("positions", ["compact", "preserved"])
 def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPositions) -> None:
     umim, ids = with_rules(tiny_llama, positions), ids_of(150)
-    output = umim.generate([ids, ids[:8]], max_new_tokens=NEW, overlong="truncate")
+    output = umim.generate([ids, ids[:8]], merge="all", max_new_tokens=NEW, overlong="truncate")
     kept = list(output.prompt_ids[0])
     assert kept == ids[-len(kept) :]
     starts, lengths = umim.matcher.segment(np.array(ids))
@@ -69,7 +69,7 @@ def test_leading_units_are_dropped_whole(tiny_llama: Backbone, positions: UnitPo
     assert (len(after) if positions == "compact" else len(kept)) in (ROOM, ROOM - 1)
     assert (len(kept) > ROOM) == (positions == "compact")
     assert output.prompt_ids[1] == tuple(ids[:8])
-    assert output.ids[0] == umim.generate(kept, max_new_tokens=NEW).ids[0]
+    assert output.ids[0] == umim.generate(kept, merge="all", max_new_tokens=NEW).ids[0]
 
 
 def test_a_bos_in_front_stays(

@@ -159,10 +159,9 @@ def test_uniform_segments_leave_the_remainder_out(length: int, tokens: int, tau:
     ids = np.random.default_rng(tokens).integers(0, 3, tokens)
     count = tokens // length
     array = np.arange(count + 1, dtype=np.int64) * length
-    for kernel in ("numba", "numpy"):
-        got = count_ngrams(ids, UniformOffsets(length, count), tau, kernel=kernel)
-        want = count_ngrams(ids[: count * length], array, tau)
-        assert as_dict(got) == as_dict(want)
+    got = count_ngrams(ids, UniformOffsets(length, count), tau)
+    want = count_ngrams(ids[: count * length], array, tau)
+    assert as_dict(got) == as_dict(want)
 
 
 @pytest.mark.parametrize("offsets", [UniformOffsets(4, 3), UniformOffsets(0, 3)])

@@ -98,9 +98,8 @@ RESUME = (
         "each rank divides by its own rows",
         "resume",
         "umim_core/distill/train_loop.py",
-        "weight, num_bad, loss_sum, kl_sum, *terms = sum_over_ranks(shares)\n",
-        "_, num_bad, loss_sum, kl_sum, *terms = sum_over_ranks(shares)\n"
-        "    weight = loss.weight * world\n",
+        "weight, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n",
+        "_, num_bad, loss_sum, kl_sum = sum_over_ranks(shares)\n    weight = loss.weight * world\n",
         ("tests/tasks/training/test_train_merges.py",),
         ("tests/tasks/training/test_train_ranks.py",),
     ),

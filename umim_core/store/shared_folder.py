@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from umim_core.errors import ClusterError
+from umim_core.errors import ArtifactError, ClusterError
 
 _MARK_BITS: Final = 62  # an int64 that is never negative
 
@@ -15,11 +15,21 @@ def leave_mark(folder: Path) -> int:
     """Put a mark into a folder, in place of any older one, and return its number.
 
     The number is random and part of the name: no cache of a file system can know it.
+
+    Raises:
+        ArtifactError: If the folder cannot be made or written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_marks(folder)
     mark = secrets.randbits(_MARK_BITS)
-    _mark_path(folder, mark).touch()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_marks(folder)
+        _mark_path(folder, mark).touch()
+    except OSError as error:
+        raise ArtifactError(
+            f"{folder} (nothing written) must be writable",
+            error.strerror or str(error),
+            "Free space or choose another artifact root.",
+        ) from error
     return mark
 
 

@@ -72,7 +72,7 @@ def test_a_good_end_keeps_no_logs(tmp_path: Path) -> None:
 
 
 def test_logs_that_vanish_while_they_are_copied_do_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "ray-logs").mkdir()
+    (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "raylet.out").write_text("lines")
     (tmp_path / "logs" / "gone").symlink_to(tmp_path / "nowhere")
     kept = keep_logs(tmp_path / "logs", tmp_path / "kept")

@@ -211,7 +211,7 @@ def test_a_cell_is_under_way_for_every_worker() -> None:
 
     run: Any = Noted(find_recipe("tables/multiple-choice-llama-3.1-8b"))
     measure_table(run)
-    assert seen == [(20, 8)]
+    assert seen == [(40, 8)]
 
 
 @pytest.fixture(params=[tiny_table, generated_table], ids=["choices", "answers"])
