@@ -134,6 +134,17 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes() -> None:
     assert found == [False] * 5 + [True] * 3
 
 
+def test_a_row_larger_than_the_bound_pushes_nothing_out() -> None:
+    engine, request = Engine(model("compact")), Request(merge="none")
+    probe, short = PrefixStore(STORE), np.full(30, 1)
+    drive(RowBatch(engine, probe), [(short, settings(2), request)])
+    store = PrefixStore(probe.bytes)
+    longer = np.full(40, 1)  # goes on from the short one
+    drive(RowBatch(engine, store), [(row, settings(2), request) for row in (short, longer)])
+    assert store.bytes == probe.bytes
+    assert store.find(short, np.arange(30)) is not None
+
+
 def test_a_prompt_takes_over_units_and_never_half_of_one() -> None:
     engine = Engine(model("compact"))
     store = PrefixStore(STORE)

@@ -24,6 +24,7 @@ from support.servers import (
 )
 from umim_core import UMIM
 from umim_core.inference.row_batch import LiveRow
+from umim_core.serving.api_bodies import CompletionBody
 from umim_core.serving.engine_app import BatchSizes, EngineServer, Served
 from umim_core.serving.guard import Limits
 
@@ -226,17 +227,28 @@ def test_without_a_number_an_answer_takes_what_the_context_has_room_for(
     assert count["completion_tokens"] == 2048 - 2040 + 1
 
 
-class Gate:
-    """Holds a server's worker before its third forward until it is opened."""
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [({}, (1.0, 0, 1.0)), ({"temperature": 0.5}, (0.5, 0, 1.0)), ({"top_p": 0.9}, (1.0, 0, 0.9))],
+)
+def test_what_a_request_leaves_out_is_not_the_models_own_setting(
+    umim: UMIM, fields: dict[str, Any], own: tuple[float, int, float]
+) -> None:
+    options = server(umim)._options(CompletionBody(prompt="a", **fields), True)
+    assert (options["temperature"], options["top_k"], options["top_p"]) == own
 
-    def __init__(self, held: EngineServer) -> None:
-        self._open, self._steps = threading.Event(), 0
+
+class Gate:
+    """Holds a server's worker before a forward, the third say, until it is opened."""
+
+    def __init__(self, held: EngineServer, free: int = 2) -> None:
+        self._open, self._steps, self._free = threading.Event(), 0, free
         self._step = held.worker._batch.step
         held.worker._batch.step = self.step  # type: ignore[method-assign]
 
     def step(self) -> list[LiveRow]:
         self._steps += 1
-        if self._steps > 2:
+        if self._steps > self._free:
             assert self._open.wait(120)
         return self._step()
 
@@ -263,6 +275,18 @@ def test_a_client_that_goes_frees_its_row(umim: UMIM, streamed: bool) -> None:
         gate.open()
         assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
         assert metric(url, "umim_generated_tokens_total") <= 3 + 2
+
+
+def test_the_time_to_a_first_token_ends_with_the_token(umim: UMIM) -> None:
+    held = server(umim)
+    gate = Gate(held, 0)
+    body = {"prompt": PROMPT, "max_tokens": 3, "stream": True}
+    with in_thread(held.app(None)) as url:
+        with httpx.stream("POST", url + COMPLETIONS, json=body, timeout=120) as answer:
+            assert metric(url, "umim_first_token_seconds_count") == 0  # its prompt was read
+            gate.open()
+            answer.read()
+        assert metric(url, "umim_first_token_seconds_count") == 1
 
 
 def test_too_many_requests_are_told_to_come_again(umim: UMIM) -> None:

@@ -44,8 +44,43 @@ def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixtur
     with in_thread(app) as url:
         address = urlsplit(url)
         with socket.create_connection((address.hostname or "", address.port or 0)) as reader:
-            reader.sendall(b"GET /endless HTTP/1.1\r\nhost: x\r\n\r\n")
+            reader.sendall(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert closed.wait(60)
             assert httpx.get(url + "/metrics").status_code == 200  # others are served
             wait_for(url, "umim_requests_in_flight", 1)
     assert "Traceback" not in caplog.text
+
+
+async def broken(request: Request) -> Response:
+    raise ZeroDivisionError
+
+
+def test_what_nobody_caught_is_counted_as_a_500() -> None:
+    metrics = ServerMetrics()
+    app = guarded([Route("/broken", broken)], None, metrics, nothing)
+    with in_thread(app) as url:
+        assert httpx.get(url + "/broken").status_code == 500
+    assert 'umim_requests_total{path="/broken",status="500"} 1.0' in metrics.text().decode()
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "status"),
+    [
+        ("evil.example:8000", None, 400),
+        ("evil.example:8000", "secret", 200),
+        ("localhost:8000", None, 200),
+        ("127.0.0.1", None, 200),
+    ],
+)
+def test_without_a_token_only_names_of_this_machine_are_answered(
+    host: str, token: str | None, status: int
+) -> None:
+    app = guarded([], token, ServerMetrics(), nothing)
+    headers = {"host": host, "authorization": "Bearer secret"}
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://any") as client:
+            return (await client.get("/metrics", headers=headers)).status_code
+
+    assert asyncio.run(ask()) == status

@@ -92,6 +92,6 @@ def export(
         f"{count:,} spans of {report.tokens:,} tokens; {rows:,} + {count:,} rows written to {out}",
         "",
         f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens, and",
-        "docs/serve.md says how to mask them elsewhere.",
+        "docs/engines.md says how to mask them elsewhere.",
     ]
     emit(document, lines, as_json)

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from umim_core.serving.guard import Limits
 
 _GRACE_SECONDS: Final = 30
+_OF_ENGINE: Final = (
+    "model_name", "merge", "max_rows", "max_waiting", "prefix_cache_mb", "dtype", "device",
+)  # fmt: skip
+_OF_GATEWAY: Final = ("export", "upstream_key_env", "upstream_masks")
 
 
 def serve(
+    context: typer.Context,
     checkpoint: Annotated[
         str | None,
         typer.Argument(
@@ -78,7 +83,8 @@ def serve(
         int, typer.Option(min=0, help="Memory for the columns of earlier turns, in MB.")
     ] = 1024,
     max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Most tokens of an answer, and the default.")
+        int,
+        typer.Option(min=1, help="Most tokens of an answer of our own engine, and the default."),
     ] = 1024,
     max_request_bytes: Annotated[int, typer.Option(min=1, help="Largest body.")] = 4 << 20,
     answer_seconds: Annotated[
@@ -92,6 +98,7 @@ def serve(
     Metrics are under /metrics, a sign of life under /health. The header `x-umim-merge: off` leaves
     a prompt raw. With --upstream the model runs elsewhere and only its prompts are merged here.
     """
+    _check_options(context, upstream)
     token = _secret(api_key_env, "--api-key-env")
     _check_bind(host, token)
     limits = _limits(max_new_tokens, max_request_bytes, answer_seconds)
@@ -114,6 +121,23 @@ def serve(
         key = _secret(upstream_key_env, "--upstream-key-env")
         app = _gateway_app(upstream, export, limits, token, key, chat_template, upstream_masks)
     _run(app, host, port)
+
+
+def _check_options(context: typer.Context, upstream: str | None) -> None:
+    """Refuse options that the way of serving has no use for."""
+    unused = _OF_GATEWAY if upstream is None else _OF_ENGINE
+    named = [
+        "--" + name.replace("_", "-")
+        for name in unused
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
+    if not named:
+        return
+    if upstream is None:
+        rule, remedy = "they need --upstream", "Give --upstream URL, or leave them out."
+    else:
+        rule, remedy = "with --upstream the model runs elsewhere", "Give them to that server."
+    raise ConfigError(f"these options are not for this server: {rule}", ", ".join(named), remedy)
 
 
 def _secret(variable: str | None, option: str) -> str | None:

@@ -86,7 +86,7 @@ class PrefixStore:
         return SharedPrefix(copy, units, tokens)
 
     def put(self, ids: Ints, starts: Ints, place: tuple[UnitCache, int]) -> None:
-        """Keep a copy of a row; what it goes on from is forgotten.
+        """Keep a copy of a row, unless it is too large; what it goes on from is forgotten.
 
         Args:
             ids: Raw ids that it holds [T].
@@ -95,13 +95,18 @@ class PrefixStore:
         """
         if not self._max_bytes:
             return
-        for number, kept in list(self._kept.items()):
+        covered: list[int] = []
+        for number, kept in self._kept.items():
             if _shared(ids, starts, kept) == len(kept.starts):
-                self._forget(number)
+                covered.append(number)
             elif len(starts) <= len(kept.starts) and _shared(ids, starts, kept) == len(starts):
                 self._kept.move_to_end(number)
                 return
         copy = UnitCache.of_rows([place])
+        if copy.bytes > self._max_bytes:
+            return
+        for number in covered:
+            self._forget(number)
         self._number += 1
         self._kept[self._number] = _Kept(ids, starts, copy)
         self.bytes += copy.bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -198,11 +198,13 @@ class EngineServer:
         )
         self.worker.submit(job)
         answer = Answer(isinstance(body, ChatBody), name)
-        running = _Running(self.worker, job, events, began + self._limits.answer_seconds)
+        running = _Running(
+            self.worker, job, events, began + self._limits.answer_seconds,
+            lambda: self.metrics.first_token.observe(time.monotonic() - began),
+        )  # fmt: skip
 
         async def until_read() -> tuple[Started, dict[str, Any]]:
             started = await running.started()
-            self.metrics.first_token.observe(time.monotonic() - began)
             return started, {} if body.stream else await running.whole(answer, started)
 
         try:
@@ -249,8 +251,8 @@ class EngineServer:
         options: dict[str, Any] = {"max_new_tokens": most if wanted is None else wanted}
         if body.temperature == 0:
             options["do_sample"] = False
-        else:  # as OpenAI's: all tokens, unless top_p says otherwise
-            options |= {"do_sample": True, "top_k": 0}
+        else:  # as OpenAI's, whatever the model's own generation_config says
+            options |= {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
             given = {"temperature": body.temperature, "top_p": body.top_p}
             options |= {key: value for key, value in given.items() if value is not None}
         if body.n not in (None, 1):
@@ -275,9 +277,14 @@ class _Running:
     """A request that the worker has, seen from the event loop."""
 
     def __init__(
-        self, worker: EngineWorker, job: Job, events: asyncio.Queue[Event], deadline: float
+        self,
+        worker: EngineWorker,
+        job: Job,
+        events: asyncio.Queue[Event],
+        deadline: float,
+        at_first: Callable[[], None],
     ) -> None:
-        self._worker, self._job, self._events = worker, job, events
+        self._worker, self._job, self._events, self._at_first = worker, job, events, at_first
         self._deadline = deadline - time.monotonic() + asyncio.get_running_loop().time()
         self._left = set(range(job.samples))
         self._counts = [0] * job.samples
@@ -303,9 +310,13 @@ class _Running:
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Give what is generated, until all answers have ended."""
+        first = True
         while self._left:
             piece = await self._next()
             assert isinstance(piece, Piece)  # noqa: S101  the worker's order
+            if first:
+                first = False
+                self._at_first()
             self._counts[piece.index] = piece.generated
             if piece.finish is not None:
                 self._left.remove(piece.index)

@@ -19,6 +19,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -31,6 +32,7 @@ from umim_core.serving.metrics import ServerMetrics
 MERGE_HEADER: Final = "x-umim-merge"
 _PROMETHEUS: Final = "text/plain; version=0.0.4"
 _OPEN: Final = ("/health",)
+_LOCAL: Final = ("127.0.0.1", "localhost", "[::1]")
 Result = TypeVar("Result")
 _log: Final = logging.getLogger("umim.serve")
 
@@ -99,6 +101,7 @@ class Guard:
             self._metrics.in_flight.dec()
             seconds = time.monotonic() - began
             label = path if path in self._paths else "other"
+            status = status or 500  # starlette answers what nobody caught, outside of this
             self._metrics.requests.labels(label, str(status)).inc()
             self._metrics.seconds.labels(label).observe(seconds)
             line = {
@@ -235,6 +238,8 @@ def guarded(
 ) -> Starlette:
     """Return an application of routes behind a guard; ``/metrics`` is added.
 
+    Without a token only requests to a name of this machine are answered.
+
     Args:
         routes: What it serves.
         token: Bearer token that requests must show; None for none.
@@ -247,9 +252,11 @@ def guarded(
 
     served = [*routes, Route("/metrics", counted, methods=["GET"])]
     paths = frozenset(route.path for route in served)
-    guard = Middleware(Guard, token=token, paths=paths, metrics=metrics)
+    guards = [Middleware(Guard, token=token, paths=paths, metrics=metrics)]
+    if token is None:  # a web page could else reach the server by a name that it resolves to it
+        guards.append(Middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL))
     handlers = cast("dict[Any, Callable[..., Any]]", _HANDLERS)
-    return Starlette(routes=served, middleware=[guard], exception_handlers=handlers, lifespan=life)
+    return Starlette(routes=served, middleware=guards, exception_handlers=handlers, lifespan=life)
 
 
 class EventStream(StreamingResponse):
