@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast
@@ -207,11 +207,10 @@ class EngineServer:
             started = await running.started()
             return started, {} if body.stream else await running.whole(answer, started)
 
-        try:
+        with ExitStack() as unanswered:  # an error, or a client that goes, frees the row
+            unanswered.callback(self.worker.cancel, job)
             started, document = await unless_gone(request, until_read())
-        except BaseException:
-            self.worker.cancel(job)
-            raise
+            unanswered.pop_all()
         if not body.stream:
             return JSONResponse(document)
         return EventStream(running.stream(answer, started, body.usage_wanted), self._limits)
