@@ -312,3 +312,6 @@ def test_a_bound_of_decoding_without_a_merge_means_all(tiny_checkpoint: Path) ->
     assert CheckpointConfig.model_validate(written).recommended() == ("prompt", 16)
     bounded = CheckpointConfig.model_validate({**written, "decode_max_damage": 0.1})
     assert bounded.recommended() == ("all", 0)
+    kept = bounded.model_copy(update={"merge": "prompt", "raw_tail": 16})  # both are defaults
+    assert CheckpointConfig.model_validate(kept.model_dump()).recommended() == ("prompt", 16)
+    assert kept.form() == bounded.form()

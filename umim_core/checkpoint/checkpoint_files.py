@@ -11,7 +11,9 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -104,6 +106,14 @@ class CheckpointConfig(ModuleForm):
         if isinstance(data, dict) and data.get("decode_max_damage") is not None:
             return {"merge": "all", "raw_tail": 0, **data}
         return data
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Dump what deviates, and what is merged wherever decoding has a bound."""
+        dumped = super()._dump(handler)
+        if dumped.get("decode_max_damage") is not None:
+            dumped |= {"merge": self.merge, "raw_tail": self.raw_tail}
+        return dumped
 
     @model_validator(mode="after")
     def _has_a_merged_prompt(self) -> Self:
