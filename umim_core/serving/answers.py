@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,18 +72,8 @@ class Answer:
 
     def whole(self, choices: Sequence[Choice], count: dict[str, Any] | None) -> dict[str, Any]:
         """Return the answer as one document."""
-        shown = [
-            {
-                "index": choice.index,
-                **self._content(choice),
-                "logprobs": choice.logprobs,
-                "finish_reason": choice.finish,
-            }
-            for choice in choices
-        ]
         kind = "chat.completion" if self._chat else "text_completion"
-        document = {**self._head, "object": kind, "choices": shown}
-        return document if count is None else {**document, "usage": count}
+        return self._document(kind, choices, self._content, count)
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         if not self._chat:
@@ -94,16 +84,25 @@ class Answer:
         self, choices: Sequence[Choice], count: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return a document of a stream."""
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return self._document(kind, choices, self._delta, count)
+
+    def _document(
+        self,
+        kind: str,
+        choices: Sequence[Choice],
+        text_of: Callable[[Choice], dict[str, Any]],
+        count: dict[str, Any] | None,
+    ) -> dict[str, Any]:
         shown = [
             {
                 "index": choice.index,
-                **self._delta(choice),
+                **text_of(choice),
                 "logprobs": choice.logprobs,
                 "finish_reason": choice.finish,
             }
             for choice in choices
         ]
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
         document = {**self._head, "object": kind, "choices": shown}
         return document if count is None else {**document, "usage": count}
 
