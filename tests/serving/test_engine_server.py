@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
@@ -327,25 +328,49 @@ def test_an_answer_that_takes_too_long_ends_with_an_error(umim: UMIM) -> None:
         assert metric(url, "umim_generated_tokens_total") <= 4
 
 
-@pytest.mark.parametrize("typed", [True, False])
-def test_a_prompt_that_memory_has_no_room_for_fails_alone(
-    umim: UMIM, monkeypatch: pytest.MonkeyPatch, typed: bool
-) -> None:
-    full = server(umim)
-    prefill = full.worker._batch._engine.prefill
+def no_memory(kind: str) -> None:
+    """Ask for more memory than there is, of what allocates in a forward."""
+    if kind == "device":  # no test machine has one
+        raise torch.OutOfMemoryError
+    torch.empty(1 << 50) if kind == "torch" else np.empty(1 << 57)
 
-    def fail(*arguments: Any) -> Any:
-        monkeypatch.setattr(full.worker._batch._engine, "prefill", prefill)
-        if typed:
-            raise torch.OutOfMemoryError
-        return torch.empty(1 << 50)
 
-    monkeypatch.setattr(full.worker._batch._engine, "prefill", fail)
+@pytest.mark.parametrize("kind", ["device", "torch", "numpy"])
+def test_without_memory_only_the_requests_concerned_fail(umim: UMIM, kind: str) -> None:
+    full = server(umim, sizes=BatchSizes(max_rows=2))
+    forwards: list[int] = []  # rows of each
+    body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    answers: list[httpx.Response] = []
     with in_thread(full.app(None)) as url:
-        answer = post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
-        assert post(url, COMPLETIONS, prompt=PROMPT, max_tokens=2).status_code == 200
+
+        def fail(layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            forwards.append(len(inputs[0]))
+            if len(forwards) == 1:  # a prompt
+                no_memory(kind)
+            if len(forwards) == 6:  # a token of the two
+                wait_for(url, "umim_requests_waiting", 1)
+                no_memory(kind)
+
+        hook = umim.backbone.model.model.layers[-1].register_forward_pre_hook(fail)
+        try:
+            answers.append(post(url, COMPLETIONS, **body))
+            assert metric(url, "umim_rows_running") == 0
+            two = {**body, "n": 2, "max_tokens": 900, "temperature": 1}
+            asking = threading.Thread(target=lambda: answers.append(post(url, COMPLETIONS, **two)))
+            asking.start()
+            wait_for(url, "umim_rows_running", 2)
+            after = post(url, COMPLETIONS, **body)
+            asking.join(120)
+        finally:
+            hook.remove()
+        assert forwards[5] == 2
+        for answer in answers:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "out_of_memory")
+            assert answer.headers["retry-after"] == "1"
+        alone = umim.generate(PROMPT, max_new_tokens=5, merge="prompt", raw_tail=4)
+        assert after.json()["choices"][0]["text"] == alone.text[0]
         assert metric(url, "umim_rows_running") == 0
+        assert httpx.get(url + "/health").json() == {"status": "ok"}
 
 
 def test_a_token_is_wanted_where_one_is_set(umim: UMIM) -> None:

@@ -113,6 +113,11 @@ class PrefixStore:
         while self.bytes > self._max_bytes:
             self._forget(next(iter(self._kept)))
 
+    def clear(self) -> None:
+        """Keep nothing of what came so far."""
+        self._kept.clear()
+        self.bytes = 0
+
     def _forget(self, number: int) -> None:
         self.bytes -= self._kept.pop(number).cache.bytes
 

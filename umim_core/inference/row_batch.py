@@ -194,6 +194,15 @@ class RowBatch:
                 if live.error is None:
                     self._store.put(*live.held(), live._place)
 
+    def forget(self) -> None:
+        """Free the columns that are kept for later prompts."""
+        self._store.clear()
+
+    def drop(self) -> None:
+        """Take all rows out and keep no columns, those of earlier rows neither."""
+        self.rows.clear()
+        self.forget()
+
     def _feed(self) -> None:
         rows, engine = self.rows, self._engine
         cache = self._together()

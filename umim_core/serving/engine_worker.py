@@ -5,8 +5,9 @@
     request threads    <- events: started, pieces, ended or failed
 
 A request may be cancelled at any time: its rows leave before the next forward. What the model
-raises on purpose fails one request, as does a prompt that memory has no room for; anything else
-ends the worker, fails all of them and shows in ``alive``.
+raises on purpose fails one request, as does a prompt that memory has no room for. A forward of
+the batch that memory has no room for fails the requests that run; those that wait go on. Anything
+else ends the worker, fails all of them and shows in ``alive``.
 """
 
 from __future__ import annotations
@@ -182,7 +183,12 @@ class EngineWorker:
     def _run(self) -> None:
         try:
             while self._admit():
-                self._step()
+                try:
+                    self._step()
+                except (MemoryError, RuntimeError) as error:
+                    if not _out_of_memory(error):
+                        raise
+                    self._drop()
         finally:
             with self._changed:
                 self._stopping = True
@@ -222,10 +228,12 @@ class EngineWorker:
             rows = self._batch.join(job.prompt, job.config, job.request)
         except UmimError as error:
             return self._refuse(job, error)
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            return self._refuse(job, _no_memory(job.prompt))
+            self._batch.forget()
+            ids = job.prompt.ids if isinstance(job.prompt, PromptIds) else job.prompt
+            return self._refuse(job, _no_memory(f"a prompt of {len(ids)} tokens"))
         first, metrics = rows[0], self._metrics
         metrics.raw_tokens.inc(first.row.prompt)
         metrics.merged_tokens.inc(first.prompt_units)
@@ -270,25 +278,36 @@ class EngineWorker:
             del job._rows[live]
         return Piece(index, text, finish, len(live.row.ids))
 
+    def _drop(self) -> None:
+        """Fail all requests that run: a forward that broke off left their columns undefined."""
+        failed, self._running = self._running, []
+        rows = len(self._batch.rows)
+        self._batch.drop()
+        for job in failed:
+            job._rows.clear()
+            job.deliver([Failed(_no_memory(f"{rows} rows"))])
+        _log.warning("out of memory, %d requests failed", len(failed))
+
     def _end(self, job: Job) -> None:
         self._batch.leave(list(job._rows))
         job._rows.clear()
         self._running.remove(job)
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch found no memory; on a CPU its error has no type of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+def _out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Return whether there was no memory; torch has no type of its own for it on a CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(text in str(error) for text in ("DefaultCPUAllocator", "STATUS_ALLOC_FAILED"))
 
 
-def _no_memory(prompt: TokenPrompt) -> ApiError:
-    tokens = len(prompt.ids if isinstance(prompt, PromptIds) else prompt)
+def _no_memory(needed: str) -> ApiError:
     return ApiError(
         503,
         "out_of_memory",
-        "the memory must have room for a prompt",
-        f"{tokens} tokens",
-        "Shorten it, or try again when fewer requests run.",
+        "the memory must have room for what runs",
+        needed,
+        "Try again, or with a shorter prompt.",
     )
 
 
