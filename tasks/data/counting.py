@@ -89,14 +89,14 @@ def count_distributed(
     counts = NgramCounts({}, {}, tau)
     reference = ray.put(corpus)
     for order in ORDERS:
-        found = known(order)
-        if found is None:
+        counted = known(order)
+        if counted is None:
             with metered(
                 int(corpus.offsets[-1]) * TOKEN_BYTES, f"{order}-grams", progress
             ) as meter:
-                found = _count_order(corpus, reference, order, counts, block_tokens, meter)
-            finished(order, *found)
-        counts.keys[order], counts.support[order] = found
+                counted = _count_order(corpus, reference, order, counts, block_tokens, meter)
+            finished(order, *counted)
+        counts.keys[order], counts.support[order] = counted
     return counts
 
 
@@ -168,11 +168,11 @@ def _collect(dataset: ray.data.Dataset, blocks: int) -> tuple[np.ndarray, np.nda
     for rows in result_tables(dataset):
         for row in range(rows.num_rows):
             partition = rows["partition"][row].as_py()
-            found = unpacked(rows, "blocks", row)
-            if partition in seen or not np.array_equal(found, np.arange(blocks)):
+            blocks_seen = unpacked(rows, "blocks", row)
+            if partition in seen or not np.array_equal(blocks_seen, np.arange(blocks)):
                 raise ClusterError(
                     f"each of {blocks} blocks must reach partition {partition} once",
-                    f"{len(found)} did",
+                    f"{len(blocks_seen)} did",
                     "Run the same command again; finished orders are kept.",
                 )
             seen.add(partition)

@@ -59,9 +59,9 @@ def has_part(folder: Path, kind: str, body: dict[str, object], logger: logging.L
     stage, part = logger.name.rpartition(".")[2], folder.name.replace("-", " ")
     try:
         manifest = read_manifest(folder, kind=kind, schema=_SCHEMA)
-        found = {name: manifest.get(name) for name in body}
-        if found != body:
-            raise ArtifactError(f"{part} must hold {body}", found, "It is counted again.")
+        recorded = {name: manifest.get(name) for name in body}
+        if recorded != body:
+            raise ArtifactError(f"{part} must hold {body}", recorded, "It is counted again.")
     except ArtifactError as error:
         logger.warning("%s: %s is counted again: %s", stage, part, error)
         shutil.rmtree(folder)
@@ -114,8 +114,8 @@ def write_rules(out: Path, rules: RuleSet, **steps: Mapping[int, int]) -> dict[s
     """
     (out / "rules").mkdir()
     rules.write(out / "rules")
-    found = rules.counts_by_order
-    shown = {"raw": found, "overlap": found, "rules": found} | steps
+    sizes = rules.counts_by_order
+    shown = {"raw": sizes, "overlap": sizes, "rules": sizes} | steps
     numbers = {f"{name}_{n}": float(shown[name][n]) for name in shown for n in ORDERS}
     tau = {} if rules.origin.tau is None else {"tau": float(rules.origin.tau)}
     return {**numbers, **tau, "collision_rate": collision_rate(rules)}

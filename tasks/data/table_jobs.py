@@ -163,11 +163,11 @@ def _opened(place: ModelPlace) -> tuple[Checkpoint, Backbone]:
     from umim_core.checkpoint.checkpoint import Checkpoint
     from umim_core.evaluation.model_args import open_model_args
 
-    found = directory_digest(Path(place.checkpoint))
-    if found != place.digest:
+    digest = directory_digest(Path(place.checkpoint))
+    if digest != place.digest:
         raise CheckpointError(
             f"every machine must have the same checkpoint {place.checkpoint}",
-            f"{found[:12]} instead of {place.digest[:12]}",
+            f"{digest[:12]} instead of {place.digest[:12]}",
             "Copy the one of the machine that runs the flow, or put it into a shared folder.",
         )
     checkpoint = Checkpoint.load(Path(place.checkpoint))

@@ -85,10 +85,10 @@ def table_row(task: str, setting: str, own: ShardScores, base: ShardScores) -> R
 
 def totals(scores: ShardScores) -> dict[str, float]:
     """Return means, standard errors and token reduction as flat figures."""
-    found = {name: mean_of(values) for name, values in scores.values.items()}
-    errors = {f"{name}_stderr": mean["stderr"] for name, mean in found.items()}
+    means = {name: mean_of(values) for name, values in scores.values.items()}
+    errors = {f"{name}_stderr": mean["stderr"] for name, mean in means.items()}
     return {
-        **{name: float(mean["mean"] or 0.0) for name, mean in found.items()},
+        **{name: float(mean["mean"] or 0.0) for name, mean in means.items()},
         **{name: error for name, error in errors.items() if error is not None},
         "questions": float(len(scores.prompts)),
         "token_reduction": reduction(scores.inputs) or 0.0,
@@ -116,5 +116,5 @@ def missing(scores: ShardScores) -> float | None:
 
 def read_report(path: Path) -> Report:
     """Read a JSON object."""
-    found: Report = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    report: Report = json.loads(path.read_text(encoding="utf-8"))
+    return report

@@ -49,19 +49,19 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
             or the hub cannot be asked for its table's commit and the recipe names no revision.
     """
     folders = {"hub": recipe.hub, "task_data": recipe.task_data}
-    found = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
+    digests = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
     own = generation_task(task)
     if own is None:
-        return found
+        return digests
     if (table := hub_table(recipe, task)) is not None:
         asked = HubDataset(name=table.path, config=table.name, revision=recipe.revisions.get(task))
-        (found[HUB_COMMIT],) = source_digests(asked)
+        (digests[HUB_COMMIT],) = source_digests(asked)
     if recipe.data_files is not None and isinstance(own.source, DataFile):
         folder = Path(recipe.data_files)
         next(read_rows(own.source, folder), None)  # refuses a file that is missing
-        found["data_files"] = sha256_file(folder / own.source.path)
+        digests["data_files"] = sha256_file(folder / own.source.path)
     config = read_config(resolve_checkpoint(recipe.checkpoint))
-    return found | {
+    return digests | {
         "backbone": config.backbone_fingerprint,
         "tokenizer": config.tokenizer_fingerprint,
     }
@@ -204,8 +204,8 @@ def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
         "task_new_tokens": _lower(recipe.new_tokens, own.max_new_tokens),
         "task_repeats": _lower(recipe.answers, own.repeats),
     }
-    found = {name: limit for name, limit in limits.items() if limit is not None}
-    return {"task_seed": recipe.seed, **found}
+    limited = {name: limit for name, limit in limits.items() if limit is not None}
+    return {"task_seed": recipe.seed, **limited}
 
 
 def _lower(limit: int | None, own: int) -> int | None:

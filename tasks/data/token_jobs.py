@@ -153,11 +153,11 @@ def _load(ref: TokenizerRef) -> PreTrainedTokenizerBase:
     from umim_core.backbone.tokenizer_files import load_tokenizer
 
     tokenizer = load_tokenizer(ref.name, revision=ref.revision)
-    found = tokenizer_fingerprint(tokenizer)
-    if found != ref.fingerprint:
+    fingerprint = tokenizer_fingerprint(tokenizer)
+    if fingerprint != ref.fingerprint:
         raise TokenizerMismatchError(
             f"every machine must load the same tokenizer {ref.name!r}",
-            f"{found[:12]} instead of {ref.fingerprint[:12]}",
+            f"{fingerprint[:12]} instead of {ref.fingerprint[:12]}",
             "Pin a revision, or name a directory that all machines share.",
         )
     return tokenizer

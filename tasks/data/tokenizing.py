@@ -146,8 +146,8 @@ def _on_ray(lease: ClusterLease) -> Callable[[Sequence[TokenJob]], list[Outcome]
         except RayError as error:
             rule, again = "the workers that tokenise must stay alive", "Run the same command again."
             raise cluster_error(rule, error, again) from error
-        found = {row["job"]: row["outcome"] for row in rows}
-        return [_result(found[number], job) for number, job in enumerate(placed)]
+        outcomes = {row["job"]: row["outcome"] for row in rows}
+        return [_result(outcomes[number], job) for number, job in enumerate(placed)]
 
     return run
 
@@ -170,10 +170,10 @@ def _outcome(job: TokenJob) -> str:
 
 def _result(outcome: str, job: TokenJob) -> Outcome:
     """Return what a worker wrote, once its files are here as it wrote them."""
-    found = json.loads(outcome)
-    if "error" in found:
-        return from_data(found)
-    for name, written in found["sums"].items():
+    result = json.loads(outcome)
+    if "error" in result:
+        return from_data(result)
+    for name, written in result["sums"].items():
         path = job.directory / name
         here = sha256_file(path) if path.is_file() else "no file"
         if here != written:
@@ -182,8 +182,8 @@ def _result(outcome: str, job: TokenJob) -> Outcome:
                 f"{path}: {here} instead of {written}",
                 "Set UMIM_ROOT to a place that every node mounts, then run the same command again.",
             )
-    shards = [Shard.model_validate(shard) for shard in found["shards"]]
-    return Tokenized(shards, BadRows(**found["bad"]))
+    shards = [Shard.model_validate(shard) for shard in result["shards"]]
+    return Tokenized(shards, BadRows(**result["bad"]))
 
 
 def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
@@ -213,9 +213,9 @@ def _merged(jobs: Sequence[TokenJob], outcomes: Sequence[Outcome]) -> Tokenized:
     if merged.bad.count:
         first = merged.bad.first[0]
         logger.warning("%s: %d bad rows, first %s", jobs[0].split, merged.bad.count, first)
-    kept = {name for shard in merged.shards for name in shard.files}
+    shard_files = {name for shard in merged.shards for name in shard.files}
     for path in directory.iterdir():
-        if path.name not in kept:  # behind the limit, or left by a worker that died
+        if path.name not in shard_files:  # behind the limit, or left by a worker that died
             path.unlink(missing_ok=True)
     write_index(directory, merged.shards)
     return merged

@@ -49,7 +49,7 @@ def adaptation_rows(place: Report) -> list[Report]:
 def _row(points: list[Report]) -> Report:
     mean = {name: _mean(point.get(name) for point in points) for name in _MEANS}
     compared = [point.get("against", {}) for point in points]
-    names = dict.fromkeys(name for found in compared for name in found)
+    names = dict.fromkeys(name for comparison in compared for name in comparison)
     return {
         **{name: points[0][name] for name in ("setting", "kind", "tau")},
         **mean,
@@ -62,7 +62,8 @@ def _row(points: list[Report]) -> Report:
         "reach": reach(points, "difference"),
         "margin_reach": reach(points, "margin_difference"),
         "against": {
-            name: _compared([found[name] for found in compared if name in found]) for name in names
+            name: _compared([comparison[name] for comparison in compared if name in comparison])
+            for name in names
         },
     }
 

@@ -125,7 +125,7 @@ class Measured(Model):
         """Return the results, and the rows that are shown of them."""
         path = folder / self.file
         if not path.is_file():
-            known = ", ".join(sorted(found.name for found in folder.glob("*.json")))
+            known = ", ".join(sorted(file.name for file in folder.glob("*.json")))
             raise ConfigError("a result file must exist", str(path), f"There are {known}.")
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         first = next(iter(results.get("settings") or ()), None)
@@ -155,11 +155,11 @@ class Measured(Model):
 
 def _amount(row: Mapping[str, Any]) -> str:
     """Return how many questions a task has, and how many answers of what length."""
-    found = f"{row['questions']:,} questions"
+    amount = f"{row['questions']:,} questions"
     if "new_tokens" not in row:
-        return found
+        return amount
     answers = "one answer" if row["answers"] == 1 else f"{row['answers']} answers each"
-    return f"{found}, {answers} of at most {row['new_tokens']:,} tokens"
+    return f"{amount}, {answers} of at most {row['new_tokens']:,} tokens"
 
 
 def _undiffering(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,9 +156,9 @@ class PaperTable(Model):
                 values = [cells[name] for name in (rule.column, *rule.of)]
                 numbers = tuple(float(value) for value in values if value is not None)
                 if len(numbers) == len(values):
-                    found = rule.value(numbers[1:])
-                    if abs(found - numbers[0]) > 10.0**-digits * (1 + 1e-9):
-                        yield row, rule.column, found
+                    computed = rule.value(numbers[1:])
+                    if abs(computed - numbers[0]) > 10.0**-digits * (1 + 1e-9):
+                        yield row, rule.column, computed
 
 
 def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
@@ -167,10 +167,10 @@ def paper_tables(folder: Path = PAPER_TABLES) -> list[PaperTable]:
     Raises:
         ConfigError: If a file breaks a rule, or two have the same label.
     """
-    found: dict[str, PaperTable] = {}
+    tables: dict[str, PaperTable] = {}
     for path in sorted(folder.glob("*.yaml")):
         table = validated(PaperTable, read_recipe_file(path), path.name)
-        if table.label in found:
+        if table.label in tables:
             raise ConfigError("a label belongs to one file", table.label, f"Rename {path.name}'s.")
-        found[table.label] = table
-    return list(found.values())
+        tables[table.label] = table
+    return list(tables.values())

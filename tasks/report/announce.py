@@ -80,8 +80,8 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
     """
     if adaptation.executed:
         run.tracker.attach(run.key, [adaptation.path])
-    made = adaptation.path / adaptation.stage
-    for params, metrics in adaptation_points(read_json(made.with_suffix(".json"))):
+    result = adaptation.path / adaptation.stage
+    for params, metrics in adaptation_points(read_json(result.with_suffix(".json"))):
         tau = "" if params["tau"] is None else f" τ {params['tau']}"
         run.tracker.comparison_run(
             sha256_bytes(canonical_json([run.key, params, metrics]).encode()),
@@ -93,7 +93,7 @@ def announce_adaptation(run: PipelineRun[AdaptationRecipe], adaptation: Artifact
         )
     if FlowRunContext.get() is not None:
         with prefect_may_be_away():
-            lines = made.with_suffix(".md").read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = result.with_suffix(".md").read_text(encoding="utf-8").splitlines(keepends=True)
             page = "".join(line for line in lines if not line.startswith("!["))  # a figure of files
             create_markdown_artifact(page, key="umim-adaptation")
             _link_mlflow(run)

@@ -95,13 +95,13 @@ def comparison_rows(
     for result in cells:
         for setting, evaluation in result.evaluations.items():
             timed = result.benchmark if measures(setting, "speed") else None
-            found = _metrics(evaluation, timed)
+            metrics = _metrics(evaluation, timed)
             counts = rule_counts(result.settings[setting].path / _RULES)
-            found |= {"rules": float(sum(counts.values()))} | (
+            metrics |= {"rules": float(sum(counts.values()))} | (
                 _own_halves(result) if setting == WT else {}
             )
             scores = _scores(result.scores, setting)
-            measured = {"metrics": found, "errors": _errors(evaluation), "scores": scores}
+            measured = {"metrics": metrics, "errors": _errors(evaluation), "scores": scores}
             rows.append(cell_row(result.cell, setting=setting, seed=seed, **measured))
         base = {key: score for key, score in result.scores.items() if key[1] == BASE}
         rows += [
@@ -162,10 +162,10 @@ def _shipped_row(result: ShippedResult) -> ComparisonRow:
 
 
 def _metrics(evaluation: Artifact, benchmark: Artifact | None) -> dict[str, float | None]:
-    found: Mapping[str, float] = evaluation.metrics
+    values: Mapping[str, float] = evaluation.metrics
     metrics: dict[str, float | None] = {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if name in COMPARISON_METRICS or is_of_a_text(name)
     }
     if benchmark is not None:
@@ -196,22 +196,22 @@ def _scores(scores: Scores, setting: str) -> dict[tuple[str, str], dict[str, Mea
     }
 
 
-def _score(names: Sequence[str], found: Mapping[str, float]) -> dict[str, Measured]:
+def _score(names: Sequence[str], metrics: Mapping[str, float]) -> dict[str, Measured]:
     """Return the metrics of a task, with the token reduction where the task merges."""
     score = {
-        name: Measured(value=found[name], stderr=found.get(f"{name}_stderr")) for name in names
+        name: Measured(value=metrics[name], stderr=metrics.get(f"{name}_stderr")) for name in names
     }
-    reduction = found.get("context_token_reduction", found["token_reduction"])
+    reduction = metrics.get("context_token_reduction", metrics["token_reduction"])
     return score | {TASK_TR: Measured(value=reduction)}
 
 
 def cell_label(cell: Cell) -> str:
     """Return what a cell is called on Prefect's pages."""
     sure = f"confidence {cell.min_probability:g} " if cell.source == "confidence" else ""
-    made = f"{sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
+    rules_label = f"{sure}tau {cell.tau} {cell.overlap}+{cell.containment}"
     if cell.rules is not None:
-        made = f"rules {given_name(cell.rules)}"
-    rules = f"{short_name(cell.backbone)} {made}"
+        rules_label = f"rules {given_name(cell.rules)}"
+    rules = f"{short_name(cell.backbone)} {rules_label}"
     return ", ".join([rules, *cell_words(cell)])
 
 

@@ -189,8 +189,8 @@ class ComparisonRow(BaseModel):
     def settings_scored(self, task: str) -> dict[str, dict[str, Measured]]:
         """Return what was measured on a task, by setting, in the order of the table of settings."""
         order = {name: index for index, name in enumerate(setting_names())}
-        found = {setting: score for (of, setting), score in self.scores.items() if of == task}
-        return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+        by_setting = {setting: score for (of, setting), score in self.scores.items() if of == task}
+        return dict(sorted(by_setting.items(), key=lambda item: order.get(item[0], len(order))))
 
     def score(
         self, setting: str, task: str = DEFAULT_TASK, metric: str | None = None
@@ -202,11 +202,11 @@ class ComparisonRow(BaseModel):
             task: Name of the task.
             metric: One of the task's; None for its headline.
         """
-        found = self.scores.get((task, setting))
-        if not found:
+        measured = self.scores.get((task, setting))
+        if not measured:
             return None
-        name = next(iter(found)) if metric is None else metric
-        return found[name].value if name in found else None
+        name = next(iter(measured)) if metric is None else metric
+        return measured[name].value if name in measured else None
 
     def params(self) -> dict[str, object]:
         """Return the parameters of the row's MLflow run; ``LATER_PARAMS`` where they deviate."""
@@ -222,10 +222,10 @@ class ComparisonRow(BaseModel):
     def _named_scores(self) -> dict[str, float]:
         """Return the scores of the base model and of the row's own setting, as others name them."""
         return {
-            f"{score_name(task, metric)}_{suffix}": found.value
+            f"{score_name(task, metric)}_{suffix}": measured.value
             for suffix, setting in (("base", BASE), ("umim", self.setting))
             for task in self.tasks
-            for metric, found in self.scores.get((task, setting), {}).items()
+            for metric, measured in self.scores.get((task, setting), {}).items()
             if metric != TASK_TR
         }
 
@@ -244,16 +244,16 @@ class ComparisonRow(BaseModel):
         """Return what files hold; ``accuracies`` are the headlines of the embedded task."""
         accuracies = {
             setting: {
-                **found[next(iter(found))].model_dump(),
-                TASK_TR: found[TASK_TR].value if TASK_TR in found else 0.0,
+                **measured[next(iter(measured))].model_dump(),
+                TASK_TR: measured[TASK_TR].value if TASK_TR in measured else 0.0,
             }
-            for setting, found in self.settings_scored(DEFAULT_TASK).items()
+            for setting, measured in self.settings_scored(DEFAULT_TASK).items()
         }
         known = self.metrics | self._named_scores()
         scores = [
             {"task": task, "setting": setting}
-            | {"metrics": {name: one.model_dump() for name, one in found.items()}}
-            for (task, setting), found in self.scores.items()
+            | {"metrics": {name: one.model_dump() for name, one in measured.items()}}
+            for (task, setting), measured in self.scores.items()
         ]
         return {
             **self._described(),

@@ -134,7 +134,7 @@ def _table(rows: Iterable[Any], caller: Callable[[Any], str], measured: bool = F
 @lru_cache
 def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
     """Return the environment of a folder's templates; those of this package are found, too."""
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=html,  # noqa: S701  # Markdown is not HTML
         undefined=_Missing,
@@ -142,13 +142,13 @@ def environment(folder: Path = TEMPLATES, *, html: bool = False) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {
+    jinja.filters |= {
         "f": formatted,
         "total": lambda counts: sum(counts.values()),
         "combine": lambda fields, others: {**fields, **others},
     }
-    made.globals |= {"table": _table, "walk": walk, **_UNITS}
-    return made
+    jinja.globals |= {"table": _table, "walk": walk, **_UNITS}
+    return jinja
 
 
 def page(template: str, report: Mapping[str, Any], folder: Path = TEMPLATES) -> str:
@@ -209,11 +209,11 @@ def markdown_html(text: str) -> Markup:
 
     Tables can be scrolled, and headings of the second order have the anchors that GitHub gives.
     """
-    made = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    made = made.replace("<table>", '<div class="scroll"><table>')
-    made = made.replace("</table>", "</table></div>")
-    made = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{anchor(h[1])}">{h[1]}</h2>', made)
-    return Markup(made)  # noqa: S704  # the parser escapes
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    html = html.replace("<table>", '<div class="scroll"><table>')
+    html = html.replace("</table>", "</table></div>")
+    html = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{anchor(h[1])}">{h[1]}</h2>', html)
+    return Markup(html)  # noqa: S704  # the parser escapes
 
 
 def anchor(heading: str) -> str:

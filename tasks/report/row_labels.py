@@ -47,15 +47,15 @@ class RowRules(BaseModel):
     @classmethod
     def held(cls, directory: Path) -> Self:
         """Return what the manifest of a rule directory says."""
-        found = RuleOrigin.model_validate(
+        origin = RuleOrigin.model_validate(
             read_manifest(directory, kind="rules", schema=RULES_SCHEMA, verify=False)
         )
         return cls(
-            source=found.source,
-            tau=found.tau,
-            min_probability=found.min_probability if found.source == "confidence" else 0.0,
-            overlap=found.overlap,
-            containment=found.containment,
+            source=origin.source,
+            tau=origin.tau,
+            min_probability=origin.min_probability if origin.source == "confidence" else 0.0,
+            overlap=origin.overlap,
+            containment=origin.containment,
         )
 
     @property

@@ -73,13 +73,13 @@ def make_table(
         drop: Whether a column that no row has a value for is left out.
     """
     cells = [(column, [column.show(row) for row in rows]) for column in columns]
-    kept = [(column, own) for column, own in cells if not drop or not rows or set(own) != {DASH}]
+    shown = [(column, own) for column, own in cells if not drop or not rows or set(own) != {DASH}]
     return Table(
         title,
-        tuple(column.heading for column, _ in kept),
-        tuple(zip(*(own for _, own in kept), strict=True)),
+        tuple(column.heading for column, _ in shown),
+        tuple(zip(*(own for _, own in shown), strict=True)),
         note,
-        tuple(index for index, (column, _) in enumerate(kept) if column.left),
+        tuple(index for index, (column, _) in enumerate(shown) if column.left),
     )
 
 

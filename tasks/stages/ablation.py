@@ -88,11 +88,11 @@ def ablation_data(recipe: Recipe, results: list[CellResult]) -> AblationData:
 
 def _versions(trained: list[Artifact]) -> dict[str, str]:
     """Return the libraries of all trainings, every version that one of them used."""
-    found: dict[str, dict[str, None]] = {}  # in the order of the cells
+    by_library: dict[str, dict[str, None]] = {}  # in the order of the cells
     for artifact in trained:
         for name, version in artifact.manifest()["facts"]["versions"].items():
-            found.setdefault(name, {})[str(version)] = None
-    return {name: " and ".join(versions) for name, versions in found.items()}
+            by_library.setdefault(name, {})[str(version)] = None
+    return {name: " and ".join(versions) for name, versions in by_library.items()}
 
 
 def _cell(result: CellResult, row: ComparisonRow, trained: Artifact) -> AblationCell:

@@ -91,10 +91,10 @@ def measure_baseline(job: BaselineJob) -> Metrics:
     if isinstance(method, MergedSpans) and not method.whole_texts:
         metrics = text_metrics(at.tokenized, merged_by(method, umim), config, length)
     elif isinstance(method, EvictedColumns) and method.states is not None:
-        found = text_metrics(at.tokenized, umim, config, length, method.states)
+        of_texts = text_metrics(at.tokenized, umim, config, length, method.states)
         metrics = {
             name.replace("token_reduction", "cache_reduction"): value
-            for name, value in found.items()
+            for name, value in of_texts.items()
         }
     scorers = {
         "base": Scorer(umim.base(), "prompt", length),

@@ -80,7 +80,7 @@ def benchmark_stage(
         rows, place = call_on_worker(lease, time_checkpoint, job, alone=True)
         _write(out / _MACHINE, place)
         _write(out / _FILE, [asdict(row) for row in rows])
-        _write(out / f"{_BREAK_EVEN}.json", [asdict(found) for found in break_even(rows)])
+        _write(out / f"{_BREAK_EVEN}.json", [asdict(crossing) for crossing in break_even(rows)])
         (out / f"{_BREAK_EVEN}.md").write_text(break_even_markdown(rows), encoding="utf-8")
         return _summary(rows, config)
 
@@ -126,8 +126,8 @@ def machine(threads: int) -> str:
     """Return the name of this machine's processor, and so many threads."""
     processor, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if info.is_file():
-        found = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-        processor = found[1] if found else processor
+        model = re.search(r"^model name\s*: (.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+        processor = model[1] if model else processor
     return f"{processor}, {threads} threads"
 
 
@@ -151,5 +151,5 @@ def _summary(rows: list[ThroughputRow], config: BenchmarkConfig) -> Metrics:
 
 def throughput_rows(artifact: Artifact) -> list[ThroughputRow]:
     """Return the rows a benchmark stage measured."""
-    found = json.loads((artifact.path / _FILE).read_text(encoding="utf-8"))
-    return [ThroughputRow(**row) for row in found]
+    rows = json.loads((artifact.path / _FILE).read_text(encoding="utf-8"))
+    return [ThroughputRow(**row) for row in rows]

@@ -152,13 +152,13 @@ def changed_files(value: str) -> CorpusError:
 
 def task_stage(root: Path, corpus: Artifact, sizes: TaskSizes, task: str) -> Artifact:
     """Write the questions of a task: of the corpus's documents, or the task's own."""
-    found = TASKS.find(task)
-    inputs = dict(found.sources()) if found.corpus is None else {"corpus": corpus.digest}
-    spec = StageSpec("task", 1, sizes.model_dump() | found.key(), inputs)
+    own_task = TASKS.find(task)
+    inputs = dict(own_task.sources()) if own_task.corpus is None else {"corpus": corpus.digest}
+    spec = StageSpec("task", 1, sizes.model_dump() | own_task.key(), inputs)
 
     def build(out: Path) -> Metrics:
-        wanted = {split: getattr(sizes, split) for split in found.splits}
-        found.write(out, wanted, None if found.corpus is None else corpus.path)
+        wanted = {split: getattr(sizes, split) for split in own_task.splits}
+        own_task.write(out, wanted, None if own_task.corpus is None else corpus.path)
         return {}
 
     return run_stage(root, spec, build)
@@ -245,15 +245,16 @@ def tokenize_stage(
 
 
 def _sources(corpus: Artifact, config: Corpus) -> dict[str, Source]:
-    made: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     if isinstance(config, DocstringCorpus):
-        made = (*SPLITS, *DOCSTRING_OOD)
+        names = (*SPLITS, *DOCSTRING_OOD)
     elif isinstance(config, GeneratedCorpus):
-        made = SPLITS
+        names = SPLITS
     elif isinstance(config, MixtureCorpus):
-        made = (*SPLITS, *(f"{PART}{name}" for name in config.parts))
+        names = (*SPLITS, *(f"{PART}{name}" for name in config.parts))
     written: dict[str, Source] = {  # docstrings show NUL characters on purpose, models by chance
-        split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep") for split in made
+        split: JsonLines(paths=(str(corpus.path / f"{split}.jsonl"),), nul="keep")
+        for split in names
     }
     return written | _in_place(config)
 
@@ -296,5 +297,5 @@ def parts(artifact: Artifact) -> list[str]:
 
 
 def _with_prefix(artifact: Artifact, prefix: str) -> list[str]:
-    found = artifact.path.glob(f"{prefix}*/{INDEX}")
-    return sorted(path.parent.name.removeprefix(prefix) for path in found)
+    files = artifact.path.glob(f"{prefix}*/{INDEX}")
+    return sorted(path.parent.name.removeprefix(prefix) for path in files)

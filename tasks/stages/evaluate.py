@@ -107,8 +107,8 @@ def text_metrics(
     metrics: Metrics = {}
     for split in ("test", *own):
         rows = rows_of(tokenized, split, segment_length, config.alignment_rows, config.segments)
-        found = evaluate_alignment(rows, compressed, config.batch_size, states).metrics()
-        metrics |= {f"{name}{_suffix(split)}": value for name, value in found.items()}
+        alignment = evaluate_alignment(rows, compressed, config.batch_size, states).metrics()
+        metrics |= {f"{name}{_suffix(split)}": value for name, value in alignment.items()}
     for split in ("test", *(f"ood_{name}" for name in out_of_domain(tokenized)), *own):
         part = rows_of(tokenized, split, segment_length, config.perplexity_rows, config.segments)
         metrics |= _perplexities(part, compressed, _suffix(split), config.batch_size, states)

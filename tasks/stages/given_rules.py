@@ -27,11 +27,11 @@ def given_rules_stage(root: Path, cell: Cell) -> Artifact:
         raise ConfigError("a cell must name its rule directory", None, "Set rules.")
     tokenizer = load_tokenizer(cell.backbone, revision=cell.revision)
     fingerprint = tokenizer_fingerprint(tokenizer)
-    given = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
-    check_vocabulary(given, len(tokenizer), special_ids(tokenizer))
-    spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": given.digest})
+    rules = RuleSet.load(cell.rules, tokenizer_fingerprint=fingerprint)
+    check_vocabulary(rules, len(tokenizer), special_ids(tokenizer))
+    spec = StageSpec("given-rules", 1, {"tokenizer": fingerprint}, {"rules": rules.digest})
 
     def build(out: Path) -> Metrics:
-        return write_rules(out, given)
+        return write_rules(out, rules)
 
     return run_stage(root, spec, build)

@@ -177,7 +177,7 @@ def filter_stage(
     def build(out: Path) -> Metrics:
         # Counts serve any least number of documents, so those found may know of fewer.
         check_documents(tokens(tokenized, "train"), config.min_documents)
-        kept, ruleset = make_rules(
+        frequent, ruleset = make_rules(
             _read_counts(counted.path, int(counted.manifest()["config"]["tau"])),
             options,
             options.origin(fingerprint, corpus_digest(counted.path)),
@@ -186,7 +186,7 @@ def filter_stage(
             shards = tokens(tokenized, "train")
             offsets = UniformOffsets(segment_length, len(shards) // segment_length)
             ruleset = spans_of(ruleset, shards, offsets, cell.spans)
-        raw, passed = step_counts(kept, kept.tau, cell.overlap)
+        raw, passed = step_counts(frequent, frequent.tau, cell.overlap)
         return write_rules(out, ruleset, raw=raw, overlap=passed)
 
     return run_stage(root, spec, build)

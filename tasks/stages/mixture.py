@@ -36,12 +36,12 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
             If one changes while it is read.
     """
     digests = _file_digests(corpus)
-    made = {} if docstrings is None else {"docstrings": docstrings.digest}
+    corpora = {} if docstrings is None else {"docstrings": docstrings.digest}
     spec = StageSpec(
         "mixture",
         1,
         corpus.model_dump(mode="json", exclude={"train_tokens"}),
-        made | _numbered(digests),
+        corpora | _numbered(digests),
     )
 
     def build(out: Path) -> Metrics:
@@ -65,7 +65,7 @@ def mixture_stage(root: Path, corpus: MixtureCorpus, docstrings: Artifact | None
         if _file_digests(corpus) != digests:
             raise changed_files("they changed while they were mixed")
         records = {name: _record(corpus, name, docstrings, digests) for name in corpus.parts}
-        write_json(out / RECORD, {n: found | {"sizes": sizes[n]} for n, found in records.items()})
+        write_json(out / RECORD, {n: record | {"sizes": sizes[n]} for n, record in records.items()})
         return metrics
 
     return run_stage(root, spec, build)
@@ -84,8 +84,8 @@ def _file_digests(corpus: MixtureCorpus) -> dict[tuple[str, Split], list[str]]:
 def _numbered(digests: Mapping[tuple[str, Split], list[str]]) -> dict[str, str]:
     return {
         f"{name}.{split}:{number}": digest
-        for (name, split), found in digests.items()
-        for number, digest in enumerate(found)
+        for (name, split), shard_digests in digests.items()
+        for number, digest in enumerate(shard_digests)
     }
 
 

@@ -96,18 +96,22 @@ def report_stage(
 
 def _measurements(result: CellResult | ShippedResult) -> list[tuple[str, Artifact]]:
     if isinstance(result, CellResult):
-        found = [(f"evaluate {name}", artifact) for name, artifact in result.evaluations.items()]
+        measurements = [
+            (f"evaluate {name}", artifact) for name, artifact in result.evaluations.items()
+        ]
     else:
-        found = [("evaluate", result.evaluation)]
+        measurements = [("evaluate", result.evaluation)]
     for (task, setting), artifact in result.scores.items():
-        found.append(
+        measurements.append(
             (f"score {setting}" if task == DEFAULT_TASK else f"score {task} {setting}", artifact)
         )
     if isinstance(result, CellResult):
         for name, measured in result.baselines.items():
-            found.append((f"baseline {name}", measured.evaluation))
-            found += [(f"score {name} {task}", of) for (task, _), of in measured.scores.items()]
-    return found + ([("benchmark", result.benchmark)] if result.benchmark else [])
+            measurements.append((f"baseline {name}", measured.evaluation))
+            measurements += [
+                (f"score {name} {task}", of) for (task, _), of in measured.scores.items()
+            ]
+    return measurements + ([("benchmark", result.benchmark)] if result.benchmark else [])
 
 
 def report_data(
@@ -150,8 +154,10 @@ def _places(cells: list[CellResult], shipped: list[ShippedResult]) -> tuple[Chec
         for result in cells
         for setting, artifact in result.settings.items()
     ]
-    found = [CheckpointPlace(label=f"{shown_name(s.name)}, shipped", path=s.name) for s in shipped]
-    return tuple(trained + found)
+    shipped_places = [
+        CheckpointPlace(label=f"{shown_name(s.name)}, shipped", path=s.name) for s in shipped
+    ]
+    return tuple(trained + shipped_places)
 
 
 def _examples(
@@ -178,11 +184,11 @@ def _examples(
     )
     places = [*leading, *trained, *others]
     own = [row for row in rows if row.method == OWN_METHOD]
-    found = [pair for pair in zip(own, places, strict=True) if pair[0].setting == WT]
-    best, (source, tokenized) = max(found, key=lambda of: _agreement(of[0]))
+    merged = [pair for pair in zip(own, places, strict=True) if pair[0].setting == WT]
+    best, (source, tokenized) = max(merged, key=lambda of: _agreement(of[0]))
     label = f"{best.label} on held-out text"
-    if len(found) > 1:
-        label += f" (highest Top-1 of {len(found)} checkpoints)"
+    if len(merged) > 1:
+        label += f" (highest Top-1 of {len(merged)} checkpoints)"
     ids = np.array(tokens(tokenized, "test")[:_SIMILARITY_TOKENS], np.int64)
     job = ExampleJob(source, label, ids, *placement)
     here = lease is None or has_device(job.device)
@@ -241,7 +247,7 @@ def host() -> dict[str, str]:
 
 
 def _curves(result: CellResult) -> list[LossCurve]:
-    found = []
+    curves = []
     for setting, artifact in result.settings.items():
         training = find_setting(setting).training
         if training == "none":
@@ -252,7 +258,7 @@ def _curves(result: CellResult) -> list[LossCurve]:
             tuple[Point, ...]((int(row["step"]), row[name]) for row in curve if name in row)
             for name in (("train_loss", "valid_loss") if preference else ("train_kl", "valid_kl"))
         )
-        found.append(
+        curves.append(
             LossCurve(
                 label=f"{cell_row(result.cell).label}, {setting}",
                 train=train,
@@ -260,7 +266,7 @@ def _curves(result: CellResult) -> list[LossCurve]:
                 quantity="preference" if preference else "KL",
             )
         )
-    return found
+    return curves
 
 
 def _measured_speeds(
@@ -274,7 +280,7 @@ def _measured_speeds(
     rows = throughput_rows(result.benchmark)
     return (
         [SpeedRow(**_labelled(name, row, SpeedRow)) for row in rows],
-        [BreakEvenRow(**_labelled(name, found, BreakEvenRow)) for found in break_even(rows)],
+        [BreakEvenRow(**_labelled(name, crossing, BreakEvenRow)) for crossing in break_even(rows)],
     )
 
 

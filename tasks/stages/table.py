@@ -67,8 +67,8 @@ def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: 
     config: dict[str, object] = {"task": task, "lm_eval": _lm_eval(), **facts}
 
     def build(out: Path) -> Metrics:
-        def keep(_: str, found: QuestionSet) -> None:
-            write_json(out / QUESTIONS, asdict(found))
+        def keep(_: str, questions: QuestionSet) -> None:
+            write_json(out / QUESTIONS, asdict(questions))
 
         run_on_workers(lease, find_questions, {task: source}, keep)
         return {"questions": float(read_questions(out).count)}
@@ -119,15 +119,15 @@ def shards_stage(
     )
 
     def build(out: Path) -> Metrics:
-        found = read_questions(questions.path)
+        question_set = read_questions(questions.path)
         data = question_source(recipe, task, of["inputs"])
-        count = min(found.count, recipe.questions or found.count)
+        count = min(question_set.count, recipe.questions or question_set.count)
         jobs = {}
         for first in range(0, count, recipe.shard):
             last = min(first + recipe.shard, count)
             path = out / SHARDS / f"{first:07d}-{last:07d}.json"
             if not path.is_file():
-                jobs[path] = ShardJob(place, setting, data, found, first, last, own)
+                jobs[path] = ShardJob(place, setting, data, question_set, first, last, own)
         run_on_workers(lease, score_shard, jobs, _keep_shard, recipe.cores)
         return totals(read_shards(out))
 
@@ -170,10 +170,12 @@ def text_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, text: Table
     )
 
     def build(_: Path) -> Metrics:
-        kept: Metrics = {}
+        metrics: Metrics = {}
         jobs = {"text": TextJob(place, _in_place(text))}
-        run_on_workers(lease, measure_text, jobs, lambda _, found: kept.update(found), recipe.cores)
-        return kept
+        run_on_workers(
+            lease, measure_text, jobs, lambda _, scores: metrics.update(scores), recipe.cores
+        )
+        return metrics
 
     return run_stage(root, spec, build)
 
@@ -205,11 +207,13 @@ def table_stage(
         scores: Artifacts of ``shards`` by task and name of setting.
         texts: Artifacts of ``text`` by name.
     """
-    inputs = {f"questions of {task}": made.digest for task, made in questions.items()}
-    inputs |= {f"{task} | {setting}": made.digest for (task, setting), made in scores.items()}
-    inputs |= {f"text {name}": made.key for name, made in texts.items()}  # it holds no file
+    inputs = {f"questions of {task}": artifact.digest for task, artifact in questions.items()}
+    inputs |= {
+        f"{task} | {setting}": artifact.digest for (task, setting), artifact in scores.items()
+    }
+    inputs |= {f"text {name}": artifact.key for name, artifact in texts.items()}  # it holds no file
     settings = [setting.name for setting in recipe.settings]
-    asked_of = {task: made.manifest()["inputs"] for task, made in questions.items()}
+    asked_of = {task: artifact.manifest()["inputs"] for task, artifact in questions.items()}
     commits = {task: of[HUB_COMMIT] for task, of in asked_of.items() if HUB_COMMIT in of}
     spec = StageSpec(
         "table",
@@ -229,8 +233,8 @@ def table_stage(
     )
 
     def build(out: Path) -> Metrics:
-        asked = {task: read_questions(made.path) for task, made in questions.items()}
-        values = {place: read_shards(made.path) for place, made in scores.items()}
+        asked = {task: read_questions(artifact.path) for task, artifact in questions.items()}
+        values = {place: read_shards(artifact.path) for place, artifact in scores.items()}
         rows: list[Report] = [
             {**asked[task].limits, "task": task, "setting": setting, "not_run": asked[task].not_run}
             if asked[task].not_run is not None
@@ -238,7 +242,7 @@ def table_stage(
             | table_row(task, setting, values[task, setting], values[task, settings[0]])
             for task, setting in scores
         ]
-        measured = [{"text": name, **made.metrics} for name, made in texts.items()]
+        measured = [{"text": name, **artifact.metrics} for name, artifact in texts.items()]
         body = {"kind": "paper_table", **spec.config, "scores": rows, "texts": measured}
         write_json(out / TABLE, body)
         return {"rows": float(len(rows) + len(measured))}

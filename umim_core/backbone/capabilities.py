@@ -151,10 +151,10 @@ def _check_head(backbone: Backbone, n: int) -> Tensor:
     """Return the states [1, n, d] that the model's own forward hands to its head."""
     inputs, linear = [], []
 
-    def with_ramp(head: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        inputs.append(given[0])
+    def with_ramp(head: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        inputs.append(arguments[0])
         weight, bias = backbone.head_weight, backbone.head_bias
-        straight = nn.functional.linear(given[0].to(weight.dtype), weight, bias)
+        straight = nn.functional.linear(arguments[0].to(weight.dtype), weight, bias)
         linear.append(state_difference(out, straight))
         return _ramp(out)
 
@@ -197,13 +197,13 @@ def _ramp(out: Tensor) -> Tensor:
 def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
     """Compare rows whose hidden columns shift or stretch positions with rows without them."""
     n = row.shape[1]
-    kept = torch.tensor([0, *range(2, n), n + 1], device=row.device)
+    places = torch.tensor([0, *range(2, n), n + 1], device=row.device)
     columns = torch.arange(n + 2, device=row.device)
     compact = columns.clone()
-    compact[kept] = columns[:n]
+    compact[places] = columns[:n]
     positions = torch.stack([compact, columns])
     embeddings = backbone.embed(row).expand(2, -1, -1)
-    apart = backbone.hidden(embeddings, position_ids=positions[:, kept])
+    apart = backbone.hidden(embeddings, position_ids=positions[:, places])
     _same(
         backbone,
         "position_ids 0, 1, 2, ... must change nothing",
@@ -212,17 +212,17 @@ def _check_positions(backbone: Backbone, row: Tensor, plain: Tensor) -> None:
         "This model takes positions from somewhere else and is not supported.",
     )
     stretched = backbone.embed((columns * 5 + 1) % backbone.vocab_size).repeat(2, 1, 1)
-    stretched[:, kept] = embeddings
+    stretched[:, places] = embeddings
     seen = columns[None, :] <= columns[:, None]
-    hidden = torch.ones_like(seen[0]).index_fill(0, kept, False)
+    hidden = torch.ones_like(seen[0]).index_fill(0, places, False)
     allowed = (seen & ~hidden) | torch.eye(n + 2, dtype=torch.bool, device=row.device)
     mask = additive_mask(allowed.expand(2, -1, -1), embeddings.dtype)
-    found = backbone.hidden(stretched, mask, positions)[:, kept]
+    padded = backbone.hidden(stretched, mask, positions)[:, places]
     for b, how in enumerate(("compact", "stretched")):
         _same(
             backbone,
             f"position_ids and a 4-D mask must decide what a unit sees ({how} positions)",
-            found[b],
+            padded[b],
             apart[b],
             "Models whose attention counts columns (ALiBi) are not supported.",
         )
@@ -267,14 +267,14 @@ def state_tolerance(backbone: Backbone) -> float:
     return _TOLERANCE.get(backbone.dtype, max(_TOLERANCE.values()))
 
 
-def state_difference(found: Tensor, wanted: Tensor) -> float:
+def state_difference(states: Tensor, wanted: Tensor) -> float:
     """Return the norm of the difference, of the norm of what is wanted."""
     wide = wanted.detach().cpu().double()
-    return float((found.detach().cpu().double() - wide).norm()) / max(float(wide.norm()), 1e-30)
+    return float((states.detach().cpu().double() - wide).norm()) / max(float(wide.norm()), 1e-30)
 
 
-def _same(backbone: Backbone, rule: str, found: Tensor, wanted: Tensor, remedy: str) -> None:
-    off = state_difference(found, wanted) if found.shape == wanted.shape else float("inf")
+def _same(backbone: Backbone, rule: str, states: Tensor, wanted: Tensor, remedy: str) -> None:
+    off = state_difference(states, wanted) if states.shape == wanted.shape else float("inf")
     if not off <= state_tolerance(backbone):  # NaN is refused, too
         _refuse(backbone, rule, f"off by {off:.2g} of the norm", remedy)
 

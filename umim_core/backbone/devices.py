@@ -47,8 +47,10 @@ def computes_bfloat16(name: str) -> bool:
 
     if torch.device(name).type != "cpu":
         return True
-    found = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)  # torch built without it
-    return found is not None and bool(found())
+    is_supported = getattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None
+    )  # torch built without it
+    return is_supported is not None and bool(is_supported())
 
 
 def fastest_dtype(name: str) -> Literal["bfloat16", "float32"]:
@@ -95,9 +97,9 @@ def usable_device(asked: str) -> str:
     """
     if not has_device(asked):
         gpus = gpu_count()
-        found = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
+        names = ", ".join(["cpu", "cuda", *(f"cuda:{number}" for number in range(gpus))])
         raise ConfigError(
-            f"device must be {found if gpus else 'cpu: there is no usable GPU'}",
+            f"device must be {names if gpus else 'cpu: there is no usable GPU'}",
             asked,
             "Choose such a device, or leave it out.",
         )

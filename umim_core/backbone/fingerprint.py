@@ -94,10 +94,10 @@ def _record(text: str, without: object) -> Path:
 def _read(record: Path) -> str | None:
     """Return what a record says, if it can be a fingerprint."""
     try:
-        found = record.read_text(encoding="utf-8")
+        digest = record.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    return found if re.fullmatch("[0-9a-f]{64}", found) else None
+    return digest if re.fullmatch("[0-9a-f]{64}", digest) else None
 
 
 def backbone_identity(name: str, revision: str | None) -> str:
@@ -117,14 +117,14 @@ def backbone_identity(name: str, revision: str | None) -> str:
         files = [*directory.glob("config.json"), *directory.glob("*.safetensors")]
         return _identity({path.name: sha256_file(path) for path in files})
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
+        snapshot = snapshot_download(name, revision=revision, allow_patterns=["config.json"])
     except (OSError, ValueError) as error:
         raise BackboneError(
             "a backbone must be a known name, a directory or a reachable hub repository",
             name,
             "Check the name; offline machines need a local directory.",
         ) from error
-    return f"{name}@{Path(found).name}"  # the folder of a snapshot is named by its commit
+    return f"{name}@{Path(snapshot).name}"  # the folder of a snapshot is named by its commit
 
 
 def _identity(sums: Mapping[str, str]) -> str:

@@ -124,14 +124,14 @@ class ModelIdentity:
         """
         if model_type != self.model_type:
             return [f"model_type {model_type!r} -> {self.model_type!r}"]
-        found, ours = [], self.function
+        changes, ours = [], self.function
         for name in sorted(config.keys() | ours.keys()):
             then, now = (canonical_json(c.get(name, _DEFAULT)) for c in (config, ours))
             if then != now:
-                found.append(f"{name} {then} -> {now}")
+                changes.append(f"{name} {then} -> {now}")
         if weights_digest != self.weights_digest:
-            found.append("the weights")
-        return found
+            changes.append("the weights")
+        return changes
 
 
 def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = None) -> ModelIdentity:
@@ -148,12 +148,12 @@ def model_identity(model: PreTrainedModel, weights: tuple[str, ...] | None = Non
         BackboneError: If weights are packed into something other than tensors, or on no device.
     """
     config = model.config.to_diff_dict()
-    kept = {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE}
+    architecture = {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE}
     return ModelIdentity(
         model_type=str(model.config.model_type),
-        config=kept,
+        config=architecture,
         weights=weight_lines(model) if weights is None else weights,
-        neutral=_neutral(model, kept),
+        neutral=_neutral(model, architecture),
     )
 
 
@@ -184,7 +184,7 @@ def weight_lines(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _neutral(model: PreTrainedModel, kept: Mapping[str, object]) -> dict[str, object]:
+def _neutral(model: PreTrainedModel, architecture: Mapping[str, object]) -> dict[str, object]:
     """Return the settings that change nothing, with their defaults, or None if nothing has them."""
     defaults = {
         field.name: None if field.default is MISSING else field.default
@@ -193,7 +193,7 @@ def _neutral(model: PreTrainedModel, kept: Mapping[str, object]) -> dict[str, ob
     base = {field.name for field in fields(PreTrainedConfig)}
     code = _code(model)
     neutral: dict[str, object] = {}
-    for name in kept.keys() - {"model_type"}:
+    for name in architecture.keys() - {"model_type"}:
         if name in defaults and _FOR_TRAINING.fullmatch(name):
             # What the base class has and is at its default is not recorded.
             neutral[name] = None if name in base else defaults[name]

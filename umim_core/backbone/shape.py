@@ -72,11 +72,13 @@ class BackboneShape(BaseModel):
             )
         heads = int(inner.num_attention_heads)
         hidden = int(inner.hidden_size)
-        given = getattr(inner, "n_inner", None) or getattr(inner, "intermediate_size", None)
+        intermediate = getattr(inner, "n_inner", None) or getattr(inner, "intermediate_size", None)
         try:
             return cls(
                 hidden_size=hidden,
-                intermediate_size=int(given or 4 * hidden),  # GPT-2's rule where none is given
+                intermediate_size=int(
+                    intermediate or 4 * hidden
+                ),  # GPT-2's rule where none is given
                 layers=int(inner.num_hidden_layers),
                 heads=heads,
                 kv_heads=int(getattr(inner, "num_key_value_heads", None) or heads),

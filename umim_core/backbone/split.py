@@ -76,11 +76,11 @@ def layer_range(backbone: Backbone, first: int, end: int) -> Backbone:
     model = frozen_twin(backbone.model)
     holder, name = layer_list(model)
     called = _called(replace(backbone, model=model, trunk=model.base_model), holder)
-    kept = nn.ModuleList(list(getattr(holder, name))[first:end])
-    for module in kept.modules():
+    layers = nn.ModuleList(list(getattr(holder, name))[first:end])
+    for module in layers.modules():
         if "layer_idx" in (own := vars(module)):  # the place of a layer in its cache
             own["layer_idx"] -= first
-    setattr(holder, name, kept)
+    setattr(holder, name, layers)
     config = model.config
     if (types := config.to_dict().get("layer_types")) is not None:
         config.layer_types = list(types)[first:end]

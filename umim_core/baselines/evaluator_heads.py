@@ -175,25 +175,25 @@ def known_evaluator_heads(backbone: Backbone) -> EvaluatorHeads:
     }
     name = sha256_bytes(canonical_json(key).encode())
     record = user_cache() / "evaluator-heads" / f"{name}.json"
-    found = _read_heads(record, backbone)
-    if found is None:
-        found = find_evaluator_heads(backbone)
+    heads = _read_heads(record, backbone)
+    if heads is None:
+        heads = find_evaluator_heads(backbone)
         with suppress(ArtifactError):  # a folder that cannot be written costs time only
-            write_json(record, asdict(found))
-    return found
+            write_json(record, asdict(heads))
+    return heads
 
 
 def _read_heads(record: Path, backbone: Backbone) -> EvaluatorHeads | None:
     """Return the heads of a record if the backbone has such ones."""
     try:
-        kept = read_json(record)
+        stored = read_json(record)
     except ArtifactError:
         return None
     config = backbone.model.config
     layers, heads = range(config.num_hidden_layers), range(config.num_attention_heads)
-    if not isinstance(kept, dict) or kept.keys() != {"layer", "heads"}:
+    if not isinstance(stored, dict) or stored.keys() != {"layer", "heads"}:
         return None
-    layer, chosen = kept["layer"], kept["heads"]
+    layer, chosen = stored["layer"], stored["heads"]
     if not isinstance(chosen, list) or not chosen or layer not in layers:
         return None
     return EvaluatorHeads(layer, tuple(chosen)) if all(one in heads for one in chosen) else None
@@ -233,11 +233,11 @@ def needle_mass(reader: LastQueries, texts: Iterator[Probe]) -> NDArray[np.float
 
     It is the sum over the needle's tokens, averaged over queries and texts.
     """
-    found = []
+    masses = []
     for text in texts:
         weights = reader.weights(text.ids, min(QUERIES, len(text.ids)))
-        found.append(weights[..., text.needle].double().sum(dim=-1).mean(dim=-1).cpu().numpy())
-    mean: NDArray[np.float64] = np.mean(found, axis=0)
+        masses.append(weights[..., text.needle].double().sum(dim=-1).mean(dim=-1).cpu().numpy())
+    mean: NDArray[np.float64] = np.mean(masses, axis=0)
     return mean
 
 

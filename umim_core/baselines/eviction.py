@@ -158,11 +158,11 @@ class PolicyCache:
             written.add(keys[:, before:], first - new, self.tokens - new)
             weights = None if attention is None else attention[number][0]
             held = HeldColumns(number, keys, values, written.tokens, weights)
-            kept = _checked(self._policy.survivors(held, budget), held)
-            written.keep(kept)
-            layer.keys, layer.values = written.keys[None], _columns(values, kept)[None]
+            survivors = _checked(self._policy.survivors(held, budget), held)
+            written.keep(survivors)
+            layer.keys, layer.values = written.keys[None], _columns(values, survivors)[None]
             if rotation is not None:
-                places = torch.arange(kept.shape[1], device=kept.device)
+                places = torch.arange(survivors.shape[1], device=survivors.device)
                 layer.keys = rotation.turn(written.keys, places - written.positions)[None]
 
 

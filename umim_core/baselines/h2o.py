@@ -61,9 +61,9 @@ class HeavyHitters:
         if held.layer in self._scores:
             before = self._scores[held.layer]
             scores[:, : before.shape[1]] += before
-        kept = _heaviest_and_newest(scores, min(budget, columns))
-        self._scores[held.layer] = scores.gather(1, kept)
-        return kept
+        columns_kept = _heaviest_and_newest(scores, min(budget, columns))
+        self._scores[held.layer] = scores.gather(1, columns_kept)
+        return columns_kept
 
 
 def _heaviest_and_newest(scores: Tensor, budget: int) -> Tensor:

@@ -36,8 +36,8 @@ def side_of(name: str) -> Side:
 
 def listed_baselines() -> list[ListedBaseline]:
     """Return all baselines, those of the prompt first, each side by name; loads no model."""
-    found = []
+    listed = []
     for name in BASELINES.names():
         line = (getdoc(BASELINES.find(name)) or "").partition("\n")[0]
-        found.append(ListedBaseline(name, side_of(name), line))
-    return sorted(found, key=lambda one: (one.side != "prompt", one.name))
+        listed.append(ListedBaseline(name, side_of(name), line))
+    return sorted(listed, key=lambda one: (one.side != "prompt", one.name))

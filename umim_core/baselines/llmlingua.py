@@ -73,7 +73,7 @@ class LLMLingua:
         places = np.flatnonzero(self._left_by_controller(text, budget))
         free = np.cumsum(~text.protected[places])  # tokens that may go, up to each one
         wanted = budget - int(text.protected.sum())
-        prefix, kept, length = CompressedPrefix(self.scorer), [], self._length()
+        prefix, chosen_parts, length = CompressedPrefix(self.scorer), [], self._length()
         granted = 0
         for start in range(0, len(places), length):
             part = places[start : start + length]
@@ -82,9 +82,9 @@ class LLMLingua:
             share = due - granted + int(protected.sum())
             chosen = part[highest(prefix.score(text.ids[part]), protected, share)]
             prefix.append(text.ids[chosen])
-            kept.append(chosen)
+            chosen_parts.append(chosen)
             granted = due
-        return np.concatenate(kept)
+        return np.concatenate(chosen_parts)
 
     def flops(self, text: Text, budget: int) -> int:
         """Estimate the forwards over segments and kept tokens, and those over passages."""

@@ -135,16 +135,16 @@ class TokenClassifier:
         tokens = self.tokenizer.convert_ids_to_tokens(read["input_ids"])
         places = read["offset_mapping"]
         special = self.tokenizer.num_special_tokens_to_add()
-        found, first = [], 0
+        chunks, first = [], 0
         while first < len(tokens):
             last = len(tokens)
             if last - first > self.chunk - special:
                 last = first + self.chunk - max(0, special - 1)
                 ends = range(last, first + 1, -1)
                 last = next((end for end in ends if tokens[end - 1] in _CHUNK_ENDS), last)
-            found.append((places[first][0], places[last - 1][1]))
+            chunks.append((places[first][0], places[last - 1][1]))
             first = last
-        return found
+        return chunks
 
     @torch.no_grad()
     def _preserve(self, text: str) -> Iterator[tuple[str, tuple[int, int], float]]:

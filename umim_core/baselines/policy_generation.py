@@ -130,7 +130,7 @@ def _check_plain(request: Request) -> None:
         "streamer": request.streamer is not None,
         "overlong='truncate'": request.overlong == "truncate",
     }
-    if refused := [name for name, given in asked.items() if given]:
+    if refused := [name for name, is_set in asked.items() if is_set]:
         raise GenerationError(
             "a cache policy generates raw tokens, whole prompts, and no stream",
             ", ".join(refused),

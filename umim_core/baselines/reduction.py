@@ -128,23 +128,23 @@ def reduce_tokens(reducer: TokenReducer, text: Text, budget: int) -> Reduction:
     if wanted == tokens:
         return Reduction(np.arange(tokens), tokens, budget, 0.0, 0)
     start = perf_counter()
-    kept = reducer.keep(text, wanted)
+    chosen = reducer.keep(text, wanted)
     seconds = perf_counter() - start
-    _check_choice(kept, text, wanted if reducer.exact else None, type(reducer).__name__)
-    return Reduction(kept, tokens, budget, seconds, reducer.flops(text, wanted))
+    _check_choice(chosen, text, wanted if reducer.exact else None, type(reducer).__name__)
+    return Reduction(chosen, tokens, budget, seconds, reducer.flops(text, wanted))
 
 
-def _check_choice(kept: Ints, text: Text, wanted: int | None, name: str) -> None:
+def _check_choice(chosen: Ints, text: Text, wanted: int | None, name: str) -> None:
     """Refuse indices that are not ``wanted`` ones of a text, in order, protected ones included."""
-    bounded = np.concatenate([[-1], kept, [len(text.ids)]])
-    wrong = len(kept) == 0 if wanted is None else len(kept) != wanted
+    bounded = np.concatenate([[-1], chosen, [len(text.ids)]])
+    wrong = len(chosen) == 0 if wanted is None else len(chosen) != wanted
     if wrong or bool((np.diff(bounded) < 1).any()):
         raise EvaluationError(
             f"a token reducer must keep {wanted or 'some'} of {len(text.ids)} tokens, in order",
-            kept.tolist(),
+            chosen.tolist(),
             f"{name}.keep breaks the protocol.",
         )
-    if lost := set(np.flatnonzero(text.protected).tolist()).difference(kept.tolist()):
+    if lost := set(np.flatnonzero(text.protected).tolist()).difference(chosen.tolist()):
         raise EvaluationError(
             "a token reducer must keep protected tokens",
             f"token {min(lost)} is lost",

@@ -38,7 +38,7 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
         EvaluationError: If an id is outside the scorer's vocabulary.
     """
     _check_vocabulary(ids, scorer)
-    found = np.full(len(ids), math.log(scorer.vocab_size))
+    information = np.full(len(ids), math.log(scorer.vocab_size))
     limit = scorer.max_positions or max(2, len(ids))
     tensor, done = torch.from_numpy(ids).to(scorer.device), 1
     while done < len(ids):
@@ -46,9 +46,9 @@ def self_information(ids: Ints, scorer: Backbone) -> NDArray[np.float64]:
         end = min(len(ids), start + limit)
         hidden = scorer.hidden(scorer.embed(tensor[None, start : end - 1]))[0]
         scores = target_scores(hidden[done - 1 - start :], tensor[done:end], scorer)
-        found[done:end] = -scores.log_probs.cpu().double().numpy()
+        information[done:end] = -scores.log_probs.cpu().double().numpy()
         done = end
-    return found
+    return information
 
 
 def _check_vocabulary(ids: Ints, scorer: Backbone) -> None:
@@ -102,11 +102,11 @@ class CompressedPrefix:
         targets = torch.from_numpy(segment).to(hidden.device)
         states = torch.cat([*before, hidden[:-1]])
         unknown = len(segment) - len(states)  # 1 where nothing stands before the segment
-        found = np.full(len(segment), math.log(self._scorer.vocab_size))
+        information = np.full(len(segment), math.log(self._scorer.vocab_size))
         if len(states):
             scores = target_scores(states, targets[unknown:], self._scorer)
-            found[unknown:] = -scores.log_probs.cpu().double().numpy()
-        return found
+            information[unknown:] = -scores.log_probs.cpu().double().numpy()
+        return information
 
     @torch.no_grad()
     def append(self, ids: Ints) -> None:

@@ -50,9 +50,9 @@ class SinksAndNewest:
         heads, columns = held.keys.shape[:2]
         budget = min(budget, columns)
         sinks = min(SINKS, budget - 1)
-        kept = torch.arange(budget, device=held.keys.device)
-        kept[sinks:] += columns - budget
-        return kept.expand(heads, -1)
+        places = torch.arange(budget, device=held.keys.device)
+        places[sinks:] += columns - budget
+        return places.expand(heads, -1)
 
 
 @BASELINES.add("streaming-llm")

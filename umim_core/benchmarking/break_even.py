@@ -116,20 +116,20 @@ Group = tuple[Phase, int]
 
 def _grouped(rows: Sequence[ThroughputRow]) -> dict[Group, dict[str, list[ThroughputRow]]]:
     """Return rows by phase and batch size, then rules; lengths rise."""
-    found: dict[Group, dict[str, list[ThroughputRow]]] = {}
+    groups: dict[Group, dict[str, list[ThroughputRow]]] = {}
     for row in sorted(rows, key=lambda row: row.prompt_tokens):
-        found.setdefault((row.phase, row.batch_size), {}).setdefault(row.label, []).append(row)
-    return found
+        groups.setdefault((row.phase, row.batch_size), {}).setdefault(row.label, []).append(row)
+    return groups
 
 
 def pays_from(rows: Sequence[ThroughputRow]) -> int | None:
     """Return the least length from which all of these rows, of rising length, pay."""
-    found = None
+    shortest = None
     for row in reversed(rows):
         if not row.pays:
             break
-        found = row.prompt_tokens
-    return found
+        shortest = row.prompt_tokens
+    return shortest
 
 
 def break_even(rows: Sequence[ThroughputRow]) -> list[BreakEven]:
@@ -158,13 +158,13 @@ def least_reduction(rows: Sequence[ThroughputRow]) -> float | None:
     Args:
         rows: Rows of one phase, batch size and prompt length.
     """
-    found = None
+    least = None
     pairs = [row for row in rows if row.asked_reduction is not None]
     for row in sorted(pairs, key=lambda row: row.token_reduction, reverse=True):
         if not row.pays:
             break
-        found = row.token_reduction
-    return found
+        least = row.token_reduction
+    return least
 
 
 def break_even_markdown(rows: Sequence[ThroughputRow]) -> str:

@@ -110,16 +110,16 @@ def measure_throughput(
     for done, (sizes, kind, umim) in enumerate(wanted):
         if progress is not None:
             progress(done, len(wanted))
-        found = alternate(base, umim, ids, sizes, config, continuation, request)
-        measured.append((sizes, kind, found))
+        pairs = alternate(base, umim, ids, sizes, config, continuation, request)
+        measured.append((sizes, kind, pairs))
     if roofline is None:  # a busy moment may have hidden the peak the first time
         again = measure_peak(backbone.device, backbone.dtype)
         ceiling = Roofline(max(ceiling.peak_flops, again.peak_flops))
     shape = ModelShape.of(backbone.model, compressed.merge_depth)
     return [
-        _row(phase, kind, sizes, found, ceiling)
-        for sizes, kind, found in measured
-        for phase in _phases(shape, sizes, found)
+        _row(phase, kind, sizes, pairs, ceiling)
+        for sizes, kind, pairs in measured
+        for phase in _phases(shape, sizes, pairs)
     ]
 
 
@@ -176,17 +176,17 @@ def _phases(shape: ModelShape, sizes: Sizes, measured: Measured) -> list[_Phase]
         token_reduction=1.0 - before / length,
         kv_bytes=first,
     )
-    steps, held, kept = batch * (new - 1), float(raw.mean()), float(units.mean())
+    steps, held, merged = batch * (new - 1), float(raw.mean()), float(units.mean())
     decode = _Phase(
         name="decode",
         tokens=steps,
         seconds=[(b.decode, u.decode) for b, u in pairs],
         work=(
             shape.decode_flops(held) * steps,
-            shape.decode_flops(shape.columns(held, kept)) * steps,
+            shape.decode_flops(shape.columns(held, merged)) * steps,
         ),
-        bound=shape.decode_bound(held, kept, batch),
-        token_reduction=1.0 - kept / held,
+        bound=shape.decode_bound(held, merged, batch),
+        token_reduction=1.0 - merged / held,
         kv_bytes=last,
     )
     parts = [statistics.median(base for base, _ in part.seconds) for part in (prefill, decode)]

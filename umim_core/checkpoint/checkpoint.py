@@ -110,9 +110,9 @@ class Checkpoint:
         Raises:
             RuleSetError: If there is a bound and the rules have no prices.
         """
-        made = self if bound is None else self.recommending("all")
-        config = made.config.model_copy(update={"decode_max_damage": bound})
-        return replace(made, config=config)
+        checkpoint = self if bound is None else self.recommending("all")
+        config = checkpoint.config.model_copy(update={"decode_max_damage": bound})
+        return replace(checkpoint, config=config)
 
     def recommending(self, merge: Merge, raw_tail: int = 0) -> Checkpoint:
         """Return the checkpoint with other defaults of its generations.

@@ -79,20 +79,20 @@ def _adapter_shapes(path: Path, rank: int) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: If they are no pairs [K, in, r] and [K, r, out] of one number of layers.
     """
-    found = {name: shape for name, shape in _shapes(path).items() if name.startswith(_ADAPTERS)}
-    down = {n.removeprefix(_DOWN): shape for n, shape in found.items() if n.startswith(_DOWN)}
-    up = {n.removeprefix(_UP): shape for n, shape in found.items() if n.startswith(_UP)}
-    layers = {shape[0] for shape in found.values() if len(shape) == 3}
-    paired = down.keys() == up.keys() and len(down) + len(up) == len(found)
-    formed = all(len(shape) == 3 and 0 < max(shape) <= _WIDEST for shape in found.values())
+    adapters = {name: shape for name, shape in _shapes(path).items() if name.startswith(_ADAPTERS)}
+    down = {n.removeprefix(_DOWN): shape for n, shape in adapters.items() if n.startswith(_DOWN)}
+    up = {n.removeprefix(_UP): shape for n, shape in adapters.items() if n.startswith(_UP)}
+    layers = {shape[0] for shape in adapters.values() if len(shape) == 3}
+    paired = down.keys() == up.keys() and len(down) + len(up) == len(adapters)
+    formed = all(len(shape) == 3 and 0 < max(shape) <= _WIDEST for shape in adapters.values())
     ranked = formed and {s[2] for s in down.values()} | {s[1] for s in up.values()} == {rank}
     if not (paired and ranked and len(layers) == 1):
         raise CheckpointError(
             f"{path} must hold adapters of rank {rank}, a pair per linear map",
-            found,
+            adapters,
             "Train it again.",
         )
-    return found
+    return adapters
 
 
 def _adapters(weights: Mapping[str, torch.Tensor]) -> SpanAdapters:
@@ -159,9 +159,9 @@ def read_weights(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[str,
             f"{path.stat().st_size} bytes",
             "These are other weights; name another directory.",
         )
-    if (found := _shapes(path)) != wanted:
+    if (shapes := _shapes(path)) != wanted:
         raise CheckpointError(
-            f"{path} must hold the tensors {sorted(wanted)}", found, "Train it again."
+            f"{path} must hold the tensors {sorted(wanted)}", shapes, "Train it again."
         )
     try:
         with safe_open(path, framework="pt") as stream:

@@ -112,12 +112,12 @@ def own_checkpoints(root: Path | None = None) -> dict[str, Path]:
     """
     base = artifact_root() if root is None else root
     index = base / _INDEX
-    found = {}
+    places = {}
     for record in sorted(index.rglob("*.json")):
         place = _recorded(base, record)
         if place is not None and place.is_dir():
-            found[record.relative_to(index).with_suffix("").as_posix()] = place
-    return found
+            places[record.relative_to(index).with_suffix("").as_posix()] = place
+    return places
 
 
 def own_checkpoint(name: str) -> Path | None:

@@ -92,11 +92,13 @@ def compress(
     as_json: JsonFlag = False,
 ) -> None:
     """Show which spans of a text are merged."""
-    given = given_text(text)
+    source = given_text(text)
     from umim_core.checkpoint.default_checkpoint import default_checkpoint
     from umim_core.model.compression import compress_text
 
-    compression = compress_text(given, checkpoint or default_checkpoint(), special_tokens, raw_tail)
+    compression = compress_text(
+        source, checkpoint or default_checkpoint(), special_tokens, raw_tail
+    )
     if html is not None:
         from umim_core.model.showing import html_page
         from umim_core.store.disk import write_bytes

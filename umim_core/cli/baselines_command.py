@@ -14,7 +14,7 @@ def baselines(as_json: JsonFlag = False) -> None:
     """
     from umim_core.baselines.listing import listed_baselines
 
-    found = listed_baselines()
-    width = max(len(one.name) for one in found)
-    lines = [f"{one.name:<{width}}  {one.side:<6}  {one.line}" for one in found]
-    emit({"baselines": [asdict(one) for one in found]}, lines, as_json)
+    listed = listed_baselines()
+    width = max(len(one.name) for one in listed)
+    lines = [f"{one.name:<{width}}  {one.side:<6}  {one.line}" for one in listed]
+    emit({"baselines": [asdict(one) for one in listed]}, lines, as_json)

@@ -117,7 +117,7 @@ def bench(
             "merge": request.merge,
             "raw_tail": request.raw_tail,
             "rows": [asdict(row) for row in rows],
-            "break_even": [asdict(found) for found in break_even(rows)],
+            "break_even": [asdict(crossing) for crossing in break_even(rows)],
             "verdict": said,
         }
         emit(document, [], as_json)
@@ -157,8 +157,8 @@ def _fitting(config: BenchmarkConfig, positions: int | None) -> BenchmarkConfig:
     if positions is None:
         return config
     room = positions - config.new_tokens + 1  # the last token is never fed
-    kept = tuple(length for length in config.prompt_lengths if length <= room)
-    return config.model_copy(update={"prompt_lengths": kept or (room,)})
+    fitting = tuple(length for length in config.prompt_lengths if length <= room)
+    return config.model_copy(update={"prompt_lengths": fitting or (room,)})
 
 
 def _ids(umim: UMIM, path: Path | None, config: BenchmarkConfig) -> NDArray[np.int64]:

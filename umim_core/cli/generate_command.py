@@ -133,7 +133,7 @@ def generate(
     if system is not None and not chat:
         raise ConfigError("a system message belongs to a chat", f"--system {system}", "Add --chat.")
     text = given_text(prompt)
-    given: PromptInput = _messages(text, system) if chat else text
+    prompt_input: PromptInput = _messages(text, system) if chat else text
     if show is None:
         show = chat and not stream and not as_json
     if max_new_tokens is None:
@@ -167,9 +167,9 @@ def generate(
     )
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):
-        out = _streamed(umim.stream(given, **options))
+        out = _streamed(umim.stream(prompt_input, **options))
     else:
-        out = umim.generate(given, **options)
+        out = umim.generate(prompt_input, **options)
         if not show:
             emit(_document(out), _lines(out.text), as_json)
     if show:
@@ -218,13 +218,13 @@ def _check_sampling(
     """Refuse settings of sampling with --greedy; the model's own settings are not known yet."""
     if do_sample is not False:
         return
-    given = {
+    settings = {
         f"--samples {samples}": samples > 1,
         f"--temperature {temperature}": temperature is not None,
         f"--top-k {top_k}": top_k is not None,
         f"--top-p {top_p}": top_p is not None,
     }
-    unused = ", ".join(name for name, is_given in given.items() if is_given)
+    unused = ", ".join(name for name, is_given in settings.items() if is_given)
     if unused:
         raise ConfigError(
             "greedy decoding gives one text and draws nothing", unused, "Say --sample."
@@ -263,7 +263,7 @@ def _document(out: GenerationOutput) -> dict[str, object]:
 
 
 def _sample(out: GenerationOutput, row: int) -> dict[str, object]:
-    found: dict[str, object] = {
+    sample: dict[str, object] = {
         "text": out.text[row],
         "ids": list(out.ids[row]),
         "prompt_spans": [list(span) for span in out.prompt_spans[row]],
@@ -275,6 +275,6 @@ def _sample(out: GenerationOutput, row: int) -> dict[str, object]:
         "stop_reason": out.stop_reasons[row],
     }
     if out.logprobs is not None and out.top_logprobs is not None:
-        found["logprobs"] = list(out.logprobs[row])
-        found["top_logprobs"] = [[list(pair) for pair in step] for step in out.top_logprobs[row]]
-    return found
+        sample["logprobs"] = list(out.logprobs[row])
+        sample["top_logprobs"] = [[list(pair) for pair in step] for step in out.top_logprobs[row]]
+    return sample

@@ -151,10 +151,10 @@ def mine(
 
 def _refuse(options: dict[str, object], rule: str) -> None:
     """Refuse options that would be ignored."""
-    given = [f"{name} {value}" for name, value in options.items() if value is not None]
-    if given:
+    refused = [f"{name} {value}" for name, value in options.items() if value is not None]
+    if refused:
         names = " and ".join(options)
-        raise ConfigError(f"{names} {rule}", ", ".join(given), "Leave them out.")
+        raise ConfigError(f"{names} {rule}", ", ".join(refused), "Leave them out.")
 
 
 def _lines(report: MiningReport, out: Path) -> list[str]:
@@ -170,11 +170,11 @@ def _lines(report: MiningReport, out: Path) -> list[str]:
         f"{_NAMES[n]:10}" + "".join(f"{counts[n]:>12,}" for counts in shown.values())
         for n in _NAMES
     ]
-    if (found := report.candidates) is not None:
+    if (search := report.candidates) is not None:
         lines += [
             "",
-            f"{found.candidates:,} candidates from {found.fraction:.1%} of the tokens, counted "
-            f"exactly; an n-gram at tau is missed with probability {found.miss_probability:.2g}",
+            f"{search.candidates:,} candidates from {search.fraction:.1%} of the tokens, counted "
+            f"exactly; an n-gram at tau is missed with probability {search.miss_probability:.2g}",
         ]
     return [*lines, "", f"{sum(report.rules.values()):,} rules written to {out}"]
 

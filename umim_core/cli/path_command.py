@@ -34,10 +34,10 @@ def path(
         emit({"tasks": str(TASKS_FOLDER)}, [str(TASKS_FOLDER)], as_json)
         return
     if name is None:
-        found = _all(part)
-        width = max(map(len, found), default=0)
-        lines = [f"{known:<{width}}  {place}" for known, place in found.items()]
-        emit({"part": part, "paths": {k: str(v) for k, v in found.items()}}, lines, as_json)
+        places = _all(part)
+        width = max(map(len, places), default=0)
+        lines = [f"{known:<{width}}  {place}" for known, place in places.items()]
+        emit({"part": part, "paths": {k: str(v) for k, v in places.items()}}, lines, as_json)
         return
     place = _place(name, part)
     document: dict[str, object] = {"name": name, "part": part, "path": str(place)}
@@ -52,8 +52,8 @@ def path(
 def _all(part: Part) -> dict[str, Path]:
     """Return what is on this machine."""
     shipped = {name: embedded_path(name, part) for name in embedded_names(part)}
-    found = {name: place for name, place in shipped.items() if place is not None}
-    return found | (own_checkpoints() if part == "checkpoint" else _fetched())
+    places = {name: place for name, place in shipped.items() if place is not None}
+    return places | (own_checkpoints() if part == "checkpoint" else _fetched())
 
 
 def _fetched() -> dict[str, Path]:
@@ -65,14 +65,14 @@ def _fetched() -> dict[str, Path]:
 
 
 def _place(name: str, part: Part) -> Path:
-    found = embedded_path(name, part)
-    if found is None and part == "checkpoint":
-        found = own_checkpoint(name)
-    if found is None and part == "backbone" and name in PACKAGED.names():
+    place = embedded_path(name, part)
+    if place is None and part == "checkpoint":
+        place = own_checkpoint(name)
+    if place is None and part == "backbone" and name in PACKAGED.names():
         from umim_core.packages.model_cache import packaged_directory
 
-        found = packaged_directory(name, local_files_only=True)
-    if found is None:
+        place = packaged_directory(name, local_files_only=True)
+    if place is None:
         known = _all(part)
         backbone = part == "checkpoint" and name in PACKAGED.names()
         raise ConfigError(
@@ -82,8 +82,8 @@ def _place(name: str, part: Part) -> Path:
             if backbone
             else did_you_mean(name, known) or f"Others are looked for under {artifact_root()}.",
         )
-    if not found.is_dir():
+    if not place.is_dir():
         raise ConfigError(
-            f"{name} must hold a {part}", f"none at {found}", "Make it again, or install it again."
+            f"{name} must hold a {part}", f"none at {place}", "Make it again, or install it again."
         )
-    return found
+    return place

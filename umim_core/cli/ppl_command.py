@@ -101,9 +101,9 @@ def ppl(
         )
         reading = {"merge": merge, "raw_tail": raw_tail}
     else:
-        rows, given = [window.ids for window in windows], [window.given for window in windows]
-        base = perplexity(rows, umim.compressed.base(), batch_size, given=given)
-        ours = perplexity(rows, umim.compressed, batch_size, given=given)
+        rows, contexts = [window.ids for window in windows], [window.given for window in windows]
+        base = perplexity(rows, umim.compressed.base(), batch_size, given=contexts)
+        ours = perplexity(rows, umim.compressed, batch_size, given=contexts)
     size = scored_bytes(windows, lead, tokenizer)
     ratio, error = ours.increase_over(base)
     document: dict[str, object] = {

@@ -137,7 +137,7 @@ def prune(
     from umim_core.text.sources import source_of
     from umim_core.text.token_ids import UniformOffsets
 
-    sources = [source_of(tuple(given), field=field) for given in (files, heldout) if given]
+    sources = [source_of(tuple(names), field=field) for names in (files, heldout) if names]
     umim = UMIM.from_pretrained(checkpoint, device=device or default_device(), dtype="float32")
     table = None if damage is None else _known(DamageTable.load(damage), damage, umim)
     patterns = (*(() if keep_digits else ("digits",)), *(protect or ()))
@@ -160,8 +160,8 @@ def prune(
     if decode_tr is not None:
         price = cut.rules.require_prices()
         decode_max_damage = cut_to_budget(cut.rules, price, text, decode_tr).most
-    made = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
-    made.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
+    pruned = umim.checkpoint.with_contents(umim.checkpoint.module, cut.rules)
+    pruned.decoding_under(decode_max_damage).save(place / "checkpoint")  # no bound on other prices
     decoding = cut.rules if decode_max_damage is None else rules_under(cut.rules, decode_max_damage)
     record_checkpoint(root, name, place / "checkpoint")
     left = ~cut.kept

@@ -83,19 +83,19 @@ def rules(
     if scan and tokenizer is None:
         raise ConfigError("a scan needs a tokenizer to read the rules", "none", "Add --tokenizer.")
     source = source_of(tuple(heldout), field=field) if heldout else None
-    found = RuleSet.load(_rule_directory(directory))
-    known = None if tokenizer is None else _tokenizer_of(found, tokenizer)
+    ruleset = RuleSet.load(_rule_directory(directory))
+    known = None if tokenizer is None else _tokenizer_of(ruleset, tokenizer)
     ordered, rule_rows = _module_form(directory)
     inspection = _Inspection(
         directory=directory,
-        rules=found,
+        rules=ruleset,
         tokenizer=known,
-        top=top_rules(found, top),
-        collision_rate=None if ordered else collision_rate(found),
-        collisions=[] if ordered else collision_examples(found, _GROUPS),
+        top=top_rules(ruleset, top),
+        collision_rate=None if ordered else collision_rate(ruleset),
+        collisions=[] if ordered else collision_examples(ruleset, _GROUPS),
         rule_rows=rule_rows,
-        heldout=None if source is None else _measure(found, source, known),
-        leaks=scan_rules(found, known) if scan and known is not None else None,
+        heldout=None if source is None else _measure(ruleset, source, known),
+        leaks=scan_rules(ruleset, known) if scan and known is not None else None,
     )
     emit(_document(inspection), _lines(inspection), as_json)
     if inspection.leaks:
@@ -269,14 +269,14 @@ def _collisions(inspection: _Inspection) -> list[str]:
 
 
 def _heldout(heldout: _HeldOut) -> list[str]:
-    found = heldout.coverage
+    coverage = heldout.coverage
     documents = "" if heldout.documents is None else f", {heldout.documents:,} documents"
-    spans = sum(found.spans.values())
-    shares = ", ".join(f"{n}-grams {share:.1%}" for n, share in found.shares.items())
+    spans = sum(coverage.spans.values())
+    shares = ", ".join(f"{n}-grams {share:.1%}" for n, share in coverage.shares.items())
     lines = [
-        f"Held-out text: {found.tokens:,} tokens in {found.segments:,} segments of "
+        f"Held-out text: {coverage.tokens:,} tokens in {coverage.segments:,} segments of "
         f"{heldout.segment_length:,}{documents}",
-        f"Token reduction {found.token_reduction:.2%} by {spans:,} merged spans: {shares}",
+        f"Token reduction {coverage.token_reduction:.2%} by {spans:,} merged spans: {shares}",
         "",
         "Token reduction with those rules of this set whose count is at least tau'",
         "(mining again at tau' gives other rules where filters look at what competes)",

@@ -95,8 +95,8 @@ class MixtureCorpus(Model):
     @property
     def docstrings(self) -> DocstringCorpus | None:
         """The embedded corpus, if a part is made of it."""
-        found = any(isinstance(part, DocstringPart) for part in self.parts.values())
-        return DocstringCorpus() if found else None
+        has_docstrings = any(isinstance(part, DocstringPart) for part in self.parts.values())
+        return DocstringCorpus() if has_docstrings else None
 
     @model_validator(mode="after")
     def _docstrings_once(self) -> Self:

@@ -69,16 +69,16 @@ def _fields(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
     for part in location:
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:
-            models = [found for field in fields for found in _models(field.annotation)]
+            models = [nested for field in fields for nested in _models(field.annotation)]
         elif tagged := [m for m in models if part in _tags(m)]:  # a member of a union
             models = tagged
-    return sorted({name for found in models for name in found.model_fields})
+    return sorted({name for nested in models for name in nested.model_fields})
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for part in get_args(annotation) for found in _models(part)]
+    return [model for part in get_args(annotation) for model in _models(part)]
 
 
 def _tags(model: type[BaseModel]) -> tuple[object, ...]:

@@ -195,10 +195,10 @@ def _largest(logits: Tensor, most: int) -> Tensor:
     most = min(most, vocab)
     if logits.device.type != "cpu":
         return logits.topk(most, dim=-1).values
-    found = logits.numpy()
+    values = logits.numpy()
     if most < vocab:
-        found = np.partition(found, vocab - most, axis=-1)[:, vocab - most :]
-    return torch.from_numpy(np.sort(found, axis=-1)).flip(-1)
+        values = np.partition(values, vocab - most, axis=-1)[:, vocab - most :]
+    return torch.from_numpy(np.sort(values, axis=-1)).flip(-1)
 
 
 def _count(mask: Tensor) -> Tensor:

@@ -21,10 +21,10 @@ class _GivenGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
-        given = [
+        scaled = [
             None if part is None else part * grad_value.to(part.dtype) for part in ctx.saved_tensors
         ]
-        return None, None, *given
+        return None, None, *scaled
 
 
 def given_gradient(

@@ -47,11 +47,11 @@ class Strategy(Protocol):
 
 def adamw(objective: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return the optimiser of what an objective trains, rule rows excepted."""
-    found = row_table(objective)
+    table = row_table(objective)
     trainable = [
         parameter
         for parameter in objective.parameters()
-        if parameter.requires_grad and (found is None or parameter is not found[1])
+        if parameter.requires_grad and (table is None or parameter is not table[1])
     ]
     decayed = [p for p in trainable if config.decay_vectors or p.dim() > 1]
     groups = [{"params": decayed, "weight_decay": config.weight_decay}]
@@ -137,12 +137,12 @@ class AdamWStrategy:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return an AdamW's state as named tensors."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for index, parameter in enumerate(parameters(optimizer)):
         for name in _MOMENTS if parameter in optimizer.state else ():
             value = optimizer.state[parameter][name]
-            found[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
-    return found
+            tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    return tensors
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -152,10 +152,10 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, 
         ArtifactError: If the tensors belong to another optimiser.
     """
     for index, parameter in enumerate(parameters(optimizer)):
-        found = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
-        if all(value is None for value in found.values()):
+        moments = {name: tensors.get(f"optimizer.{index}.{name}") for name in _MOMENTS}
+        if all(value is None for value in moments.values()):
             continue  # saved before the first optimiser step
-        for name, value in found.items():
+        for name, value in moments.items():
             if value is None or (name != "step" and value.shape != parameter.shape):
                 raise ArtifactError(
                     "a resume state must fit its optimiser",

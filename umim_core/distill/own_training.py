@@ -113,11 +113,11 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
         rules = RuleSet.load(training.rules)
         key = _key(training, rules)
         # The state of a call that is killed on the way to the final name.
-        kept = out.with_name(f"{out.name}.{key[:16]}.state")
+        unfinished = out.with_name(f"{out.name}.{key[:16]}.state")
         if out.exists():
-            found = _finished(out, key)
-            shutil.rmtree(kept, ignore_errors=True)
-            return found
+            summary = _finished(out, key)
+            shutil.rmtree(unfinished, ignore_errors=True)
+            return summary
         tokenizer = load_tokenizer(training.model)
         special, fingerprint = special_ids(tokenizer), tokenizer_fingerprint(tokenizer)
         check_for_module(rules, fingerprint, len(tokenizer), special)
@@ -131,7 +131,7 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
                 )
         rows = {split: _rows(partial, split, training.segment_length) for split in SPLITS[:2]}
         state = partial / STATE
-        take_back_state(partial, kept)
+        take_back_state(partial, unfinished)
         if (newest := newest_state(state, 1)) is not None:
             logger.info("resuming at step %d", step_of(newest))
         job = place_rows(_job(training, partial), rows)
@@ -139,7 +139,7 @@ def train_checkpoint(training: OwnTraining, out: Path) -> dict[str, float]:
             run_job(job, AdamWStrategy)
         if training.start is None:
             _write_recipe(partial, out, training)
-        publish_result(partial, out, kept, kind=KIND, schema=SCHEMA, body={"key": key})
+        publish_result(partial, out, unfinished, kind=KIND, schema=SCHEMA, body={"key": key})
         return _summary(out)
 
 
@@ -234,7 +234,7 @@ def _job(training: OwnTraining, out: Path) -> TrainJob:
 
 def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
     """Write a recipe that trains the same module in the pipeline, and one as the paper does."""
-    given = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
+    common = {"backbone": training.model, "rules": str(out / "checkpoint" / "rules")}
     settings = training.config.model_dump(mode="json")
     own, paper = training.form.form(), ModuleForm.model_validate({}).form()
     cells = [own] if own == paper else [own, paper]
@@ -250,7 +250,7 @@ def _write_recipe(partial: Path, out: Path, training: OwnTraining) -> None:
             },
         },
         "segment_length": training.segment_length,
-        "cells": [given | cell for cell in cells],
+        "cells": [common | cell for cell in cells],
         "distill": settings,
         "task": None,
         "cluster": {"workers": 0, "use_gpu": training.use_gpu},

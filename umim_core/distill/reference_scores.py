@@ -71,10 +71,10 @@ def reference_scores(
     rank, world = rank_and_world()
     sizes = [len(question.endings) for question in questions]
     key = _key(questions, compressed, trained, batch_size)
-    found = _read(folder, key) if rank == 0 else None
-    known = bool(from_first_rank(int(found is not None)))
+    stored = _read(folder, key) if rank == 0 else None
+    known = bool(from_first_rank(int(stored is not None)))
     if known:
-        own = [0.0] * sum(sizes) if found is None else found
+        own = [0.0] * sum(sizes) if stored is None else stored
     else:
         own = []
         for number, batch in enumerate(_batches(questions, batch_size)):
@@ -140,11 +140,11 @@ def _read(folder: Path, key: str) -> list[float] | None:
         return None
     try:
         manifest = read_manifest(folder, kind=_KIND, schema=SCHEMA)
-        found: list[float] = open_array(folder / _SCORES).tolist()
+        scores: list[float] = open_array(folder / _SCORES).tolist()
     except ArtifactError as error:
         logger.warning("reference scores are torn and computed anew: %s", error)
         return None
-    return found if manifest.get("key") == key else None
+    return scores if manifest.get("key") == key else None
 
 
 def _write(folder: Path, key: str, scores: Tensor) -> None:
@@ -172,8 +172,8 @@ def _check(
     ]
     pairs = zip(again, reference[::_CHECKED][rank::world], strict=True)
     differ = [
-        not torch.allclose(own, kept, rtol=0.0, atol=_TOLERANCE, equal_nan=True)
-        for own, kept in pairs
+        not torch.allclose(own, stored, rtol=0.0, atol=_TOLERANCE, equal_nan=True)
+        for own, stored in pairs
     ]
     if lying := ranks_where(any(differ)):
         raise ArtifactError(

@@ -30,9 +30,9 @@ def row_table(objective: nn.Module) -> tuple[str, nn.Parameter] | None:
 
 def row_tensors(objective: nn.Module) -> list[str]:
     """Return the names of the table and of the index of the rule rows that an objective trains."""
-    if (found := row_table(objective)) is None:
+    if (table := row_table(objective)) is None:
         return []
-    own = found[0].removesuffix("table")
+    own = table[0].removesuffix("table")
     held = (*objective.named_parameters(), *objective.named_buffers())
     return [name for name, _ in held if name.startswith(own)]
 
@@ -60,11 +60,11 @@ class RowAdamW:
 
         Rows whose gradient is zero are none of them: lookups of spans without a row give such.
         """
-        given, self._table.grad = self._table.grad, None
-        if given is None:
+        gradient, self._table.grad = self._table.grad, None
+        if gradient is None:
             nothing = self._table.new_zeros(0, self._table.shape[1])
             return torch.zeros(0, dtype=torch.int64, device=nothing.device), nothing
-        summed = given.coalesce()
+        summed = gradient.coalesce()
         rows, values = summed.indices()[0], summed.values()
         moved = (values != 0).any(dim=1)
         return rows[moved], values[moved]
@@ -106,11 +106,11 @@ class RowAdamW:
             ArtifactError: If it is of other rows.
         """
         for name, value in self._state.items():
-            found = tensors.get(f"optimizer.rows.{name}")
-            if found is None or found.shape != value.shape:
+            tensor = tensors.get(f"optimizer.rows.{name}")
+            if tensor is None or tensor.shape != value.shape:
                 raise ArtifactError(
                     "a resume state must fit its rule rows",
-                    f"{name}: {None if found is None else tuple(found.shape)}",
+                    f"{name}: {None if tensor is None else tuple(tensor.shape)}",
                     "Remove the partial directory to start this stage afresh.",
                 )
-            value.copy_(found)
+            value.copy_(tensor)

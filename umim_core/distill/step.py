@@ -151,10 +151,10 @@ class DistillModel(nn.Module):
             loss = self._part_loss([rows[i] for i in index.tolist()], part, leaf, start)
             if loss.total.requires_grad:
                 wanted = [place for place, x in enumerate(leaves) if x.requires_grad]
-                found = torch.autograd.grad(
+                grads = torch.autograd.grad(
                     loss.total, [leaves[place] for place in wanted], allow_unused=True
                 )
-                for place, gradient in zip(wanted, found, strict=True):
+                for place, gradient in zip(wanted, grads, strict=True):
                     before = gradients[place]
                     if gradient is not None:
                         gradients[place] = gradient if before is None else before + gradient

@@ -60,10 +60,10 @@ def step_memory(
     """
     units = segment_length * min(rows, micro_batch or rows)
     width = 2 if bf16 else _WIDE
-    kept = _kept_bytes(shape, width)
-    student = units * (shape.layers * kept + _WIDE * shape.hidden_size)
+    per_layer = _kept_bytes(shape, width)
+    student = units * (shape.layers * per_layer + _WIDE * shape.hidden_size)
     # Teacher and student follow each other, as loss and backward do; the teacher keeps one block.
-    working = student + max(_loss_bytes(shape, units, width), units * kept)
+    working = student + max(_loss_bytes(shape, units, width), units * per_layer)
     return {
         "weights": float(width * shape.weights),
         "module and AdamW": _trained_bytes(shape.hidden_size, form, strategy, gpus),

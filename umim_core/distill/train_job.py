@@ -185,7 +185,7 @@ def make_objective(
 
 def in_bfloat16(device: Device) -> bool:
     """Return whether a device computes products in bfloat16; say so where it does not."""
-    found = computes_bfloat16(device)
-    if not found:
+    is_fast = computes_bfloat16(device)
+    if not is_fast:
         logger.info("products are in float32: this processor has no instructions for bfloat16")
-    return found
+    return is_fast

@@ -104,18 +104,18 @@ def resume(
 
 
 def _read(target: Path, rank: int, world: int) -> tuple[dict[str, Tensor], Progress]:
-    found, refusal = None, None
+    state, refusal = None, None
     try:
         check_state(target, world)
-        found = read_rank(target, rank)
+        state = read_rank(target, rank)
     except (ArtifactError, OSError, SafetensorError) as error:
         refusal = error
     # A rank that went on alone would wait for the others for good.
-    lacking = ranks_where(found is None)
-    if found is None or lacking:
+    lacking = ranks_where(state is None)
+    if state is None or lacking:
         raise ArtifactError(
             f"every rank must be able to read the resume state {target.name}",
             f"ranks {lacking} that cannot" + (f" ({refusal})" if refusal else ""),
             "Look at the file systems of their nodes, then run the same command again.",
         ) from refusal
-    return found
+    return state

@@ -212,10 +212,10 @@ def read_summary(out: Path) -> dict[str, float]:
     Raises:
         ArtifactError: If there is none, or it is no mapping.
     """
-    found = read_json(out / _SUMMARY)
-    if not isinstance(found, dict):
-        raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", found, "Train it again.")
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    summary = read_json(out / _SUMMARY)
+    if not isinstance(summary, dict):
+        raise ArtifactError(f"{out}/{_SUMMARY} must be a mapping", summary, "Train it again.")
+    return {name: float(value) for name, value in summary.items() if isinstance(value, int | float)}
 
 
 def write_results(

@@ -146,11 +146,11 @@ def build_corpus(
             parts[split_of(module)].append(document)
     for name in out_of_domain:
         announce(name)
-        found = _documents(site / name, site, state, workers)
-        parts["ood_math"].extend(document for _, document in found)
+        documents = _documents(site / name, site, state, workers)
+        parts["ood_math"].extend(document for _, document in documents)
     announce("standard library")
-    found = _documents(library, library, state, workers)
-    parts["ood_stdlib"].extend(document for _, document in found)
+    documents = _documents(library, library, state, workers)
+    parts["ood_stdlib"].extend(document for _, document in documents)
     if not parts["train"]:
         raise CorpusError(
             "the embedded corpus needs docstrings of at least one installed package",
@@ -192,7 +192,7 @@ def held_out_text(site_packages: Path | None = None) -> str:
         if split_of(file.relative_to(site).as_posix()) == "test"
         and not SKIPPED_FOLDERS.intersection(file.relative_to(site).parts)
     ]
-    documents = [text for found in read_modules(paths) for _, _, text, _ in found or []]
+    documents = [text for module in read_modules(paths) for _, _, text, _ in module or []]
     if not documents:
         raise CorpusError(
             f"the default text needs the docstrings of {_ALWAYS_THERE}",
@@ -207,13 +207,13 @@ def _documents(
 ) -> Iterator[tuple[str, Document]]:
     """Yield (module path, document) for everything under `root`, in path order."""
     paths = list(_module_files(root, base))
-    for path, found in zip(paths, read_modules(paths, workers), strict=True):
+    for path, docstrings in zip(paths, read_modules(paths, workers), strict=True):
         module = path.relative_to(base).as_posix()
-        if found is None:
+        if docstrings is None:
             state.unparsed.append(module)
             continue
         state.modules += 1
-        for qualified, kind, docstring, repeat in found:
+        for qualified, kind, docstring, repeat in docstrings:
             if encoding_error(docstring) is not None:
                 state.unencodable += 1
                 continue
@@ -243,7 +243,7 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
     Returns:
         The text that is left, and whether the first paragraph is part of it.
     """
-    kept: list[str] = []
+    paragraphs: list[str] = []
     has_summary = True
     for index, paragraph in enumerate(docstring.split("\n\n")):
         if len(paragraph) > MIN_PARAGRAPH_CHARS:
@@ -253,8 +253,8 @@ def _without_repetitions(docstring: str, seen: set[bytes]) -> tuple[str, bool]:
                 has_summary = has_summary and index > 0
                 continue
             seen.add(key)
-        kept.append(paragraph)
-    return "\n\n".join(kept).strip(), has_summary
+        paragraphs.append(paragraph)
+    return "\n\n".join(paragraphs).strip(), has_summary
 
 
 def _module_name(path: Path) -> str:

@@ -48,8 +48,8 @@ def read_modules(paths: Sequence[Path], workers: int = 1) -> Iterator[list[Found
         return
     chunks = [paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK)]
     with ThreadPoolExecutor(workers) as pool:
-        for found in pool.map(_read_elsewhere, chunks):
-            yield from found
+        for docstrings in pool.map(_read_elsewhere, chunks):
+            yield from docstrings
 
 
 def _read_elsewhere(paths: Sequence[Path]) -> list[list[Found] | None]:
@@ -79,12 +79,12 @@ def _read_module(path: Path) -> list[Found] | None:
     if tree is None:
         return None
     repeats: Counter[str] = Counter()
-    found: list[Found] = []
+    docstrings: list[Found] = []
     for qualified, kind, docstring in _docstrings(tree):
         repeats[qualified] += 1
         if len(docstring) > MIN_DOCUMENT_CHARS:
-            found.append((qualified, kind, docstring, repeats[qualified]))
-    return found
+            docstrings.append((qualified, kind, docstring, repeats[qualified]))
+    return docstrings
 
 
 def _parse(path: Path) -> ast.Module | None:

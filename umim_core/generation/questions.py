@@ -86,13 +86,13 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
         CorpusError: If a source cannot be used, or fewer than three questions are left, which make
             no three splits.
     """
-    found = Selection()
+    selection = Selection()
     seen: set[str] = set()
     for source in corpus.questions:
         bad = BadRows()
         for text in iter_documents(source, bad):
             if text in seen:
-                found.duplicates += 1
+                selection.duplicates += 1
                 continue
             seen.add(text)
             tokens = prompter.question_tokens(text)
@@ -100,19 +100,19 @@ def select_questions(corpus: GeneratedCorpus, prompter: Prompter) -> Selection:
                 len(prompter.prompt(text)) < corpus.max_tokens
             )
             if room and tokens:
-                found.texts.append(text)
+                selection.texts.append(text)
             else:
-                found.too_long += tokens > 0
-                found.bad_rows += tokens == 0  # white space to this tokenizer
-        found.bad_rows += bad.count
-    if len(found.texts) < len(SPLITS):
+                selection.too_long += tokens > 0
+                selection.bad_rows += tokens == 0  # white space to this tokenizer
+        selection.bad_rows += bad.count
+    if len(selection.texts) < len(SPLITS):
         raise CorpusError(
             f"a generated corpus needs at least {len(SPLITS)} different questions of at most "
             f"{corpus.max_question_tokens} tokens",
-            f"{len(found.texts)}, and {found.too_long} too long",
+            f"{len(selection.texts)}, and {selection.too_long} too long",
             "Name more questions, or raise max_question_tokens.",
         )
-    return found
+    return selection
 
 
 def split_questions(texts: Sequence[str], fractions: SplitFractions, seed: int) -> list[str]:

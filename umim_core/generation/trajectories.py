@@ -68,13 +68,13 @@ def sample_trajectories(
             its logits are not finite.
     """
     _check(backbone, prompts, options)
-    found: dict[int, list[Trajectory]] = {}
+    sampled: dict[int, list[Trajectory]] = {}
     lengths = [len(prompt) for prompt in prompts]
     for batch in _batches(lengths, options, backbone.max_positions):
         batch_seed = _derived_seed(seed, first + batch[0])
         rows = _sample_batch(backbone, [prompts[i] for i in batch], options, batch_seed)
-        found |= zip(batch, rows, strict=True)
-    return [found[index] for index in range(len(prompts))]
+        sampled |= zip(batch, rows, strict=True)
+    return [sampled[index] for index in range(len(prompts))]
 
 
 def _check(backbone: Backbone, prompts: Sequence[Sequence[int]], options: GeneratedCorpus) -> None:

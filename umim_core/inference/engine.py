@@ -135,15 +135,15 @@ class Engine:
         samples = samples_per_prompt(config)
         rows_asked = len(prompts) * samples
         request.check(self.backbone.vocab_size, rows_asked, self.compressed.merge_depth)
-        given = read_prompts(
+        read = read_prompts(
             prompts,
             None if past is None else past.unfed,
             self.compressed.reading(request.merge, request.raw_tail),
             across_turns=request.match_border,
         )
         if request.overlong == "truncate" and past is None:
-            given = cut_left(given, config.max_new_tokens or 0, self.compressed)
-        rows = new_rows(given, past, samples)
+            read = cut_left(read, config.max_new_tokens or 0, self.compressed)
+        rows = new_rows(read, past, samples)
         eviction = row_eviction(request, self.compressed, rows, past)
         chooser = TokenChooser(
             config,
@@ -158,13 +158,13 @@ class Engine:
         units = GeneratedUnits(self.decode_rules.matcher(request), len(rows))
         if request.match_border:
             units.open_border([(np.array(row.prompt_ids), row.cut) for row in rows])
-        first_cache = self.room(given, past, config, request)
+        first_cache = self.room(read, past, config, request)
         streamer, complete = request.streamer, False
         try:
             if streamer is not None:
                 streamer.put(torch.tensor([rows[0].prompt_ids]))  # type: ignore[no-untyped-call]
             before = [row.past for row in rows[::samples]]
-            logits = self.prefill(given, first_cache, before).repeat_interleave(samples, 0)
+            logits = self.prefill(read, first_cache, before).repeat_interleave(samples, 0)
             cache = first_cache.repeated(samples)
             while True:
                 if eviction is not None:
@@ -219,26 +219,26 @@ class Engine:
         """
         request.check(self.backbone.vocab_size, 1, self.compressed.merge_depth)
         model = self.compressed.reading(request.merge, request.raw_tail)
-        given = read_prompts([prompt], None, model)
+        read = read_prompts([prompt], None, model)
         config = GenerationConfig(max_new_tokens=1)  # type: ignore[no-untyped-call]  # theirs
-        cache = self.room(given, None, config, request)
-        self.prefill(given, cache, [0])
-        [(starts, lengths)] = given.cuts
+        cache = self.room(read, None, config, request)
+        self.prefill(read, cache, [0])
+        [(starts, lengths)] = read.cuts
         spans = zip(starts.tolist(), lengths.tolist(), strict=True)
         merged = tuple((start, length) for start, length in spans if length > 1)
-        return Prefix(tuple(given.ids[0].tolist()), merged, cache, self.compressed)
+        return Prefix(tuple(read.ids[0].tolist()), merged, cache, self.compressed)
 
     def room(
         self,
-        given: Prompts,
+        prompts: Prompts,
         past: GenerationState | None,
         config: GenerationConfig,
         request: Request,
     ) -> UnitCache:
         """Return a cache with room for the request: a new one, or that of ``past``."""
         new = config.max_new_tokens or 0
-        units = given.packed.unit_counts.cpu()
-        raw = given.packed.raw_counts.cpu()
+        units = prompts.packed.unit_counts.cpu()
+        raw = prompts.packed.raw_counts.cpu()
         if past is not None:
             units = units + torch.tensor(past.cache_lengths)
             raw = raw + torch.tensor([len(ids) for ids in past.fed_ids])
@@ -255,22 +255,22 @@ class Engine:
             layers = (self.backbone.num_layers - depth, depth)
             return new_cache(layers, len(units), limit, most_raw, self.backbone.device)
         # Short prompts are padded to the widest, wherever their rows begin.
-        padded = max(past.cache_lengths) + given.packed.token_ids.shape[1]
-        wide = max(len(ids) for ids in past.raw_ids) + max(map(len, given.ids))
+        padded = max(past.cache_lengths) + prompts.packed.token_ids.shape[1]
+        wide = max(len(ids) for ids in past.raw_ids) + max(map(len, prompts.ids))
         cache = past.take()
         cache.allow(max(limit, padded), max(most_raw, wide))
         return cache
 
-    def prefill(self, given: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def prefill(self, prompts: Prompts, unit_cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Fill the cache with the prompts' units; return the logits after each row's last [B, V].
 
         Args:
-            given: The prompts.
+            prompts: The prompts.
             unit_cache: Where they go.
             past: Raw tokens that each row holds already.
         """
-        packed, cache = given.packed, unit_cache.units
-        states = self._inputs.of_prompts(given, unit_cache, past)
+        packed, cache = prompts.packed, unit_cache.units
+        states = self._inputs.of_prompts(prompts, unit_cache, past)
         cache.begin(packed.token_ids.shape[1])
         if self.preserved:
             before = torch.tensor(past, device=self.backbone.device)[:, None]

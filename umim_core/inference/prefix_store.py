@@ -71,8 +71,8 @@ class PrefixStore:
             starts: Where its units start [S].
         """
         best, units = None, 0
-        for number, kept in self._kept.items():
-            shared = min(_shared(ids, starts, kept), len(starts) - 1)
+        for number, stored in self._kept.items():
+            shared = min(_shared(ids, starts, stored), len(starts) - 1)
             if shared > units:
                 best, units = number, shared
         if best is None:
@@ -96,10 +96,10 @@ class PrefixStore:
         if not self._max_bytes:
             return
         covered: list[int] = []
-        for number, kept in self._kept.items():
-            if _shared(ids, starts, kept) == len(kept.starts):
+        for number, stored in self._kept.items():
+            if _shared(ids, starts, stored) == len(stored.starts):
                 covered.append(number)
-            elif len(starts) <= len(kept.starts) and _shared(ids, starts, kept) == len(starts):
+            elif len(starts) <= len(stored.starts) and _shared(ids, starts, stored) == len(starts):
                 self._kept.move_to_end(number)
                 return
         copy = UnitCache.of_rows([place])
@@ -122,11 +122,11 @@ class PrefixStore:
         self.bytes -= self._kept.pop(number).cache.bytes
 
 
-def _shared(ids: Ints, starts: Ints, kept: _Kept) -> int:
+def _shared(ids: Ints, starts: Ints, stored: _Kept) -> int:
     """Return how many leading units of two rows are the same."""
-    tokens = _equal(ids, kept.ids)
+    tokens = _equal(ids, stored.ids)
     ends = np.append(starts[1:], len(ids))
-    kept_ends = np.append(kept.starts[1:], len(kept.ids))
+    kept_ends = np.append(stored.starts[1:], len(stored.ids))
     units = _equal(ends, kept_ends)
     return int(np.searchsorted(ends[:units], tokens, side="right"))
 

@@ -77,13 +77,13 @@ def read_prompts(
     new = [
         _checked(
             b,
-            given.ids if isinstance(given, PromptIds) else given,
+            prompt.ids if isinstance(prompt, PromptIds) else prompt,
             compressed.backbone.vocab_size,
             unfed,
         )
-        for b, given in enumerate(prompts)
+        for b, prompt in enumerate(prompts)
     ]
-    if any(isinstance(given, PromptIds) for given in prompts):
+    if any(isinstance(prompt, PromptIds) for prompt in prompts):
         across_turns = False  # what a template writes stands between turns
     if unfed is None:
         rows = new
@@ -93,17 +93,17 @@ def read_prompts(
         cuts = [
             compressed.segment_prompt(ids)
             if across_turns
-            else _behind_one(_cut(given, rest, compressed))
-            for given, ids, rest in zip(prompts, rows, new, strict=True)
+            else _behind_one(_cut(prompt, rest, compressed))
+            for prompt, ids, rest in zip(prompts, rows, new, strict=True)
         ]
     return Prompts(rows, cuts, pack_rows(rows, cuts, device=compressed.backbone.device))
 
 
-def _cut(given: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
+def _cut(prompt: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
     """Cut a prompt into units; of one with parts, each on its own and all others raw."""
-    if not isinstance(given, PromptIds):
+    if not isinstance(prompt, PromptIds):
         return compressed.segment_prompt(ids)
-    return segment_parts(compressed.segment_prompt, ids, given.parts)
+    return segment_parts(compressed.segment_prompt, ids, prompt.parts)
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:
@@ -148,13 +148,13 @@ def _checked(
     return wide
 
 
-def cut_left(given: Prompts, new_tokens: int, compressed: Compressed) -> Prompts:
+def cut_left(prompts: Prompts, new_tokens: int, compressed: Compressed) -> Prompts:
     """Drop the leading units that a backbone has no positions for; a BOS in front stays.
 
     Matching from a unit border on gives the same units as matching the whole.
 
     Args:
-        given: Prompts of a first turn.
+        prompts: Prompts of a first turn.
         new_tokens: Tokens to generate.
         compressed: The model.
 
@@ -163,11 +163,11 @@ def cut_left(given: Prompts, new_tokens: int, compressed: Compressed) -> Prompts
     """
     backbone = compressed.backbone
     if backbone.max_positions is None:
-        return given
+        return prompts
     room = backbone.max_positions - new_tokens + 1  # the last token chosen is never fed
     bos = None if backbone.tokenizer is None else backbone.tokenizer.bos_token_id
     rows, cuts = [], []
-    for ids, (starts, lengths) in zip(given.ids, given.cuts, strict=True):
+    for ids, (starts, lengths) in zip(prompts.ids, prompts.cuts, strict=True):
         if compressed.unit_positions == "compact":
             needed = len(starts) - np.arange(len(starts))  # if the prompt began with that unit
         else:

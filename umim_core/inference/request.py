@@ -124,17 +124,17 @@ def samples_per_prompt(config: GenerationConfig) -> int:
     return 1 if config.num_return_sequences is None else int(config.num_return_sequences)
 
 
-def with_defaults(given: GenerationConfig, backbone: Backbone) -> GenerationConfig:
+def with_defaults(settings: GenerationConfig, backbone: Backbone) -> GenerationConfig:
     """Return settings in which those not given (None) are filled as transformers fills them.
 
     A length is not taken over (``max_length`` counts the prompt), nor is what changes no token. The
     text's end falls back to the tokenizer's.
 
     Args:
-        given: Settings; they stay as they are.
+        settings: Settings; they stay as they are.
         backbone: Its model's generation_config comes first.
     """
-    config = GenerationConfig.from_dict(given.to_dict())
+    config = GenerationConfig.from_dict(settings.to_dict())
     values = vars(config)
     for name, value in backbone.model.generation_config.to_dict().items():
         inherited = name not in IGNORED and name != "max_length" and _NEUTRAL.get(name) != value
@@ -221,13 +221,13 @@ class Request:
                 end of the prompt.
         """
         check_merge(self.merge)
-        for name, given in (
+        for name, value in (
             ("logits_processor", self.logits_processor),
             ("stopping_criteria", self.stopping_criteria),
         ):
-            if given is not None and not isinstance(given, list):
+            if value is not None and not isinstance(value, list):
                 raise GenerationError(
-                    f"{name} must be a list", type(given).__name__, "Put it into a list."
+                    f"{name} must be a list", type(value).__name__, "Put it into a list."
                 )
         if self.overlong not in get_args(Overlong):
             raise GenerationError(

@@ -108,8 +108,8 @@ class RowBatch:
             ConfigError: As ``join``; so is ``GenerationError``.
         """
         compressed, backbone = self._engine.compressed, self._engine.backbone
-        given = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
-        packed = given.packed
+        prompts = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
+        packed = prompts.packed
         held = packed.raw_counts if self._engine.preserved else packed.unit_counts
         limits = (backbone.max_positions, attention_window(backbone.model.config))
         most = min((limit for limit in limits if limit is not None), default=sys.maxsize)
@@ -136,11 +136,11 @@ class RowBatch:
         check_generation_config(config)
         samples = samples_per_prompt(config)
         request.check(backbone.vocab_size, samples, compressed.merge_depth)
-        given = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
-        cache = engine.room(given, None, config, request)
+        prompts = read_prompts([prompt], None, compressed.reading(request.merge, request.raw_tail))
+        cache = engine.room(prompts, None, config, request)
         check_attention_window(backbone.model.config, cache.units.max_length)
-        shared = self._store.find(given.ids[0], given.cuts[0][0])
-        rows = new_rows(given, None, samples)
+        shared = self._store.find(prompts.ids[0], prompts.cuts[0][0])
+        rows = new_rows(prompts, None, samples)
         seed = fresh_seed() if request.seed is None else request.seed
         choosers = [
             TokenChooser(config, [row.prompt], seed, streams=[number], device=backbone.device)
@@ -152,7 +152,7 @@ class RowBatch:
             shared.cache.allow(cache.units.max_length, most)
             cache = shared.cache
         logits = engine.prefill(
-            _behind(given, shared), cache, [0 if shared is None else shared.tokens]
+            _behind(prompts, shared), cache, [0 if shared is None else shared.tokens]
         )
         cache = cache.repeated(samples)
         matcher = engine.decode_rules.matcher(request)
@@ -232,11 +232,11 @@ class RowBatch:
         return cache
 
 
-def _behind(given: Prompts, shared: SharedPrefix | None) -> Prompts:
+def _behind(prompts: Prompts, shared: SharedPrefix | None) -> Prompts:
     """Return what of a prompt is to be evaluated."""
     if shared is None:
-        return given
-    ids = given.ids[0][shared.tokens :]
-    starts, lengths = given.cuts[0]
+        return prompts
+    ids = prompts.ids[0][shared.tokens :]
+    starts, lengths = prompts.cuts[0]
     cut = (starts[shared.units :] - shared.tokens, lengths[shared.units :])
-    return Prompts([ids], [cut], pack_rows([ids], [cut], device=given.packed.starts.device))
+    return Prompts([ids], [cut], pack_rows([ids], [cut], device=prompts.packed.starts.device))

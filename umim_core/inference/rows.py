@@ -141,8 +141,8 @@ class Row:
         """Hand the record over; ``row`` is this row's number in ``units``."""
         assert self.stop_reason is not None  # noqa: S101  a request ends when all rows have
         starts, lengths = self.cut
-        kept = len(starts) - units.taken_from_prompt(row)
-        spans = zip(starts[:kept].tolist(), lengths[:kept].tolist(), strict=True)
+        whole = len(starts) - units.taken_from_prompt(row)
+        spans = zip(starts[:whole].tolist(), lengths[:whole].tolist(), strict=True)
         return RowOutput(
             ids=self.ids,
             prompt_ids=self.prompt_ids,
@@ -156,18 +156,18 @@ class Row:
         )
 
 
-def new_rows(given: Prompts, past: GenerationState | None, samples: int) -> list[Row]:
+def new_rows(prompts: Prompts, past: GenerationState | None, samples: int) -> list[Row]:
     """Return the rows of a request, the samples of a prompt side by side.
 
     Args:
-        given: What is prefilled; where a state is continued its unfed tokens come first.
+        prompts: What is prefilled; where a state is continued its unfed tokens come first.
         past: That state.
         samples: Rows per prompt.
     """
-    before = ((),) * len(given.ids) if past is None else past.fed_ids
+    before = ((),) * len(prompts.ids) if past is None else past.fed_ids
     return [
         Row([*fed, *ids.tolist()], len(fed), len(ids), cut)
-        for fed, ids, cut in zip(before, given.ids, given.cuts, strict=True)
+        for fed, ids, cut in zip(before, prompts.ids, prompts.cuts, strict=True)
         for _ in range(samples)
     ]
 

@@ -136,8 +136,8 @@ def _stop_strings(
         raise GenerationError(
             "stop strings need a tokenizer", config.stop_strings, "Use eos_token_id."
         )
-    given = config.stop_strings
-    strings = (given,) if isinstance(given, str) else tuple(given)
+    option = config.stop_strings
+    strings = (option,) if isinstance(option, str) else tuple(option)
     try:
         return _analysed(tokenizer, len(tokenizer), strings)
     except ValueError as error:  # its analysis encodes "abcdef" and looks for it

@@ -54,21 +54,21 @@ class UnitInputs:
         by_ids = compressed.module is not None and not compressed.merge_depth
         self._spans = SpanCache(compressed) if by_ids else None
 
-    def of_prompts(self, given: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
+    def of_prompts(self, prompts: Prompts, cache: UnitCache, past: Sequence[int]) -> Tensor:
         """Return the states of the prompts' units before the merge depth [B, S, d].
 
         Args:
-            given: The prompts.
+            prompts: The prompts.
             cache: Where the layers below the depth keep their tokens.
             past: Raw tokens that each row holds already.
         """
-        lower, packed = self._compressed.trunk.lower, given.packed
+        lower, packed = self._compressed.trunk.lower, prompts.packed
         if lower is None or cache.raw is None:
             return self._unit_embeddings(packed)
         device, counts = self._backbone.device, packed.raw_counts
         width = int(counts.max())
-        ids = torch.zeros(len(given.ids), width, dtype=torch.int64)
-        for b, row in enumerate(given.ids):
+        ids = torch.zeros(len(prompts.ids), width, dtype=torch.int64)
+        for b, row in enumerate(prompts.ids):
             ids[b, : len(row)] = torch.from_numpy(row)
         ids = ids.to(device)
         before = torch.tensor(past, device=device)[:, None]
@@ -140,6 +140,6 @@ class UnitInputs:
         merged = np.flatnonzero(step.lengths > 1)
         if merged.size and self._spans is not None:
             pairs = zip(step.spans[merged].tolist(), step.lengths[merged].tolist(), strict=True)
-            found = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
-            embeddings[torch.from_numpy(merged).to(device), 0] = found
+            surrogates = self._spans.find([tuple(ids[:n]) for ids, n in pairs])
+            embeddings[torch.from_numpy(merged).to(device), 0] = surrogates
         return embeddings

@@ -119,17 +119,17 @@ def linear_maps(backbone: Backbone) -> dict[str, tuple[int, int]]:
         BackboneError: If layers differ in them, or have none.
     """
     holder, name = layer_list(backbone.model)
-    found = [
+    sizes_by_layer = [
         {n: _size(m) for n, m in layer.named_modules() if isinstance(m, _LINEAR)}
         for layer in getattr(holder, name)
     ]
-    if not found[0] or any(sizes != found[0] for sizes in found):
+    if not sizes_by_layer[0] or any(sizes != sizes_by_layer[0] for sizes in sizes_by_layer):
         raise BackboneError(
             "layers that take adapters must have the same linear maps",
             type(backbone.model).__name__,
             "Use this architecture without adapters (adapter_rank 0).",
         )
-    return found[0]
+    return sizes_by_layer[0]
 
 
 def _size(linear: nn.Module) -> tuple[int, int]:

@@ -193,8 +193,8 @@ def fill_units(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tenso
     """
     embeddings = backbone.embed(packed.token_ids)
     merged = packed.span_index >= 0
-    found = pooled[packed.span_index[merged]].to(embeddings.dtype)
-    return embeddings.masked_scatter(merged[..., None], found)
+    surrogates = pooled[packed.span_index[merged]].to(embeddings.dtype)
+    return embeddings.masked_scatter(merged[..., None], surrogates)
 
 
 def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -> Tensor:
@@ -210,5 +210,5 @@ def packed_embeddings(packed: PackedUnits, backbone: Backbone, pooled: Tensor) -
     ids, spans = packed.token_ids[real], packed.span_index[real]
     merged = (spans >= 0).nonzero().view(-1)
     embeddings = backbone.embed(ids.to(device))
-    found = pooled[spans[merged].to(device)].to(embeddings.dtype)
-    return embeddings.index_copy(0, merged.to(device), found)
+    surrogates = pooled[spans[merged].to(device)].to(embeddings.dtype)
+    return embeddings.index_copy(0, merged.to(device), surrogates)

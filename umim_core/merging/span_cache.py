@@ -61,10 +61,10 @@ class TabulatedMerger:
                 at their neighbours (depth 3).
         """
         ids = torch.arange(vocab_size, device=module.norm_o.weight.device)
-        if (found := embed(ids[:1]).shape[1]) != module.hidden_size:
+        if (size := embed(ids[:1]).shape[1]) != module.hidden_size:
             raise ConfigError(
                 f"the embeddings must have the module's size {module.hidden_size}",
-                found,
+                size,
                 "Use the backbone that the module was trained for.",
             )
         offsets = module.table_offsets
@@ -152,14 +152,14 @@ class SpanCache:
             return torch.stack([self._one(span) for span in spans])
 
     def _one(self, span: tuple[int, ...]) -> Tensor:
-        found = self._kept.get(span)
-        if found is None:
+        surrogate = self._kept.get(span)
+        if surrogate is None:
             device = self._backbone.device
             ids = torch.tensor([span], device=device)
-            found = self.merge(ids, torch.tensor([len(span)], device=device))[0]
-            self._kept[span] = found
+            surrogate = self.merge(ids, torch.tensor([len(span)], device=device))[0]
+            self._kept[span] = surrogate
             if len(self._kept) > self._kept_spans:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end(span)
-        return found
+        return surrogate

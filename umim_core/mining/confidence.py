@@ -98,7 +98,7 @@ def confidence_counts(
         raise ConfigError("batch_size must be at least 1", batch_size, "Use 8.")
     check_offsets(offsets, len(ids))
     dropped = np.array(sorted({*excluded, *backbone.special_ids}), dtype=np.int64)
-    found: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
+    rows_by_order: dict[int, list[Ids]] = {n: [np.zeros((0, n), dtype=np.int32)] for n in ORDERS}
     for first in range(0, len(offsets) - 1, batch_size):
         borders = offsets[first : first + batch_size + 1]
         tokens = read_ids(ids, int(borders[0]), int(borders[-1]))
@@ -115,9 +115,9 @@ def confidence_counts(
         starts, lengths = edges[::2], edges[1::2] - edges[::2]
         for n in ORDERS:
             at = starts[lengths == n, None] + np.arange(n)
-            found[n].append(tokens[at])
+            rows_by_order[n].append(tokens[at])
         progress(int(borders[-1]))
-    rows = {n: np.concatenate(found[n]) for n in ORDERS}
+    rows = {n: np.concatenate(rows_by_order[n]) for n in ORDERS}
     counted = {n: _count_rows(rows[n], np.ones(len(rows[n]), np.int64)) for n in ORDERS}
     return {n: counted[n][0] for n in ORDERS}, {n: counted[n][1] for n in ORDERS}
 

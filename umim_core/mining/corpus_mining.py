@@ -141,13 +141,13 @@ def mine_rules(
         digest = ids_digest(shards, offsets)
         counted = time.perf_counter()
         fingerprint = None if known is None else fingerprint_of(known)
-        kept, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
+        frequent, rules = make_rules(counts, chosen, chosen.origin(fingerprint, digest))
         if chosen.spans is not None:
             rules = spans_of(rules, shards, offsets, chosen.spans)
         if report is not None:
-            missed = miss_probability(kept.tau, report.fraction, report.sample_tau)
+            missed = miss_probability(frequent.tau, report.fraction, report.sample_tau)
             report = replace(report, miss_probability=missed)
-        raw, overlap = step_counts(kept, kept.tau, chosen.overlap)
+        raw, overlap = step_counts(frequent, frequent.tau, chosen.overlap)
         seconds = {"count": counted - began, "filter": time.perf_counter() - counted}
         return _Found(rules, seconds, raw, overlap, report)
 
@@ -166,20 +166,20 @@ def _mined(
     with tokenized_corpus(source, tokenizer, out.parent) as shards:
         seconds = {"tokenize": time.perf_counter() - began}
         offsets = whole_segments(shards, tokenizer, segment_length)
-        found = find(shards, offsets)
+        result = find(shards, offsets)
         documents = shards.num_documents
-    found.rules.save(out)
+    result.rules.save(out)
     return MiningReport(
         int(offsets[-1]),
         offsets.count,
         documents,
-        found.rules.origin.tau or 1,
-        found.raw,
-        found.overlap,
-        found.rules.counts_by_order,
-        found.rules.digest,
-        seconds | found.seconds,
-        found.candidates,
+        result.rules.origin.tau or 1,
+        result.raw,
+        result.overlap,
+        result.rules.counts_by_order,
+        result.rules.digest,
+        seconds | result.seconds,
+        result.candidates,
     )
 
 
@@ -216,11 +216,11 @@ def make_rules(
     Returns:
         The counts that reach the final threshold, and the rules, which record it in ``origin``.
     """
-    kept = select(counts, max(options.tau, counts.tau), options.min_documents)
+    frequent = select(counts, max(options.tau, counts.tau), options.min_documents)
     if options.rule_budget is not None:
-        tau = tau_for_budget(kept, options.rule_budget, options.overlap, options.containment)
-        kept = select(kept, tau)
-    return kept, RuleSet.from_counts(kept, origin.model_copy(update={"tau": kept.tau}))
+        tau = tau_for_budget(frequent, options.rule_budget, options.overlap, options.containment)
+        frequent = select(frequent, tau)
+    return frequent, RuleSet.from_counts(frequent, origin.model_copy(update={"tau": frequent.tau}))
 
 
 def mine_confident_spans(

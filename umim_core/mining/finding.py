@@ -142,8 +142,8 @@ def find_ngrams(
         _, documents = counter.recount(counts.keys, ends)
         return NgramCounts(counts.keys, counts.support, counts.tau, documents), None
     sample, borders = sample_segments(ids, offsets, sampled, options.seed)
-    found = counter.count_sample(sample, borders, SAMPLE_TAU)
-    chosen = choose_candidates(found, options.max_candidates)
+    sampled_counts = counter.count_sample(sample, borders, SAMPLE_TAU)
+    chosen = choose_candidates(sampled_counts, options.max_candidates)
     support, documents = counter.recount(chosen.keys, ends)
     recounted = NgramCounts(chosen.keys, support, 0, documents if ends is not None else None)
     fraction = len(sample) / total

@@ -98,12 +98,15 @@ class PartitionedCounts:
             pool: Threads that sort a run of partitions each; None sorts in this one.
         """
         runs = [range(first, PARTITIONS, _RUNS) for first in range(_RUNS)]
-        found = list((map if pool is None else pool.map)(partial(self._sorted_run, tau), runs))
-        while len(found) > 1:
-            found = [
-                merge(*one, *other) for one, other in zip(found[::2], found[1::2], strict=True)
+        sorted_runs = list(
+            (map if pool is None else pool.map)(partial(self._sorted_run, tau), runs)
+        )
+        while len(sorted_runs) > 1:
+            sorted_runs = [
+                merge(*one, *other)
+                for one, other in zip(sorted_runs[::2], sorted_runs[1::2], strict=True)
             ]
-        return found[0]
+        return sorted_runs[0]
 
     def _sorted_run(self, tau: int, partitions: range) -> tuple[Ints, Ints]:
         parts = [self.items(partition, tau) for partition in partitions]

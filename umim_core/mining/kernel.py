@@ -103,17 +103,17 @@ def rehash(old: Ints, new: Ints) -> None:
 @_njit
 def collect(entries: Ints, tau: int) -> tuple[Ints, Ints]:
     """Return keys and counts of a table's entries that reach ``tau``, in no order."""
-    found = 0
+    entry_count = 0
     for at in range(0, entries.size, 2):
         if entries[at] != EMPTY and entries[at + 1] >= tau:
-            found += 1
-    keys, counts = np.empty(found, dtype=np.int64), np.empty(found, dtype=np.int64)
-    found = 0
+            entry_count += 1
+    keys, counts = np.empty(entry_count, dtype=np.int64), np.empty(entry_count, dtype=np.int64)
+    entry_count = 0
     for at in range(0, entries.size, 2):
         if entries[at] != EMPTY and entries[at + 1] >= tau:
-            keys[found] = entries[at]
-            counts[found] = entries[at + 1]
-            found += 1
+            keys[entry_count] = entries[at]
+            counts[entry_count] = entries[at + 1]
+            entry_count += 1
     return keys, counts
 
 

@@ -129,8 +129,8 @@ def mining_memory(
     sampled = counted < tokens
     block = counted if sampled or at_a_time is None else min(at_a_time, counted)
     frequent, below = shares.frequent * counted, len(ORDERS) - 1
-    kept = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
-    tables = table_bytes(shares.distinct * block) + kept + _COPIES * BYTES_PER_PAIR * frequent
+    shorter = below * (index_bytes(frequent) + BYTES_PER_PAIR * frequent)
+    tables = table_bytes(shares.distinct * block) + shorter + _COPIES * BYTES_PER_PAIR * frequent
     memory = _working_bytes(block, threads) + tables
     grams = len(ORDERS) * frequent
     if sampled:

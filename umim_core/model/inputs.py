@@ -54,34 +54,34 @@ def prompt_items(
             "not at all" if prompts is None else "prompts and input_ids",
             "Pass them as the first argument, or as input_ids.",
         )
-    given: Any = input_ids if prompts is None else prompts
-    if isinstance(given, Mapping):
-        if "input_ids" not in given:
-            raise _unfit(f"a mapping of {sorted(map(str, given))}")
-        if mask is not None and given.get("attention_mask") is not None:
+    entries: Any = input_ids if prompts is None else prompts
+    if isinstance(entries, Mapping):
+        if "input_ids" not in entries:
+            raise _unfit(f"a mapping of {sorted(map(str, entries))}")
+        if mask is not None and entries.get("attention_mask") is not None:
             raise GenerationError(
                 "an attention mask must be given once", "twice", "Leave one of them out."
             )
-        mask = given.get("attention_mask") if mask is None else mask
-        given = given["input_ids"]
-    if isinstance(given, str):
-        items: list[Item] = [given]
-    elif isinstance(given, Tensor | np.ndarray) or _is_number(_first(given)):
-        items = list(_rows(given))
-    elif isinstance(_first(given), Mapping):
-        if any("input_ids" in message for message in given):
+        mask = entries.get("attention_mask") if mask is None else mask
+        entries = entries["input_ids"]
+    if isinstance(entries, str):
+        items: list[Item] = [entries]
+    elif isinstance(entries, Tensor | np.ndarray) or _is_number(_first(entries)):
+        items = list(_rows(entries))
+    elif isinstance(_first(entries), Mapping):
+        if any("input_ids" in message for message in entries):
             raise _unfit("a list of mappings with input_ids")
-        items = [cast("Chat", list(given))]
+        items = [cast("Chat", list(entries))]
     else:
-        items = [_item(entry) for entry in given]
+        items = [_item(entry) for entry in entries]
     return items if mask is None else _masked(items, mask)
 
 
-def _first(given: Any) -> object:
+def _first(items: Any) -> object:
     """Return the first entry of a sequence; None of an empty one."""
-    if not isinstance(given, Sequence):
-        raise _unfit(type(given).__name__)
-    return given[0] if given else None
+    if not isinstance(items, Sequence):
+        raise _unfit(type(items).__name__)
+    return items[0] if items else None
 
 
 def _is_number(value: object) -> bool:

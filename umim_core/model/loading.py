@@ -76,17 +76,17 @@ def check_load_options(options: LoadOptions) -> None:
         raise TypeError(f"unknown options {unknown}; known are {known}")
     check_budget(options.get("budget"))
     check_dtype(str(options.get("dtype") or AUTO).removeprefix("torch."))
-    given = {name: value for name, value in options.items() if value is not None}
-    loaded = "model" in given or isinstance(given.get("backbone"), Backbone)
-    if loaded and (late := {name: given[name] for name in _OF_FILES if name in given}):
+    set_options = {name: value for name, value in options.items() if value is not None}
+    loaded = "model" in set_options or isinstance(set_options.get("backbone"), Backbone)
+    if loaded and (late := {name: set_options[name] for name in _OF_FILES if name in set_options}):
         raise BackboneError(
             "a backbone that is loaded already has its data type and device",
             late,
             "Leave them out, or name the backbone.",
         )
-    if "model" in given and "backbone" in given:
+    if "model" in set_options and "backbone" in set_options:
         raise BackboneError("model and backbone must not both be given", remedy="Leave one out.")
-    if "tokenizer" in given and "model" not in given:
+    if "tokenizer" in set_options and "model" not in set_options:
         raise BackboneError("a tokenizer must come with its model", remedy="Pass model, too.")
 
 
@@ -154,8 +154,8 @@ def find_both(
         RuleSetError: If no rule is left, or there is a budget and the rules have no prices.
     """
     local = options.get("local_files_only", False)
-    found = default_checkpoint(local_files_only=local) if name is None else name
-    checkpoint = find_checkpoint(found, options)
+    source = default_checkpoint(local_files_only=local) if name is None else name
+    checkpoint = find_checkpoint(source, options)
     rules = within_budget(checkpoint.rules, options.get("budget"))
     backbone, protect = find_backbone(checkpoint, options), options.get("protect")
     if protect:

@@ -190,8 +190,8 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
     Raises:
         GenerationError: If an option is out of range, or settings come with a ``config``.
     """
-    given = options.get("config")
-    if given is not None:
+    config_option = options.get("config")
+    if config_option is not None:
         twice = [name for name in _SETTINGS if name in options]
         if twice:
             raise GenerationError(
@@ -200,7 +200,9 @@ def generation_config(options: GenerateOptions, backbone: Backbone) -> Generatio
                 "Put them into config.",
             )
     try:
-        config = with_defaults(_given(options, backbone) if given is None else given, backbone)
+        config = with_defaults(
+            _given(options, backbone) if config_option is None else config_option, backbone
+        )
     except ValueError as error:
         raise GenerationError(
             "a generation option is out of range", str(error), "Correct it, or leave it out."
@@ -236,8 +238,8 @@ def _given(options: GenerateOptions, backbone: Backbone) -> GenerationConfig:
 
 
 def _stop_strings(options: GenerateOptions) -> list[str]:
-    given = options.get("stop_strings") or ()
-    strings = [given] if isinstance(given, str) else list(given)
+    option = options.get("stop_strings") or ()
+    strings = [option] if isinstance(option, str) else list(option)
     texts: list[object] = list(strings)
     if not all(isinstance(text, str) and text for text in texts):
         raise GenerationError(
@@ -260,8 +262,10 @@ def request(options: GenerateOptions, streamer: BaseStreamer | None = None) -> R
         raise GenerationError(
             "stream yields the text itself", "streamer", "Pass a streamer to generate."
         )
-    given = dict(options) if streamer is None else {**options, "streamer": streamer}
+    set_options = dict(options) if streamer is None else {**options, "streamer": streamer}
     named: dict[str, Any] = {
-        field.name: given[field.name] for field in fields(Request) if field.name in given
+        field.name: set_options[field.name]
+        for field in fields(Request)
+        if field.name in set_options
     }
     return Request(**named)

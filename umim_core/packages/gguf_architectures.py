@@ -221,15 +221,15 @@ def _rope(file: GgufFile, prefix: str, head_dim: int) -> dict[str, object]:
     unsupported(prefix + "rope.scaling.type", kind)
 
 
-def _llama3_scaling(found: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
+def _llama3_scaling(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, object]:
     """Return the settings whose divisors of the rotary frequencies a file stores.
 
     Raises:
         BackboneError: If no factor of Llama 3's scaling gives them.
     """
-    factor = float(found.max())
+    factor = float(factors.max())
     wanted = llama3_divisors(factor, theta, head_dim)
-    if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
+    if factors.shape != wanted.shape or not np.allclose(factors, wanted, rtol=1e-4):
         unsupported(ROPE_FACTORS, "divisors of rotary frequencies other than Llama 3's")
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 

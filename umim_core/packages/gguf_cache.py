@@ -109,8 +109,8 @@ def _fill(path: Path, digest: str, out: Path) -> None:
 def _digest_of(path: Path) -> str:
     """Return the SHA-256 of a file, hashed again when it changed."""
     try:
-        found = path.stat()
-        return _digest(str(path.resolve()), found.st_size, found.st_mtime_ns)
+        status = path.stat()
+        return _digest(str(path.resolve()), status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise BackboneError(
             "a GGUF file must be readable", f"{path}: {error.strerror}", "Check the path."

@@ -223,10 +223,10 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             _torn(self.path, f"general.alignment is {alignment!r}")
         start = -(-self.at // alignment) * alignment
-        found = {entry.name: self.tensor(entry, start) for entry in table}
-        if len(found) < len(table):
+        by_name = {entry.name: self.tensor(entry, start) for entry in table}
+        if len(by_name) < len(table):
             _torn(self.path, "two tensors have one name")
-        return GgufFile(self.path, metadata, found)
+        return GgufFile(self.path, metadata, by_name)
 
     def take(self, size: int) -> bytes:
         end = self.at + size

@@ -85,10 +85,10 @@ def tensor_plan(file: GgufFile, config: Mapping[str, Any]) -> list[TensorPlan]:
                 f"{file.path} lacks {plan.source}",
                 "",
             )
-        if (found := file.tensors[plan.source].shape) != plan.shape:
+        if (shape := file.tensors[plan.source].shape) != plan.shape:
             refuse(
                 f"{plan.source} of this GGUF file must have the sizes {plan.shape}",
-                found,
+                shape,
                 "The file is damaged, or its model is not one of its architecture.",
             )
         plans.append(plan)

@@ -191,10 +191,10 @@ def _role(file: GgufFile, name: str, size: int) -> int | None:
     key = f"tokenizer.ggml.{name}_token_id"
     if key not in file.metadata:
         return None
-    found = file.integer(key)
-    if not 0 <= found < size:
-        _refuse(f"{key} of a GGUF file must be below {size}", found)
-    return found
+    token = file.integer(key)
+    if not 0 <= token < size:
+        _refuse(f"{key} of a GGUF file must be below {size}", token)
+    return token
 
 
 def _added_token(i: int, content: str, special: bool) -> dict[str, object]:

@@ -260,10 +260,10 @@ class _Weights:
 
 def _check(file: GgufFile, config: Mapping[str, Any], directory: Path) -> None:
     """Refuse a file that does not hold what was to be written."""
-    found = model_config(file)
-    tensor_plan(file, found)
+    written = model_config(file)
+    tensor_plan(file, written)
     ignored = {"dtype", "architectures", "use_cache", "vocab_size"}
-    for key, value in found.items():
+    for key, value in written.items():
         own = config.get(key, value)
         if key == "rope_parameters":
             own = {name: own.get(name) for name in value}

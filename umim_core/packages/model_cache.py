@@ -221,9 +221,9 @@ def _fill(model: PackagedModel, gguf: Path, out: Path) -> None:
     from umim_core.packages.gguf_conversion import convert_gguf
 
     convert_gguf(gguf, out)
-    found = {path.name: sha256_file(path) for path in sorted(out.iterdir())}
-    if other := sorted(name for name, _ in found.items() ^ model.files.items()):
-        sums = "\n".join(f"{digest}  {name}" for name, digest in found.items())
+    digests = {path.name: sha256_file(path) for path in sorted(out.iterdir())}
+    if other := sorted(name for name, _ in digests.items() ^ model.files.items()):
+        sums = "\n".join(f"{digest}  {name}" for name, digest in digests.items())
         raise FetchError(
             f"the converted files of {model.name} must have the SHA-256 of its specification",
             f"others for {', '.join(dict.fromkeys(other))}",

@@ -89,11 +89,11 @@ class DamageTable:
 
     def __post_init__(self) -> None:
         for name, kind in _ARRAYS.items():
-            found = getattr(self, name)
-            if found.shape != (len(self.rules),) or found.dtype != kind:
+            column = getattr(self, name)
+            if column.shape != (len(self.rules),) or column.dtype != kind:
                 raise ArtifactError(
                     f"{name} of a damage table must be {len(self.rules)} numbers, one a rule",
-                    f"shape {found.shape}, {found.dtype}",
+                    f"shape {column.shape}, {column.dtype}",
                     "Measure the rules again.",
                 )
         possible = (self.merges >= 0) & (self.merges <= self.occurrences) & np.isfinite(self.kl)

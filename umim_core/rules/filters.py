@@ -42,7 +42,7 @@ def _greedy_rounds(
         Mask [R] and the number of rounds.
     """
     size = prefix.size
-    kept = np.zeros(size, dtype=np.bool_)
+    stays = np.zeros(size, dtype=np.bool_)
     has_prefix = np.zeros(num_parts, dtype=np.bool_)  # some kept rule starts with this part
     has_suffix = np.zeros(num_parts, dtype=np.bool_)
     best_by_prefix = np.empty(num_parts, dtype=np.int32)  # least rank of its undecided rules
@@ -62,13 +62,13 @@ def _greedy_rounds(
         for k in range(left):
             rule = undecided[k]  # one like (a, a) is its own best, hence >= and not >
             if best_by_suffix[prefix[rule]] >= rule and best_by_prefix[suffix[rule]] >= rule:
-                kept[rule] = True
+                stays[rule] = True
                 has_prefix[prefix[rule]] = True
                 has_suffix[suffix[rule]] = True
         before, left = left, 0
         for k in range(before):
             rule = undecided[k]
-            if not (kept[rule] or has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
+            if not (stays[rule] or has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
                 undecided[left] = rule
                 left += 1
         paying = before - left >= before // _LEAST_PROGRESS
@@ -77,10 +77,10 @@ def _greedy_rounds(
     for k in range(left):
         rule = undecided[k]
         if not (has_prefix[suffix[rule]] or has_suffix[prefix[rule]]):
-            kept[rule] = True
+            stays[rule] = True
             has_prefix[prefix[rule]] = True
             has_suffix[suffix[rule]] = True
-    return kept, rounds + (1 if left else 0)
+    return stays, rounds + (1 if left else 0)
 
 
 def _by_rank(support: Counts) -> NDArray[np.int64]:
@@ -120,14 +120,14 @@ def greedy_overlap(ids: Ids, support: Counts) -> tuple[NDArray[np.bool_], int]:
     first, suffix = np.concatenate([[True], new_prefix]), pack_spans(ids[:, 1:])
     parts = prefix[first]
     # A suffix that no rule starts with competes with nothing: all such share the last index.
-    found = np.searchsorted(parts, suffix)
-    known = parts[np.minimum(found, parts.size - 1)] == suffix
-    suffix_part = np.where(known, found, parts.size).astype(np.int32)
+    places = np.searchsorted(parts, suffix)
+    known = parts[np.minimum(places, parts.size - 1)] == suffix
+    suffix_part = np.where(known, places, parts.size).astype(np.int32)
     prefix_part = (np.cumsum(first) - 1).astype(np.int32)
     ranking = _by_rank(support)
-    kept, rounds = _greedy_rounds(prefix_part[ranking], suffix_part[ranking], parts.size + 1)
+    stays, rounds = _greedy_rounds(prefix_part[ranking], suffix_part[ranking], parts.size + 1)
     mask = np.empty(len(ids), dtype=np.bool_)
-    mask[ranking] = kept
+    mask[ranking] = stays
     return mask, int(rounds)
 
 
@@ -178,9 +178,9 @@ def _contained(ids: Ids, longer: Ids) -> tuple[NDArray[np.int64], NDArray[np.int
     rows, holders = [], []
     for start in range(longer.shape[1] - width + 1):
         inside = pack_spans(longer[:, start : start + width])
-        found = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
-        holder = np.flatnonzero(keys[found] == inside)
-        rows.append(order[found[holder]])
+        places = np.minimum(np.searchsorted(keys, inside), len(keys) - 1)
+        holder = np.flatnonzero(keys[places] == inside)
+        rows.append(order[places[holder]])
         holders.append(holder)
     return np.concatenate(rows), np.concatenate(holders)
 
@@ -210,10 +210,10 @@ def filter_rules(
         after_overlap[n] = overlap_mask(ids_by_order[n], support_by_order[n], overlap)
     longer: list[Ids] = []
     for n in reversed(ORDERS):
-        kept = ids_by_order[n][after_overlap[n]]
+        passed = ids_by_order[n][after_overlap[n]]
         final[n] = after_overlap[n].copy()
-        final[n][after_overlap[n]] = containment_mask(kept, longer, containment)
-        longer.append(kept)
+        final[n][after_overlap[n]] = containment_mask(passed, longer, containment)
+        longer.append(passed)
     return after_overlap, final
 
 
@@ -259,8 +259,8 @@ def tau_for_budget(
     longer: list[tuple[Ids, Counts]] = []
     for n in reversed(ORDERS):
         # Raising tau cuts off the worst rules, and greedy decides the better ones without them.
-        kept = overlap_mask(counts.ids(n), counts.support[n], overlap)
-        ids, support = counts.ids(n)[kept], counts.support[n][kept]
+        passed = overlap_mask(counts.ids(n), counts.support[n], overlap)
+        ids, support = counts.ids(n)[passed], counts.support[n][passed]
         hidden = np.full(len(ids), counts.tau - 1, dtype=np.int64)
         if containment == "drop" and len(ids):
             for rules, counted in longer:

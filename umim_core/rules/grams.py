@@ -90,10 +90,10 @@ def select(counts: NgramCounts, tau: int, min_documents: int = 1) -> NgramCounts
         if counts.documents is not None:
             keep &= counts.documents[n] >= min_documents
             documents[n] = counts.documents[n][keep]
-        kept = counts.keys[n][keep]
+        chosen = counts.keys[n][keep]
         if ranks is not None:
-            kept = (ranks[kept >> TOKEN_BITS] << TOKEN_BITS) | (kept & _TOKEN_MASK)
-        keys[n], support[n] = kept, counts.support[n][keep]
+            chosen = (ranks[chosen >> TOKEN_BITS] << TOKEN_BITS) | (chosen & _TOKEN_MASK)
+        keys[n], support[n] = chosen, counts.support[n][keep]
         ranks = np.cumsum(keep, dtype=np.int64) - 1
     return NgramCounts(keys, support, tau, documents or None)
 

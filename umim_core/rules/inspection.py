@@ -174,15 +174,15 @@ def collision_examples(rules: RuleSet, most: int) -> list[list[Rule]]:
 
 def _rules_at(rules: RuleSet, places: Ints) -> list[Rule]:
     """Return rules by their places in the set, which is sorted by n, then ids."""
-    found = []
+    listed = []
     for place in places.tolist():
         for n in ORDERS:
             if place < rules.counts_by_order[n]:
                 row = tuple(rules.ids_by_order[n][place].tolist())
-                found.append(Rule(row, int(rules.support_by_order[n][place])))
+                listed.append(Rule(row, int(rules.support_by_order[n][place])))
                 break
             place -= rules.counts_by_order[n]
-    return found
+    return listed
 
 
 def decode_rule(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

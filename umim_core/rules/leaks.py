@@ -95,19 +95,19 @@ def leak_kind(text: str) -> Kind | None:
 
 
 def _is_email(text: str) -> bool:
-    for found in _EMAIL.finditer(text):
-        account = text[: found.start("domain")]
-        if not _NO_MAILBOX.search(found["domain"]) and not _CODE_HOST.search(account):
+    for match in _EMAIL.finditer(text):
+        account = text[: match.start("domain")]
+        if not _NO_MAILBOX.search(match["domain"]) and not _CODE_HOST.search(account):
             return True
     return False
 
 
 def _is_key(text: str) -> bool:
-    for found in _KEY.finditer(text):
-        if found["plain"] is not None:
-            if len(found["plain"]) >= 4 and any(c.isdigit() for c in found["plain"]):
+    for match in _KEY.finditer(text):
+        if match["plain"] is not None:
+            if len(match["plain"]) >= 4 and any(c.isdigit() for c in match["plain"]):
                 return True
-        elif _looks_random(found["jwt"] or found["tail"]):
+        elif _looks_random(match["jwt"] or match["tail"]):
             return True
     return False
 
@@ -125,15 +125,15 @@ def _is_private_key(text: str) -> bool:
 
 def _is_url_with_password(text: str) -> bool:
     return any(
-        not _PLACEHOLDER.search(found["password"]) and not _PLACEHOLDER.search(found["user"])
-        for found in _URL.finditer(text)
+        not _PLACEHOLDER.search(match["password"]) and not _PLACEHOLDER.search(match["user"])
+        for match in _URL.finditer(text)
     )
 
 
 def _is_long_number(text: str) -> bool:
-    for found in _NUMBER.finditer(_DATE.sub(" ", text)):
-        digits = "".join(c for c in found["digits"] if c.isdigit())
-        marks = set(found[0]) - set(digits)
+    for match in _NUMBER.finditer(_DATE.sub(" ", text)):
+        digits = "".join(c for c in match["digits"] if c.isdigit())
+        marks = set(match[0]) - set(digits)
         if len(set(digits)) < 4 or digits in _COUNTING or digits in _COUNTING[::-1]:
             continue
         if not marks and len(digits) >= 9 and not _is_machine_number(digits):

@@ -146,11 +146,11 @@ class MatcherTables:
 
 def _prefixes(ids_by_order: dict[int, Ids], length: int) -> Ints:
     """Return the different prefixes of ``length`` ids of all rules that are at least so long."""
-    found = np.zeros(0, dtype=np.int64)
+    prefixes = np.zeros(0, dtype=np.int64)
     for n in ORDERS:
         if n >= length:
-            found = union(found, pack_spans(ids_by_order[n][:, :length]))
-    return found
+            prefixes = union(prefixes, pack_spans(ids_by_order[n][:, :length]))
+    return prefixes
 
 
 def _digest_words(digest: str) -> Words:

@@ -50,14 +50,14 @@ def protected_ids(
     texts = tokenizer.batch_decode([[i] for i in plain], clean_up_tokenization_spaces=False)
     protected = set(special)
     for pattern, expression in compiled:
-        found = {i for i, text in zip(plain, texts, strict=True) if expression.search(text)}
-        if len(found) == len(plain):
+        matching = {i for i, text in zip(plain, texts, strict=True) if expression.search(text)}
+        if len(matching) == len(plain):
             raise ConfigError(
                 "a protected pattern must leave tokens that rules can use",
                 f"{pattern!r}, which matches all {len(plain)}",
                 "Give a narrower one.",
             )
-        protected |= found
+        protected |= matching
     return np.array(sorted(protected), dtype=np.int64)
 
 

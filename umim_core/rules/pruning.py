@@ -131,13 +131,13 @@ def cut_to_budget(
     below = 0  # so many are too few
     while taken - below > 1:
         middle = (below + taken) // 2
-        found = reduction(middle)
-        if found < target:
+        reached_here = reduction(middle)
+        if reached_here < target:
             below = middle
         else:
-            taken, reached = middle, found
-    kept = _first(order, taken, len(price))
-    return Cut(rules.take(kept), kept, reached, float(price[order[taken - 1]]))
+            taken, reached = middle, reached_here
+    stays = _first(order, taken, len(price))
+    return Cut(rules.take(stays), stays, reached, float(price[order[taken - 1]]))
 
 
 def prune_by_damage(
@@ -188,9 +188,9 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
         CorpusError: As ``cut_to_budget``.
     """
     rules = priced(table)
-    kept = np.ones(len(rules), dtype=np.bool_)
+    stays = np.ones(len(rules), dtype=np.bool_)
     most = float(rules.require_prices().max())
-    return Cut(rules, kept, token_reduction(*text, Matcher(rules)), most)
+    return Cut(rules, stays, token_reduction(*text, Matcher(rules)), most)
 
 
 def rules_under(rules: RuleSet, bound: float) -> RuleSet:
@@ -225,15 +225,15 @@ def within_budget(rules: RuleSet, budget: float | None) -> RuleSet:
     """
     if budget is None:
         return rules
-    kept = rules_under(rules, budget)
-    if not len(kept):
+    affordable = rules_under(rules, budget)
+    if not len(affordable):
         raise RuleSetError(
             "a budget must leave at least one rule",
             f"{budget} nats per saved token; the cheapest of {len(rules):,} rules costs "
             f"{float(rules.require_prices().min()):.3g}",
             "Raise it, or use merge='none'.",
         )
-    return kept
+    return affordable
 
 
 def without_tokens(
@@ -250,14 +250,14 @@ def without_tokens(
         ConfigError: If a pattern is no regular expression, or matches every token.
         RuleSetError: If no rule is left.
     """
-    kept = rules.take(free_of(rules, protected_ids(tokenizer, protect)))
-    if not len(kept):
+    remaining = rules.take(free_of(rules, protected_ids(tokenizer, protect)))
+    if not len(remaining):
         raise RuleSetError(
             "rules must be left when those with protected tokens go",
             f"none of {len(rules):,} without {list(protect)}",
             "Protect fewer tokens.",
         )
-    return replace(kept, origin=_protecting(rules, protect))
+    return replace(remaining, origin=_protecting(rules, protect))
 
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
@@ -287,6 +287,6 @@ def check_target(target: float) -> None:
 
 def _first(order: Ints, taken: int, size: int) -> NDArray[np.bool_]:
     """Return a mask [size] of the first places of an order."""
-    kept = np.zeros(size, dtype=np.bool_)
-    kept[order[:taken]] = True
-    return kept
+    stays = np.zeros(size, dtype=np.bool_)
+    stays[order[:taken]] = True
+    return stays

@@ -33,10 +33,10 @@ def check_prices(prices: Prices, rules: int) -> None:
     """
     right = prices.shape == (rules,) and prices.dtype == np.float32
     if not right or not np.isfinite(prices).all():
-        found = "a number that is not finite" if right else f"{prices.dtype} {prices.shape}"
+        fault = "a number that is not finite" if right else f"{prices.dtype} {prices.shape}"
         raise RuleSetError(
             f"prices of rules must be {rules} finite float32 numbers, one a rule",
-            found,
+            fault,
             "Measure them with umim prune CHECKPOINT TEXTS --keep-all.",
         )
 

@@ -60,8 +60,8 @@ class RuleSet:
         """Return how many rules there are of each order, and how they were made."""
         orders = ", ".join(f"{count:,} of {n}" for n, count in self.counts_by_order.items())
         origin = self.origin
-        made = f"{origin.source}, tau {origin.tau}, {origin.overlap}+{origin.containment}"
-        return f"RuleSet({len(self):,} rules: {orders} tokens; {made})"
+        origin_text = f"{origin.source}, tau {origin.tau}, {origin.overlap}+{origin.containment}"
+        return f"RuleSet({len(self):,} rules: {orders} tokens; {origin_text})"
 
     @classmethod
     def from_counts(cls, counts: NgramCounts, origin: RuleOrigin | None = None) -> RuleSet:
@@ -75,8 +75,8 @@ class RuleSet:
         Raises:
             RuleSetError: If the threshold is below that of the counts.
         """
-        made = origin or RuleOrigin()
-        tau = counts.tau if made.tau is None else made.tau
+        recorded = origin or RuleOrigin()
+        tau = counts.tau if recorded.tau is None else recorded.tau
         if tau < counts.tau:
             raise RuleSetError(
                 f"tau must be at least {counts.tau}, the threshold of the counts",
@@ -84,7 +84,7 @@ class RuleSet:
                 "Count again with a smaller tau.",
             )
         ids = {n: counts.ids(n) for n in ORDERS}
-        return cls.filtered(ids, counts.support, made.model_copy(update={"tau": tau}))
+        return cls.filtered(ids, counts.support, recorded.model_copy(update={"tau": tau}))
 
     @classmethod
     def filtered(
@@ -105,8 +105,8 @@ class RuleSet:
         ids = {n: ids[n][enough[n]] for n in ORDERS}
         support = {n: support[n][enough[n]] for n in ORDERS}
         _, keep = filter_rules(ids, support, origin.overlap, origin.containment)
-        kept = {n: ids[n][keep[n]] for n in ORDERS}
-        return cls(kept, {n: support[n][keep[n]] for n in ORDERS}, origin)
+        remaining = {n: ids[n][keep[n]] for n in ORDERS}
+        return cls(remaining, {n: support[n][keep[n]] for n in ORDERS}, origin)
 
     @classmethod
     def from_spans(
@@ -202,13 +202,13 @@ class RuleSet:
             RuleSetError: If a span is no rule of the set.
         """
         own = self.ids_by_order[spans.shape[1]]
-        found = np.searchsorted(_sort_keys(own), _sort_keys(spans))
-        known = found < len(own)
-        known[known] = (own[found[known]] == spans[known]).all(axis=1)
+        indices = np.searchsorted(_sort_keys(own), _sort_keys(spans))
+        known = indices < len(own)
+        known[known] = (own[indices[known]] == spans[known]).all(axis=1)
         if not known.all():
             raise RuleSetError("spans must be rules of the set", spans[~known][0].tolist())
         shorter = sum(count for n, count in self.counts_by_order.items() if n < spans.shape[1])
-        return np.asarray(shorter + found, dtype=np.int64)
+        return np.asarray(shorter + indices, dtype=np.int64)
 
     def check_tokenizer(self, fingerprint: str, named: str | None = None) -> None:
         """Refuse a tokenizer other than the one the rules were mined with.
@@ -274,8 +274,8 @@ class RuleSet:
                 str(error.errors(include_url=False)[0]),
                 "Mine them again.",
             ) from error
-        made = RuleOrigin(**origin.model_dump(exclude={"rules"}))
-        rules = cls(ids, support, made, read_prices(path))
+        recorded = RuleOrigin(**origin.model_dump(exclude={"rules"}))
+        rules = cls(ids, support, recorded, read_prices(path))
         described = rules._description()["rules"]
         if origin.rules not in (None, described):
             raise RuleSetError(

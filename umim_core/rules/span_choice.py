@@ -98,6 +98,6 @@ def _raw_rest(rules: RuleSet, ids: NDArray[np.integer], offsets: Ints) -> NDArra
 
 def _highest(value: Ints, count: int) -> NDArray[np.bool_]:
     """Return which candidates have the highest values [R] (bool), of equal ones the first."""
-    kept = np.zeros(len(value), dtype=np.bool_)
-    kept[np.argsort(-value, kind="stable")[:count]] = True
-    return kept
+    chosen = np.zeros(len(value), dtype=np.bool_)
+    chosen[np.argsort(-value, kind="stable")[:count]] = True
+    return chosen

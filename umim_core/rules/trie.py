@@ -264,8 +264,8 @@ def advance(
             length -= 1
         for place in range(length - 1):
             rollback[row] += (borders[row] >> place) & 1
-        kept = (borders[row] << 1) & ~((1 << (length - 1)) - 1)
-        borders[row] = (kept | (1 << (length - 1))) & ((1 << (LONGEST - 1)) - 1)
+        older = (borders[row] << 1) & ~((1 << (length - 1)) - 1)
+        borders[row] = (older | (1 << (length - 1))) & ((1 << (LONGEST - 1)) - 1)
         lengths[row] = length
         spans[row, :length] = window[LONGEST - length :]
         spans[row, length - 1] = tokens[row]

@@ -153,9 +153,11 @@ def read_manifest(
     """
     record = read_json(directory / MANIFEST)
     if not isinstance(record, dict) or record.get("kind") != kind:
-        found = record.get("kind") if isinstance(record, dict) else type(record).__name__
+        recorded = record.get("kind") if isinstance(record, dict) else type(record).__name__
         raise ArtifactError(
-            f"{directory} must hold an artifact of kind {kind!r}", found, "Name another directory."
+            f"{directory} must hold an artifact of kind {kind!r}",
+            recorded,
+            "Name another directory.",
         )
     if record.get("schema") != schema:
         raise ArtifactError(

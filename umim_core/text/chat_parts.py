@@ -60,10 +60,10 @@ def content_places(chat: Chat, text: str, render: Callable[[Chat], str]) -> list
         return []
     for (number, _, _), behind in zip(rest, between[1:], strict=True):
         content = str(chat[number]["content"])
-        kept = [c for c in (content, content.strip()) if text.startswith(c + behind, at)]
-        if not kept:
+        shown = [c for c in (content, content.strip()) if text.startswith(c + behind, at)]
+        if not shown:
             return []
-        end = at + len(kept[0])
+        end = at + len(shown[0])
         if chat[number].get("role") not in _RAW_ROLES:
             places.append((at, end))
         at = end + len(behind)

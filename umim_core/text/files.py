@@ -182,20 +182,20 @@ def expand(names: tuple[str, ...]) -> list[CorpusFile]:
         CorpusError: A name does not exist, is a folder, cannot be reached, a pattern matches no
             file, or a file is named twice.
     """
-    found: dict[tuple[str, str], CorpusFile] = {}
+    files: dict[tuple[str, str], CorpusFile] = {}
     for name in names:
         local = unquote(name[len("file://") :]) if name.startswith("file:///") else name
         for location in _remote(name) if is_address(local) else _local(local):
             file = CorpusFile(location)
             key = _identity(location)
-            if key in found:
+            if key in files:
                 raise CorpusError(
                     "a corpus file must be named once",
-                    f"{found[key]} and {file}",
+                    f"{files[key]} and {file}",
                     "Leave one of them out: its text would count twice.",
                 )
-            found[key] = file
-    return sorted(found.values(), key=lambda file: _sort_key(file.location))
+            files[key] = file
+    return sorted(files.values(), key=lambda file: _sort_key(file.location))
 
 
 def _identity(location: str) -> tuple[str, str]:

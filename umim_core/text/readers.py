@@ -85,11 +85,11 @@ def not_empty(source: Source, pieces: Iterable[T]) -> Iterator[T]:
     Raises:
         CorpusError: If that is nothing.
     """
-    found = False
+    has_text = False
     for piece in pieces:
-        found = True
+        has_text = True
         yield piece
-    if not found:
+    if not has_text:
         raise CorpusError(
             "a corpus must hold at least one non-empty document",
             source.model_dump(mode="json"),

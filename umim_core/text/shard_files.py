@@ -93,11 +93,11 @@ def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[S
     Raises:
         ArtifactError: If a file cannot be read or written.
     """
-    kept: list[Shard] = []
+    first: list[Shard] = []
     left = count
     for shard in shards:
         if shard.tokens < left:
-            kept.append(shard)
+            first.append(shard)
             left -= shard.tokens
             continue
         ids = np.array(mapped(directory / shard.files[0], TOKENS, shard.tokens)[:left])
@@ -108,8 +108,8 @@ def first_tokens(directory: Path, shards: Sequence[Shard], count: int) -> list[S
             update={"tokens": left, "documents": len(ends), "max_id": int(ids.max())}
         )
         write_shard(directory, cut, ids, np.diff(ends, prepend=0))
-        return [*kept, cut]
-    return kept
+        return [*first, cut]
+    return first
 
 
 def read_index(directory: Path) -> tuple[Shard, ...]:
@@ -144,13 +144,15 @@ def read_index(directory: Path) -> tuple[Shard, ...]:
 def _check_size(path: Path, dtype: np.dtype[Number], count: int) -> None:
     size = len(array_header(dtype, (count,))) + dtype.itemsize * count
     try:
-        found = path.stat().st_size
+        actual = path.stat().st_size
     except OSError as error:
         raise ArtifactError(
             f"{path} must exist, for the index names it", error.strerror or str(error), REBUILD
         ) from error
-    if found != size:
-        raise ArtifactError(f"{path} must have {size} bytes", found, "The file is torn. " + REBUILD)
+    if actual != size:
+        raise ArtifactError(
+            f"{path} must have {size} bytes", actual, "The file is torn. " + REBUILD
+        )
 
 
 def mapped(path: Path, dtype: np.dtype[Number], size: int) -> NDArray[Number]:

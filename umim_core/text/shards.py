@@ -203,18 +203,18 @@ class TokenShards:
         start, stop, step = key.indices(len(self))
         if step != 1:
             raise ConfigError("token shards are sliced without a step", step, "Slice the result.")
-        found: list[NDArray[np.int32]] = []
+        parts: list[NDArray[np.int32]] = []
         # side="right" skips shards without tokens.
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             base, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
             if start < end:
-                found.append(self._read(number, start - base, end - base))
+                parts.append(self._read(number, start - base, end - base))
                 start = end
             number += 1
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate([np.zeros(0, np.int32), *found])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([np.zeros(0, np.int32), *parts])
 
     @property
     def num_documents(self) -> int:
@@ -232,7 +232,7 @@ class TokenShards:
         Raises:
             ArtifactError: If a documents file cannot be read or disagrees with its shard.
         """
-        found = [np.zeros(0, np.int64)]
+        ends_by_shard = [np.zeros(0, np.int64)]
         for number, shard in enumerate(self._shards):
             lengths = self._lengths(number, shard)
             if (lengths < 0).any() or int(lengths.sum()) > shard.tokens:
@@ -241,8 +241,8 @@ class TokenShards:
                     f"lengths from {int(lengths.min())}, {int(lengths.sum())} in all",
                     REBUILD,
                 )
-            found.append(self._starts[number] + np.cumsum(lengths))
-        ends = np.concatenate(found)
+            ends_by_shard.append(self._starts[number] + np.cumsum(lengths))
+        ends = np.concatenate(ends_by_shard)
         if len(self) and (not ends.size or int(ends[-1]) != len(self)):
             raise ArtifactError(
                 "the last document must end with the last token",

@@ -130,15 +130,15 @@ def _source(
             "Mine them in separate runs.",
         )
     kind = kinds.pop()
-    found = tuple(file.location for file in expand(names)) if kind == "ids" else names
-    if kind in ("ids", "dataset") and len(found) != 1:
+    locations = tuple(file.location for file in expand(names)) if kind == "ids" else names
+    if kind in ("ids", "dataset") and len(locations) != 1:
         raise CorpusError(
             f"a source of kind {kind} must be one name",
-            ", ".join(map(redacted, found)),
+            ", ".join(map(redacted, locations)),
             "Check the paths: a name that is no file is taken for a data set.",
         )
     if kind == "ids":
-        return TokenIds(path=found[0])
+        return TokenIds(path=locations[0])
     if kind == "jsonl":
         return JsonLines(paths=names, field=field, max_bad=max_bad)
     if kind == "parquet":
@@ -166,14 +166,14 @@ def _unfolded(name: str) -> list[str]:
     if not os.path.isdir(name):
         return [name]
     files = sorted(str(path) for path in Path(name).rglob("*") if path.is_file())
-    found = [file for file in files if _plain(file).endswith((*_ENDINGS, *_TEXT))]
-    if not found:
+    matching = [file for file in files if _plain(file).endswith((*_ENDINGS, *_TEXT))]
+    if not matching:
         raise CorpusError(
             f"a folder must hold files that end in {', '.join((*_TEXT, *_ENDINGS))}",
             f"{name}, with {len(files)} other files",
             "Name the files themselves.",
         )
-    return found
+    return matching
 
 
 def _plain(name: str) -> str:

@@ -188,8 +188,8 @@ def cut_segments(ids: NDArray[np.integer], length: int) -> tuple[NDArray[np.int3
         raise CorpusError("a segment must hold at least 2 tokens", length, "Raise segment_length.")
     check_range(ids)
     whole = ids.size // length
-    kept = np.asarray(ids[: whole * length], dtype=np.int32)
-    return kept, np.arange(whole + 1, dtype=np.int64) * length
+    flat = np.asarray(ids[: whole * length], dtype=np.int32)
+    return flat, np.arange(whole + 1, dtype=np.int64) * length
 
 
 def encode(

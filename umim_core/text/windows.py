@@ -63,8 +63,8 @@ def document_windows(
     if length < 2:
         raise CorpusError("a window must hold at least two tokens", length, "Use 512.")
     room = length - len(lead)
-    kept = max(context, 0 if lead else 1)
-    if not 0 <= context < room or kept >= room:
+    overlap = max(context, 0 if lead else 1)
+    if not 0 <= context < room or overlap >= room:
         raise CorpusError(
             f"context must lie between 0 and {room - 1} in a window of {length} tokens",
             context,
@@ -76,7 +76,7 @@ def document_windows(
         buffer = np.concatenate([buffer, ids])
         while len(buffer) >= room:
             yield _window(front, buffer[:room], before, document)
-            buffer, before = buffer[room - kept :], kept
+            buffer, before = buffer[room - overlap :], overlap
         if last:
             if len(buffer) > max(before, 0 if lead else 1):
                 yield _window(front, buffer, before, document)
@@ -84,8 +84,8 @@ def document_windows(
 
 
 def _window(front: Ids, ids: Ids, before: int, document: int) -> Window:
-    given = max(len(front) + before, 1)
-    return Window(np.concatenate([front, ids]), given, document)
+    context = max(len(front) + before, 1)
+    return Window(np.concatenate([front, ids]), context, document)
 
 
 def second_halves(windows: Sequence[Window]) -> list[Window]:

@@ -58,8 +58,8 @@ class SimilarNeighbours(WholeTextSegmenter):
     def _cosines(self, ids: Ints) -> NDArray[np.float64]:
         """Return the cosine similarity of each token and the next one [T - 1] (float64)."""
         tokens = self.backbone.embed(torch.from_numpy(ids).to(self.backbone.device)).cpu().double()
-        found = cosine_similarity(tokens[:-1], tokens[1:], dim=-1).numpy()
-        return found.round(_DIGITS)
+        cosines = cosine_similarity(tokens[:-1], tokens[1:], dim=-1).numpy()
+        return cosines.round(_DIGITS)
 
 
 @BASELINES.add("similar-neighbours")

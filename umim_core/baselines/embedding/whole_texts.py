@@ -33,16 +33,16 @@ class WholeTextSegmenter(ABC):
         """Cut ids [T] into units of 1 to 4 tokens; see ``Segmenter``."""
         starts, of_rules = self.matcher.segment(ids)
         special = np.isin(ids, list(self.backbone.special_ids))
-        kept = np.flatnonzero(np.logical_or.reduceat(special, starts))
+        special_units = np.flatnonzero(np.logical_or.reduceat(special, starts))
         text, borders = np.asarray(ids, dtype=np.int64), np.append(starts, len(ids))
-        found, first = [of_rules[:0]], 0
-        for unit in (*kept.tolist(), len(of_rules)):
+        lengths_of_parts, first = [of_rules[:0]], 0
+        for unit in (*special_units.tolist(), len(of_rules)):
             if first < unit:
                 stretch = text[borders[first] : borders[unit]]
-                found.append(self.lengths(stretch, of_rules[first:unit]))
-            found.append(of_rules[unit : unit + 1])
+                lengths_of_parts.append(self.lengths(stretch, of_rules[first:unit]))
+            lengths_of_parts.append(of_rules[unit : unit + 1])
             first = unit + 1
-        lengths = np.concatenate(found)
+        lengths = np.concatenate(lengths_of_parts)
         return np.cumsum(lengths) - lengths, lengths
 
     @abstractmethod

@@ -56,15 +56,15 @@ def score_masked(
     Raises:
         GenerationError: If a text exceeds the window of a sliding-window backbone.
     """
-    found = []
+    scores = []
     for ending in endings:
         ids = torch.tensor([[*context.tolist(), *ending.tolist()]], device=backbone.device)
         check_attention_window(backbone.model.config, ids.shape[1])
         with _masked(backbone, budget / len(context) / 2):
             hidden = backbone.hidden(backbone.embed(ids[:, :-1]))[0]
         targets = ids[0, len(context) :]
-        found.append(target_scores(hidden[len(context) - 1 :], targets, backbone))
-    return found
+        scores.append(target_scores(hidden[len(context) - 1 :], targets, backbone))
+    return scores
 
 
 def heavy_hitter_mask(weights: Tensor, heavy: int, newest: int) -> Tensor:

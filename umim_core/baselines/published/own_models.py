@@ -80,5 +80,5 @@ def load_own_model(
 
 def hub_commit(name: str, revision: str | None, *, local_files_only: bool = False) -> str | None:
     """Return the commit that a revision of a hub's repository is now; None for a directory."""
-    found = resolve_revision(name, revision, local_files_only=local_files_only)
-    return found.resolved if isinstance(found, ResolvedRevision) else None
+    resolved = resolve_revision(name, revision, local_files_only=local_files_only)
+    return resolved.resolved if isinstance(resolved, ResolvedRevision) else None

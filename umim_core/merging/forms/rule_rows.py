@@ -126,16 +126,16 @@ class RuleRows(nn.Module):
 
     def of_rules(self, rules: RuleSet) -> RuleRows | None:
         """Return the rows of those spans that are rules of a set; None where no one is."""
-        kept = torch.zeros(len(self), dtype=torch.bool, device=self.spans.device)
+        has_rule = torch.zeros(len(self), dtype=torch.bool, device=self.spans.device)
         for n in ORDERS:
-            ids = torch.from_numpy(rules.ids_by_order[n].astype(np.int64)).to(kept.device)
+            ids = torch.from_numpy(rules.ids_by_order[n].astype(np.int64)).to(has_rule.device)
             places, known = self.find(ids, ids.new_full((len(ids),), n))
-            kept[places[known]] = True
-        if bool(kept.all()):
+            has_rule[places[known]] = True
+        if bool(has_rule.all()):
             return self
-        if not bool(kept.any()):
+        if not bool(has_rule.any()):
             return None
-        return RuleRows.of(self.spans[kept], self.table.detach()[kept])
+        return RuleRows.of(self.spans[has_rule], self.table.detach()[has_rule])
 
     @classmethod
     def of(cls, spans: Tensor, table: Tensor) -> RuleRows:
