@@ -207,7 +207,7 @@ def test_nothing_stays_of_a_model_that_no_gguf_file_holds(tiny_umim: UMIM, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--out", "new"), "text that spans are chosen on must be given"),
+        (("--out", "new", "--spans", "9"), "--spans and --protect choose spans of a text"),
         (("--text", "README.md", "--out", "."), "--out must not exist"),
         (("--text", "README.md", "--out", "new", "--tau", "0"), "tau must be at least 1"),
         (("--text", "no.txt", "--out", "new"), "no.txt"),
@@ -227,3 +227,17 @@ def test_the_command_refuses_a_checkpoint_that_keeps_positions(umim: Umim, tmp_p
     assert result.code == 1
     assert "unit_positions must be compact" in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_text_the_rules_of_the_checkpoint_are_the_spans(
+    umim: Umim, exported: Exported, tmp_path: Path
+) -> None:
+    out = tmp_path / "own"
+    result = umim("export", exported.checkpoint, "--out", out, "--json")
+    assert result.code == 0, result.err
+    rules = Checkpoint.load(exported.checkpoint).rules
+    assert json.loads(result.out)["spans"] == len(rules)
+    written = SpanTable.load(out).rules
+    assert all(
+        np.array_equal(written.ids_by_order[n], ids) for n, ids in rules.ids_by_order.items()
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from umim_core.cli.console_output import JsonFlag, emit, log_lines
 from umim_core.errors import ConfigError
+
+_SPANS: Final = 8192  # chosen on a text
+_MOST: Final = 65_536  # of a checkpoint's own, each one row of the embedding and one of the head
 
 
 def export(
@@ -23,10 +26,16 @@ def export(
     out: Annotated[Path, typer.Option(help="Directory to write; must not exist.")],
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Text that spans are chosen on, as umim mine takes it; repeatable."),
+        typer.Option(
+            help="Text that spans are chosen on, as umim mine takes it; repeatable. "
+            "[default: none, the checkpoint's own rules are the spans]"
+        ),
     ] = None,
-    spans: Annotated[int, typer.Option(min=1, help="Spans K, each one more row.")] = 8192,
-    tau: Annotated[int, typer.Option(help="Least count of a span.")] = 5,
+    spans: Annotated[
+        int | None,
+        typer.Option(min=1, help="Spans K of --text, each one more row. [default: 8192]"),
+    ] = None,
+    tau: Annotated[int, typer.Option(help="Least count of a span in --text.")] = 5,
     protect: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,9 +60,11 @@ def export(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a Hugging Face directory with one more row for each of K spans of a text."""
-    if not text:
-        raise ConfigError("text that spans are chosen on must be given", "none", "Add --text FILE.")
+    """Write a Hugging Face directory with one more row for each span."""
+    if not text and (spans or protect):
+        raise ConfigError(
+            "--spans and --protect choose spans of a text", "no --text", "Add --text FILE."
+        )
     if out.exists():
         raise ConfigError("--out must not exist", str(out), "Remove it or choose another name.")
     from umim_core.mining.corpus_mining import mine_rules
@@ -68,28 +79,36 @@ def export(
         tau=tau,
         overlap="none",
         containment="keep",
-        spans=spans,
+        spans=spans or _SPANS,
         protect=tuple(protect or ("digits",)),
     ).check()
     log_lines("umim.progress")
-    source = source_of(tuple(text), field=field)
+    source = source_of(tuple(text), field=field) if text else None
     umim = UMIM.from_pretrained(checkpoint, dtype=dtype)
     check_exportable(umim)
+    rules = umim.checkpoint.rules
+    if source is None and len(rules) > _MOST:
+        raise ConfigError(
+            f"an export without --text must have at most {_MOST:,} rules",
+            f"{checkpoint} has {len(rules):,}",
+            "Add --text FILE: its most useful 8,192 spans are chosen.",
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     with computing(), tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        chosen = Path(folder) / "spans"
-        report = mine_rules(source, chosen, tokenizer=umim.backbone.name, options=options)
-        export_model(umim, RuleSet.load(chosen), out, raw_tail=raw_tail, gguf=gguf)
-    count, rows = sum(report.rules.values()), umim.backbone.vocab_size
+        if source is not None:
+            chosen = Path(folder) / "spans"
+            mine_rules(source, chosen, tokenizer=umim.backbone.name, options=options)
+            rules = RuleSet.load(chosen)
+        export_model(umim, rules, out, raw_tail=raw_tail, gguf=gguf)
+    count, rows = len(rules), umim.backbone.vocab_size
     document: dict[str, object] = {
         "out": str(out),
-        "tokens": report.tokens,
         "spans": count,
         "vocab_size": rows,
         "rows": rows + count,
     }
     lines = [
-        f"{count:,} spans of {report.tokens:,} tokens; {rows:,} + {count:,} rows written to {out}",
+        f"{rows:,} rows of the model and {count:,} of spans written to {out}",
         "",
         f"Engines must never write the ids from {rows} on: transformers reads suppress_tokens, and",
         "docs/engines.md says how to mask them elsewhere.",
