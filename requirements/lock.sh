@@ -23,11 +23,11 @@ blocks() { awk -v names="^($1)==" '/^[^ #]/ {keep = $0 ~ names} keep && !/^ *#/'
 
 cp requirements/lock.txt "$scratch/lock.txt"
 "$pip_compile" "${options[@]}" "$@" --output-file "$scratch/lock.txt" \
-    --extra pipeline --extra serve --extra eval --extra metrics --extra bench --extra dev \
+    --extra pipeline --extra s3 --extra serve --extra eval --extra metrics --extra bench --extra dev \
     pyproject.toml
 {
     cat <<'EOF'
-# Made by `make lock`; do not edit. Every dependency of the project and its extras pipeline, serve,
+# Made by `make lock`; do not edit. Every dependency of the project and its extras pipeline, s3, serve,
 # eval, metrics, bench and dev at one version, with the hash of every file of that release, so that the
 # same lock serves each platform that has wheels. Resolved for Python 3.11 on Linux.
 # torch is not here: see torch.txt. liger-kernel (extra gpu) is in gpu.txt.
@@ -55,17 +55,17 @@ grep -o 'mkdocs-material[^"]*' pyproject.toml >"$scratch/docs.in"
 "$pip_compile" "${options[@]}" "$@" --output-file "$scratch/docs.txt" "$scratch/docs.in"
 {
     echo '# Made by `make lock`; do not edit. Extra docs, for the environment of `make docs` alone.'
-    cat "$scratch/docs.txt"
+    blocks '.*' "$scratch/docs.txt"
 } >"$scratch/docs.new"
 
-grep -oE '(psycopg2-binary|s3fs)[^"]*' pyproject.toml >"$scratch/server.in"
+grep -oE '(psycopg2-binary|ray\[default\])[^"]*' pyproject.toml >"$scratch/server.in"
 [ ! -e requirements/server.txt ] || cp requirements/server.txt "$scratch/server.txt"
 "$pip_compile" "${options[@]}" "$@" --constraint "$scratch/lock.new" \
     --output-file "$scratch/server.txt" "$scratch/server.in"
 {
     cat <<'EOF'
-# Made by `make lock` from lock.txt; do not edit. Extras server and s3: what the images of infra/docker
-# install beside the lock, with --no-deps --require-hashes.
+# Made by `make lock` from lock.txt; do not edit. Extra server: what the images of infra/docker install
+# beside the lock, with --no-deps --require-hashes.
 EOF
     locked=$(grep -oE '^[a-z0-9._-]+==' "$scratch/lock.new" | sed 's/==$//' | paste -sd '|')
     awk -v names="^($locked)==" '/^[^ #]/ {keep = $0 !~ names} keep && !/^ *#/' \

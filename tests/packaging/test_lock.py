@@ -1,4 +1,4 @@
-"""The lock file: a version and hashes of every dependency,, no index address (reliability 46)."""
+"""The lock file: a version and hashes of every dependency, no index address (reliability 46)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)")
 BUILT_APART = {"torch"}
-LOCKED_EXTRAS = ("pipeline", "serve", "eval", "metrics", "bench", "dev")
+LOCKED_EXTRAS = ("pipeline", "s3", "serve", "eval", "metrics", "bench", "dev")
 
 
 def read_lock(path: Path) -> dict[str, tuple[Version, int]]:
