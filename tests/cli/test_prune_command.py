@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from support.command_line import Result, Umim, console
+from umim_core import UMIM
 from umim_core.backbone.backbone import load_backbone
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.merging.compressed import Compressed
@@ -190,6 +191,9 @@ def test_every_rule_that_stays_carries_its_price(umim: Umim, given: Given) -> No
     assert (whole.digest, len(whole)) == (table.rules.digest, len(SPANS))
     price = priced(table).require_prices()
     assert whole.require_prices().tolist() == price.tolist()
+    for target in (0.2, 0.25, 0.3):  # with few rules every price is recorded
+        chosen = UMIM.from_pretrained("all", target_tr=target).rules
+        assert target <= held_out_reduction(given[1], chosen) < target + 0.1
     again = ("--damage", "all/damage", "--target-tr", 0.1, "--out", "less")
     assert umim("prune", "all", given[1], *again).code == 0  # its rules have prices already
     fewer = Checkpoint.load("less").rules

@@ -8,7 +8,10 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+from datasets import Dataset, DatasetDict
+from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
+from lm_eval.tasks import TaskManager
 
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
@@ -91,3 +94,97 @@ def test_likelihoods_leave_the_same_tail_raw(checkpoint_path: Path) -> None:
     found = UMIM(model.backbone, made).generate(TEXT, max_new_tokens=1)
     assert sizes[0] is not None
     assert sizes[0].context_units == sizes[0].context_tokens * (1 - found.token_reduction[0])
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}the cat{% else %}near the{% endif %}"
+    " {{ m['content'] }} the cat sat on{% endfor %}"
+    "{% if add_generation_prompt %} the cat{% endif %}"
+)
+CHAT = [
+    {"role": "system", "content": "the dog"},
+    {"role": "user", "content": "the cat sat on the mat and the cat"},
+    {"role": "assistant", "content": "the cat"},
+    {"role": "user", "content": "the dog sat on the log"},
+]
+
+
+@pytest.mark.parametrize("said", [{}, {"raw_tail": 0}, {"merge": "all"}])
+def test_chats_merge_what_users_say_alone(
+    checkpoint_path: Path,
+    outputs: list[EngineOutput],
+    monkeypatch: pytest.MonkeyPatch,
+    said: dict[str, object],
+) -> None:
+    made = Checkpoint.load(checkpoint_path).recommending("prompt", 2)
+    model = UmimLM(made, device="cpu", **said)
+    monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
+    ours = UMIM(model.backbone, made).generate(
+        CHAT, max_new_tokens=4, do_sample=False, stop_strings="zz", **said
+    )
+    text = model.apply_chat_template(CHAT)
+    asked = ASKED | {"max_gen_toks": 4}
+    [answer] = model.generate_until([Instance("generate_until", {}, (text, asked), 0)])
+    [row] = outputs[-1].rows
+    assert str(answer) == ours.text[0]
+    assert (row.prompt_ids, row.prompt_spans) == (ours.prompt_ids[0], ours.prompt_spans[0])
+    spans = [model.tok_decode(row.prompt_ids[a : a + n]) for a, n in row.prompt_spans]
+    assert spans and text.count("the cat") > sum("cat" in span for span in spans)
+    # likelihoods read the same units before the answer
+    request = Instance("loglikelihood", {}, (text, " sat"), 0)
+    model.start_counting()
+    [(score, _)] = model.loglikelihood([request])
+    sizes = model.sizes_of(request)
+    assert sizes is not None
+    assert sizes.units - 1 == len(row.prompt_ids) - sum(n - 1 for _, n in row.prompt_spans)
+    tail = model.compressed.raw_tail
+    by_hand = UMIM(model.backbone, made).generate(
+        CHAT, max_new_tokens=1, do_sample=False, logprobs=len(model.tokenizer), **said
+    )
+    [word] = model.tok_encode(" sat")
+    top = dict(by_hand.top_logprobs[0][0])
+    assert tail == by_hand.raw_tail
+    assert score == pytest.approx(top[word], abs=1e-5)
+
+
+def test_a_chat_that_is_not_known_merges_nothing(checkpoint_path: Path) -> None:
+    model = UmimLM(Checkpoint.load(checkpoint_path).recommending("prompt"), device="cpu")
+    for applied in (False, True):
+        model.chats.applied = applied
+        request = Instance("loglikelihood", {}, (TEXT, " by"), 0)
+        model.start_counting()
+        model.loglikelihood([request])
+        sizes = model.sizes_of(request)
+        assert sizes is not None and (sizes.units == sizes.tokens) == applied
+
+
+def test_lm_eval_applies_the_template(
+    checkpoint_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = {
+        "task": "tiny_chat",
+        "custom_dataset": lambda **_: DatasetDict(
+            {"test": Dataset.from_list([{"q": TEXT, "choices": [" by", " sea"], "gold": 0}])}
+        ),
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "q",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+        "should_decontaminate": False,
+    }
+    model = UmimLM(Checkpoint.load(checkpoint_path).recommending("prompt"), device="cpu")
+    monkeypatch.setattr(model.tokenizer, "chat_template", TEMPLATE)
+    found = simple_evaluate(
+        model,
+        tasks=[task],
+        task_manager=TaskManager(include_defaults=False),
+        apply_chat_template=True,
+        bootstrap_iters=0,
+    )
+    chat = UMIM(model.backbone, Checkpoint.load(checkpoint_path)).generate(
+        [{"role": "user", "content": TEXT}], max_new_tokens=1, merge="prompt", raw_tail=0
+    )
+    assert chat.token_reduction[0] > 0
+    reduction = found["results"]["tiny_chat"]["context_token_reduction,none"]
+    assert reduction == pytest.approx(chat.token_reduction[0])

@@ -1,4 +1,4 @@
-"""One dial: ``budget`` leaves the rules of at most a price, wherever a model is loaded."""
+"""One dial: ``budget`` or ``target_tr`` choose rules by price, wherever a model is loaded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from support.command_line import console
 from umim_core import UMIM
 from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.errors import ConfigError, RuleSetError
+from umim_core.rules.pruning import recording_reductions
 
 TEXT = "w1 w2 w9 w3 w4 w5 w6 w7 w8 w9"  # w1 w2, w3 w4 w5 and w6 w7 w8 w9 merge
 PRICES = (0.05, 0.2, 0.8)
@@ -23,6 +24,8 @@ PRICES = (0.05, 0.2, 0.8)
 def priced(tiny_checkpoint: Path, tmp_path: Path) -> Path:
     made = Checkpoint.load(tiny_checkpoint)
     rules = replace(made.rules, prices=np.array(PRICES, np.float32))
+    ids = np.array([int(word[1:]) for word in TEXT.split()])
+    rules = recording_reductions(rules, (ids, np.array([0, len(ids)])))
     made.with_contents(made.module, rules).save(tmp_path / "priced")
     return tmp_path / "priced"
 
@@ -34,6 +37,44 @@ def test_dearer_rules_go(priced: Path, tmp_path: Path, budget: float, units: int
     assert len(umim.rules) == sum(price <= budget for price in PRICES)
     umim.save_pretrained(tmp_path / "again")
     assert Checkpoint.load(tmp_path / "again").rules.digest == umim.rules.digest
+
+
+@pytest.mark.parametrize(
+    ("target", "units"), [(0.05, 9), (0.1, 9), (0.2, 7), (0.3, 7), (0.31, 4), (0.6, 4)]
+)
+def test_the_cheapest_rules_stay_that_reach_a_reduction(
+    priced: Path, tmp_path: Path, target: float, units: int
+) -> None:
+    umim = UMIM.from_pretrained(priced, target_tr=target)
+    assert len(umim.compress(TEXT).units) == units <= math.ceil(10 * (1 - target))
+    umim.save_pretrained(tmp_path / "again")
+    if len(umim.rules) < len(PRICES):  # what is left saves another share of each price
+        with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+            UMIM.from_pretrained(tmp_path / "again", target_tr=target)
+
+
+def test_a_reduction_that_cannot_be_reached_or_told_is_refused(
+    priced: Path, tiny_checkpoint: Path
+) -> None:
+    with pytest.raises(RuleSetError, match=r"a token reduction of 0\.7; got 0\.6 with all 3"):
+        UMIM.from_pretrained(priced, target_tr=0.7)
+    with pytest.raises(RuleSetError, match="umim prune CHECKPOINT TEXTS --keep-all"):
+        UMIM.from_pretrained(tiny_checkpoint, target_tr=0.1)
+    made = Checkpoint.load(priced)
+    rules = replace(made.rules, origin=Checkpoint.load(tiny_checkpoint).rules.origin)
+    with pytest.raises(RuleSetError, match="recorded with their prices; got 3 rules without it"):
+        UMIM.from_pretrained(made.with_contents(made.module, rules), target_tr=0.1)
+
+
+@pytest.mark.parametrize("target", [0, 0.8, math.nan, "0.1"])
+def test_a_target_that_is_no_reduction_is_refused_first(target: object) -> None:
+    with pytest.raises(ConfigError, match="a target token reduction must lie above 0"):
+        UMIM.from_pretrained("no-such-checkpoint", target_tr=target)
+
+
+def test_a_budget_and_a_target_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="rules are chosen by a budget or by target_tr"):
+        UMIM.from_pretrained("no-such-checkpoint", budget=0.1, target_tr=0.1)
 
 
 def test_a_budget_and_protected_tokens_go_together(priced: Path) -> None:
@@ -64,6 +105,8 @@ def test_commands_take_it(
     for budget, units in (("0.5", 7), ("0.1", 9)):
         found = json.loads(umim(*called, "--max-new-tokens", "1", "--budget", budget).out)
         assert found["cache_lengths"] == [units]
+    found = json.loads(umim(*called, "--max-new-tokens", "1", "--target-tr", "0.1").out)
+    assert found["cache_lengths"] == [9]
 
 
 def test_lm_eval_takes_it(priced: Path) -> None:
@@ -75,3 +118,9 @@ def test_lm_eval_takes_it(priced: Path) -> None:
     assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
     with pytest.raises(ConfigError, match="a budget must be a number of nats"):
         UmimLM("no-such-checkpoint", budget=-1.0)
+    model = UmimLM.create_from_arg_string(f"checkpoint={priced},target_tr=0.1", {"device": "cpu"})
+    rules = UMIM.from_pretrained(priced, target_tr=0.1).rules
+    assert model.get_model_info()["umim"]["rules_digest"] == rules.digest
+    for said in ({"budget": 0.1}, {"merge": "none"}):
+        with pytest.raises(ConfigError, match="target_tr"):
+            UmimLM("no-such-checkpoint", target_tr=0.1, **said)

@@ -89,6 +89,7 @@ def test_the_tokenizer_and_the_options_are_at_hand(tiny_umim: UMIM) -> None:
         ("--dtype", "float8", 1, "dtype must be one of auto, published, bfloat16"),
         ("--raw-tail", "-3", 1, "raw_tail must be an integer of at least 0"),
         ("--budget", "-1", 2, "--budget"),
+        ("--target-tr", "0.8", 2, "--target-tr"),
     ],
 )
 @pytest.mark.parametrize("command", ["generate", "bench", "ppl"])

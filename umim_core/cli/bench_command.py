@@ -19,6 +19,7 @@ from umim_core.cli.prompt_input import (
     DtypeOption,
     MergeOption,
     RawTailOption,
+    TargetOption,
 )
 from umim_core.config.benchmark import BenchmarkConfig
 from umim_core.errors import ConfigError, CorpusError
@@ -68,6 +69,7 @@ def bench(
         Path | None, typer.Option(help="UTF-8 text; without it, docstrings of this installation.")
     ] = None,
     budget: BudgetOption = None,
+    target_tr: TargetOption = None,
     dtype: DtypeOption = "auto",
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; without it, a GPU where there is one.")
@@ -98,7 +100,7 @@ def bench(
 
     place = device or default_device()
     name = checkpoint or default_checkpoint()
-    umim = UMIM.from_pretrained(name, dtype=dtype, device=place, budget=budget)
+    umim = UMIM.from_pretrained(name, dtype=dtype, device=place, budget=budget, target_tr=target_tr)
     if lengths is None:
         config = _fitting(config, umim.backbone.max_positions)
     chosen = umim.checkpoint.config.recommended(merge, raw_tail)

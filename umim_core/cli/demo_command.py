@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from umim_core.cli.console_output import JsonFlag, emit, write
-from umim_core.cli.prompt_input import BudgetOption, CheckpointOption, DtypeOption
+from umim_core.cli.prompt_input import (
+    BudgetOption,
+    CheckpointOption,
+    DtypeOption,
+    TargetOption,
+)
 
 if TYPE_CHECKING:
     from umim_core.config.form import Merge
@@ -89,6 +94,7 @@ def demo(
     checkpoint: CheckpointOption = None,
     pairs: Annotated[int, typer.Option(min=1, help="Readings of the document by each side.")] = 3,
     budget: BudgetOption = None,
+    target_tr: TargetOption = None,
     dtype: DtypeOption = "auto",
     as_json: JsonFlag = False,
 ) -> None:
@@ -104,7 +110,7 @@ def demo(
     name = checkpoint or default_checkpoint()
     say = _silent if as_json else _say
     say(f"loading {name}")
-    umim = UMIM.from_pretrained(name, dtype=dtype, budget=budget)
+    umim = UMIM.from_pretrained(name, dtype=dtype, budget=budget, target_tr=target_tr)
     merge, raw_tail = umim.checkpoint.config.recommended()
     tail = f", raw tail {raw_tail}" if raw_tail else ""
     kind = str(umim.backbone.dtype).removeprefix("torch.")

@@ -18,6 +18,7 @@ from umim_core.cli.prompt_input import (
     MergeOption,
     RawTailOption,
     SpecialTokensOption,
+    TargetOption,
     given_text,
 )
 from umim_core.errors import ConfigError
@@ -119,6 +120,7 @@ def generate(
         typer.Option(min=0, help="Add log-probabilities and so many alternatives; with --json."),
     ] = None,
     budget: BudgetOption = None,
+    target_tr: TargetOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
@@ -163,7 +165,11 @@ def generate(
         "GenerateOptions", {name: value for name, value in asked.items() if value is not None}
     )
     umim = UMIM.from_pretrained(
-        checkpoint or default_checkpoint(), dtype=dtype, device=device, budget=budget
+        checkpoint or default_checkpoint(),
+        dtype=dtype,
+        device=device,
+        budget=budget,
+        target_tr=target_tr,
     )
     alone = samples == 1 and not as_json and not show
     if stream or (stream is None and alone and sys.stdout is not None and sys.stdout.isatty()):

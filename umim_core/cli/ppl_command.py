@@ -16,6 +16,7 @@ from umim_core.cli.prompt_input import (
     DtypeOption,
     RawTailOption,
     SpecialTokensOption,
+    TargetOption,
 )
 from umim_core.errors import ConfigError, CorpusError
 
@@ -51,6 +52,7 @@ def ppl(
     split: Annotated[str, typer.Option(help="Split of a data set.")] = "test",
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
     budget: BudgetOption = None,
+    target_tr: TargetOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "cpu",
     special_tokens: SpecialTokensOption = None,
@@ -76,7 +78,11 @@ def ppl(
 
     source = source_of(tuple(files), field=field, split=split, config=config)
     umim = UMIM.from_pretrained(
-        checkpoint or default_checkpoint(), dtype=dtype, device=device, budget=budget
+        checkpoint or default_checkpoint(),
+        dtype=dtype,
+        device=device,
+        budget=budget,
+        target_tr=target_tr,
     )
     tokenizer = umim.backbone.require_tokenizer()
     lead = leading_ids(tokenizer, special_tokens)

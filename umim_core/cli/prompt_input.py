@@ -51,6 +51,16 @@ RawTailOption = Annotated[
         "--merge, else 0]",
     ),
 ]
+TargetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target-tr",
+        min=0.0,
+        max=0.75,
+        help="Merge by the cheapest rules that save this share of tokens, as umim prune measured "
+        "it; in place of --budget. [default: all rules]",
+    ),
+]
 BudgetOption = Annotated[
     float | None,
     typer.Option(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 from transformers import GenerationConfig
 
 from umim_core.baselines.policy_generation import generate_evicted
@@ -27,8 +26,10 @@ from umim_core.evaluation.scored_requests import UNKNOWN, Asked, Ints, Sizes, co
 from umim_core.evaluation.scoring import Scorer
 from umim_core.inference.engine import Engine
 from umim_core.inference.outputs import RowOutput
+from umim_core.inference.prompts import PromptIds
 from umim_core.inference.request import Request
 from umim_core.merging.span_eviction import EvictedStates
+from umim_core.rules.prefix_matching import Parts, parts_behind
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class RowWriter:
         wanted: Wanted,
         request: Request,
         asked: Sequence[Asked] | None = None,
+        parts: Sequence[Parts | None] | None = None,
     ) -> list[GeneratedRow]:
         """Generate a text after each prompt, in one batch.
 
@@ -93,6 +95,7 @@ class RowWriter:
             wanted: Settings of the texts.
             request: The engine's own options; its ``merge`` is replaced.
             asked: What each prompt asks, for token reducers; None where that is not known.
+            parts: Tokens of each prompt that may merge; None for all.
 
         Raises:
             GenerationError: If a prompt or the settings leave no room for a text.
@@ -100,49 +103,55 @@ class RowWriter:
                 protocol.
         """
         room = wanted.room(self.scorer.max_units)
-        each = asked or [UNKNOWN] * len(prompts)
-        read = [self._read(ids, of, room) for ids, of in zip(prompts, each, strict=True)]
+        none = [None] * len(prompts)
+        each = zip(prompts, asked or [UNKNOWN] * len(prompts), parts or none, strict=True)
+        read = [self._read(ids, of, own, room) for ids, of, own in each]
         limits = wanted.limits([size.context_tokens for _, size in read])
         tail = 0 if self.merge == "none" else self.scorer.compressed.raw_tail
         own = replace(request, merge=self.merge, raw_tail=tail, span_eviction=self.age)
-        rows = self._rows([ids for ids, _ in read], wanted.settings(max(limits)), own)
+        rows = self._rows([prompt for prompt, _ in read], wanted.settings(max(limits)), own)
         return [
-            GeneratedRow(row, row.ids[:limit], self._counted(row, size))
-            for row, limit, (_, size) in zip(rows, limits, read, strict=True)
+            GeneratedRow(row, row.ids[:limit], self._counted(row, prompt, size))
+            for row, limit, (prompt, size) in zip(rows, limits, read, strict=True)
         ]
 
     def _rows(
-        self, prompts: Sequence[Ints], config: GenerationConfig, request: Request
+        self, prompts: Sequence[Ints | PromptIds], config: GenerationConfig, request: Request
     ) -> Sequence[RowOutput]:
         """Generate rows: under a cache policy one by one, otherwise by the engine."""
-        if isinstance(self.scorer, EvictedScorer) and self.age is None:
-            return generate_evicted(
-                prompts,
-                config,
-                request,
-                self.scorer.compressed.backbone,
-                self.scorer.new_policy,
-                self.scorer.budget,
-            )
-        return self.engine.generate(prompts, config, request).rows
+        if not isinstance(self.scorer, EvictedScorer) or self.age is not None:
+            return self.engine.generate(prompts, config, request).rows
+        parts = {_ids(prompt).tobytes(): _parts(prompt) for prompt in prompts}
+        scorer = self.scorer
+        return generate_evicted(
+            [_ids(prompt) for prompt in prompts],
+            config,
+            request,
+            scorer.compressed.backbone,
+            scorer.new_policy,
+            lambda ids, generated: scorer.budget(ids, generated, parts[ids.tobytes()]),
+        )
 
-    def _read(self, ids: Ints, asked: Asked, room: int) -> tuple[Ints, Sizes]:
+    def _read(
+        self, ids: Ints, asked: Asked, parts: Parts | None, room: int
+    ) -> tuple[Ints | PromptIds, Sizes]:
         """Return what is read of a prompt, with the sizes that are known before it is."""
-        if isinstance(self.scorer, Scorer):
-            ids = self.scorer.fit(ids, room)[0]
-            return ids, Sizes(context_tokens=len(ids))
         if isinstance(self.scorer, ReducedScorer):
-            kept = self.scorer.shorten(*self.scorer.fit(ids, room), asked)
+            kept = self.scorer.shorten(*self.scorer.fit(ids, room, parts), asked)
             return kept.ids, kept.sizes(0)
-        ids = ids[-room:]
-        return ids, Sizes(context_tokens=len(ids))
+        fitted = (
+            self.scorer.fit(ids, room, parts)[0] if isinstance(self.scorer, Scorer) else ids[-room:]
+        )
+        size = Sizes(context_tokens=len(fitted))
+        behind = parts_behind(parts, len(ids) - len(fitted))
+        return fitted if behind is None else PromptIds(fitted, behind), size
 
-    def _counted(self, row: RowOutput, before: Sizes) -> Sizes:
+    def _counted(self, row: RowOutput, prompt: Ints | PromptIds, before: Sizes) -> Sizes:
         """Return the sizes of a finished row, and count them."""
         new, tokens = len(row.ids), before.context_tokens
         if isinstance(self.scorer, EvictedScorer):
             columns = row.cache_lengths[0]
-            over = max(0, columns - self.scorer.budget(np.array(row.prompt_ids)))
+            over = max(0, columns - self.scorer.budget(_ids(prompt), 0, _parts(prompt)))
             sizes = evicted_sizes(tokens, new, columns, over)
             count_sizes(sizes, self.scorer.inputs, self.scorer.contexts, self.scorer.columns)
             return sizes
@@ -150,3 +159,11 @@ class RowWriter:
         sizes = Sizes(tokens + new, units + new - saved, tokens, units, shortfall=before.shortfall)
         count_sizes(sizes, self.scorer.inputs, self.scorer.contexts)
         return sizes
+
+
+def _ids(prompt: Ints | PromptIds) -> Ints:
+    return prompt.ids if isinstance(prompt, PromptIds) else prompt
+
+
+def _parts(prompt: Ints | PromptIds) -> Parts | None:
+    return prompt.parts if isinstance(prompt, PromptIds) else None

@@ -56,6 +56,7 @@ from umim_core.evaluation.model_args import (
 from umim_core.evaluation.scored_requests import Likelihood
 from umim_core.evaluation.scoring import Scorer
 from umim_core.evaluation.tasks.batched_model import TokenRequest
+from umim_core.evaluation.tasks.chat_contexts import ChatContexts
 from umim_core.evaluation.tasks.evaluate_hook import extend_evaluate
 from umim_core.evaluation.tasks.response_cache import use_own_table
 from umim_core.evaluation.tasks.rolling_texts import RollingTexts
@@ -64,7 +65,7 @@ from umim_core.inference.decode_rules import decode_bound
 from umim_core.inference.request import Request
 from umim_core.inference.sampling import fresh_seed
 from umim_core.model.loading import LoadOptions
-from umim_core.rules.pruning import check_budget
+from umim_core.rules.pruning import check_rule_choice
 
 _log = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger: shown when its lines are
 
@@ -89,7 +90,8 @@ class UmimLM(SizedModel):
         prefix_token_id: As in ``hf``: stands in for an empty context.
         method: A baseline of ``umim_core.baselines`` that takes the merge module's place.
         match: ``umim``, the default: a baseline has the token reduction of the checkpoint's rules.
-        target_tr: Share of each context's tokens that a baseline drops instead.
+        target_tr: Share of each context's tokens that a baseline drops instead; without a baseline
+            as in ``UMIM.from_pretrained``: the cheapest rules that save this share.
         allow_backbone_mismatch: Why another backbone than the checkpoint's own is good enough.
         raw_tail: Last tokens of contexts and generation prompts that stay raw; None for what the
             checkpoint recommends together with this ``merge``, else 0.
@@ -101,8 +103,9 @@ class UmimLM(SizedModel):
 
     Raises:
         ConfigError: If ``merge`` or ``method`` is unknown, a method comes with another ``merge``
-            than ``prompt``, what needs merging (``raw_tail``, ``compare``) with ``none``, a budget
-            without a method, or ``target_tr`` with ``match`` or with a span merger.
+            than ``prompt``, what needs merging (``raw_tail``, ``compare``, ``target_tr``) with
+            ``none``, ``match`` without a method, or ``target_tr`` with ``match``, with ``budget``
+            or with a span merger.
         CheckpointError: If the checkpoint cannot be loaded.
         BackboneMismatchError: If the backbone is not the checkpoint's own.
     """
@@ -133,8 +136,9 @@ class UmimLM(SizedModel):
     ) -> None:
         named: dict[str | None, Merge] = {None: "none", "context": "prompt"}
         asked = cast(AskedMerge, named.get(merge, merge))
-        check_budget(budget)
-        check = partial(check_modes, method, allow_backbone_mismatch, compare, protect)
+        rules_tr = target_tr if method is None else None
+        check_rule_choice(budget, rules_tr)
+        check = partial(check_modes, method, allow_backbone_mismatch, compare, protect, rules_tr)
         check("prompt" if asked == AUTO else asked, raw_tail or 0)  # before anything is read
         self.target = target_of(method, match, target_tr, raw_tail or 0)
         make = None if method is None else BASELINES.find(method)
@@ -150,7 +154,10 @@ class UmimLM(SizedModel):
             dtype,
             device,
             LoadOptions(
-                allow_backbone_mismatch=allow_backbone_mismatch, protect=protect, budget=budget
+                allow_backbone_mismatch=allow_backbone_mismatch,
+                protect=protect,
+                budget=budget,
+                target_tr=rules_tr,
             ),
         ).reading(self.merge, raw_tail)
         self.backbone = compressed.backbone
@@ -166,6 +173,7 @@ class UmimLM(SizedModel):
             prefix_token_id=prefix_token_id,
         )
         self.compressed, self.method, self.compare = compressed, method, compare
+        self.chats = ChatContexts(self.backbone.tokenizer)
         self._decode_bounds: dict[float | None, None] = {}  # of generated texts, in their order
         self._scored: list[Likelihood] = []  # the latest
         extend_evaluate()
@@ -296,14 +304,15 @@ class UmimLM(SizedModel):
                 request = replace(wanted.request, merge=self.merge, seed=seed, streams=numbers)
                 self._note_bound(request)
                 ids = [self._prompt(text) for text in prompts]
-                made = writer.write(ids, wanted, request, [self.asked(text) for text in prompts])
+                asked = [self.asked(text) for text in prompts]
+                parts = [self.chats.parts(*pair) for pair in zip(prompts, ids, strict=True)]
+                made = writer.write(ids, wanted, request, asked, parts)
                 for prompt, number, row in zip(prompts, numbers, made, strict=True):
                     text = self.tok_decode(row.ids)
                     text = postprocess_generated_text(text, wanted.until, None)
                     tokens = row.sizes.context_tokens
                     texts.append(GeneratedText.of_row(text, row.output, tokens))
-                    asked = prompt, options
-                    self.keep_answer("generate_until", asked, texts[-1], row.sizes)
+                    self.keep_answer("generate_until", (prompt, options), texts[-1], row.sizes)
                     self.count_requests([requests[number]], [row.sizes])
                 bar.update(len(prompts))
         self.report()

@@ -51,6 +51,7 @@ from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import finite_sum
 from umim_core.merging.states import ReadingStates
+from umim_core.rules.prefix_matching import Parts
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,13 @@ class ReducedScorer:
     ) -> list[Likelihood]:
         """Score requests; see ``Scorer.score``."""
         check_requests(requests, batch_size)
-        kept: dict[tuple[bytes, Asked], Shortened] = {}
+        kept: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
             new = len(request.continuation)
-            context, budget = self.fit(request.context, self.max_units - new + 1)
-            key = context.tobytes(), request.asked
+            room = self.max_units - new + 1
+            context, budget = self.fit(request.context, room, request.parts)
+            key = context.tobytes(), request.asked, request.parts
             if key not in kept:  # the answers of a question share their context
                 kept[key] = self.shorten(context, budget, request.asked)
             sizes.append(kept[key].sizes(new))
@@ -138,13 +140,20 @@ class ReducedScorer:
         base.score(reduced, batch_size, keep)
         return [results[number] for number in range(len(requests))]
 
-    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         """Drop leading ids beyond the room of what stays; return the others and their budget.
+
+        Args:
+            ids: Raw ids [T].
+            room: Tokens that may stay.
+            parts: Where the rules that give the budget apply; None for everywhere.
 
         Raises:
             EvaluationError: If there is no room for a single token.
         """
-        return (self.target or self.umim).fit(ids, room)
+        return (
+            self.umim.fit(ids, room, parts) if self.target is None else self.target.fit(ids, room)
+        )
 
     def shorten(self, ids: Ints, budget: int, asked: Asked = UNKNOWN) -> Shortened:
         """Reduce the tokens of a context to a budget, and count what that costs.
@@ -219,7 +228,7 @@ class EvictedScorer:
         """Longest sequence that the model takes."""
         return self.umim.max_units
 
-    def budget(self, context: Ints, generated: int = 0) -> int:
+    def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.
 
         A target is one of all these tokens together. The rules leave the units of the context, and
@@ -227,7 +236,7 @@ class EvictedScorer:
         """
         if self.target is not None:
             return self.target.stays(len(context) + generated)
-        return len(self.compressed.segment_prompt(context)[0]) + generated
+        return len(self.compressed.segment_prompt(context, parts)[0]) + generated
 
     def score(
         self,
@@ -237,7 +246,7 @@ class EvictedScorer:
     ) -> list[Likelihood]:
         """Score requests, one context after the other; see ``Scorer.score``."""
         check_requests(requests, batch_size)
-        groups: dict[bytes, list[int]] = {}
+        groups: dict[tuple[bytes, Parts | None], list[int]] = {}
         for index, request in enumerate(requests):
             room = self.max_units - len(request.continuation) + 1
             if room < 1:
@@ -246,12 +255,14 @@ class EvictedScorer:
                     f"{len(request.continuation)} tokens of a continuation",
                     "Shorten it, or use a backbone with more positions.",
                 )
-            groups.setdefault(request.context[-room:].tobytes(), []).append(index)
+            context = request.context[-room:]
+            key = context.tobytes(), request.parts_of_last(len(context))
+            groups.setdefault(key, []).append(index)
         results: dict[int, Likelihood] = {}
         for key, members in groups.items():
-            context = np.frombuffer(key, dtype=np.int64).copy()
+            context = np.frombuffer(key[0], dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
-            budget = self.budget(context)
+            budget = self.budget(context, parts=key[1])
             backbone = self.compressed.backbone
             if self.score_endings is None:
                 scores, columns = score_evicted(context, endings, backbone, self.new_policy, budget)

@@ -38,6 +38,7 @@ def check_modes(
     allow_backbone_mismatch: str | None,
     compare: str | None,
     protect: str | Sequence[str] | None,
+    target_tr: float | None,
     merge: Merge,
     raw_tail: int,
 ) -> None:
@@ -60,6 +61,12 @@ def check_modes(
     if compare is not None and merge == "none":
         raise ConfigError(
             "compare=base needs a model that merges", "merge=none", "Use merge=prompt or merge=all."
+        )
+    if target_tr is not None and merge == "none":
+        raise ConfigError(
+            "target_tr chooses rules, or is the budget of a baseline (method)",
+            f"target_tr={target_tr} with merge=none",
+            "Leave one of them out.",
         )
     if protect and merge == "none":
         raise ConfigError(
@@ -118,8 +125,8 @@ def target_of(
     """Return the token reduction that a baseline is asked for; None for that of the rules.
 
     Raises:
-        ConfigError: If ``match`` is another word than ``umim``, both are given, one comes without a
-            baseline, the reduction is none, or ``raw_tail`` would change nothing.
+        ConfigError: If ``match`` is another word than ``umim`` or comes without a baseline, both
+            are given, the reduction is none, or ``raw_tail`` would change nothing.
     """
     if match not in (None, "umim"):
         raise ConfigError(
@@ -133,15 +140,15 @@ def target_of(
             f"match={match}, target_tr={target_tr}",
             "Leave one of them out.",
         )
-    if method is None and (match is not None or target_tr is not None):
+    if method is None and match is not None:
         raise ConfigError(
-            "match and target_tr are budgets of a baseline",
-            f"match={match}, target_tr={target_tr} without method",
+            "match is the budget of a baseline",
+            f"match={match} without method",
             "Name one, as method=truncation; `umim baselines` lists all.",
         )
-    if target_tr is None:
+    if method is None or target_tr is None:
         return None
-    if method is not None and raw_tail and side_of(method) == "cache":
+    if raw_tail and side_of(method) == "cache":
         raise ConfigError(
             "raw_tail changes nothing of a policy that reads contexts whole, at a target_tr",
             f"raw_tail={raw_tail}, target_tr={target_tr} with method {method!r}",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
+from umim_core.rules.prefix_matching import Parts, parts_behind
 
 Ints = NDArray[np.int64]
 
@@ -38,11 +39,17 @@ class Request:
         context: Raw ids [T], at least one.
         continuation: Raw ids [n], at least one.
         asked: What the context asks.
+        parts: Tokens of the context that may merge; None for all.
     """
 
     context: Ints
     continuation: Ints
     asked: Asked = UNKNOWN
+    parts: Parts | None = None
+
+    def parts_of_last(self, tokens: int) -> Parts | None:
+        """Return which of the context's last tokens may merge; None for all."""
+        return parts_behind(self.parts, len(self.context) - tokens)
 
 
 @dataclass(frozen=True)

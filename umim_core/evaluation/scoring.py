@@ -34,6 +34,7 @@ from umim_core.evaluation.scored_requests import (
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
+from umim_core.rules.prefix_matching import Parts, parts_behind
 
 Ints = NDArray[np.int64]
 
@@ -43,6 +44,7 @@ class _Row:
     """One row of a forward: a context, the requests that share it, and their sizes."""
 
     context: Ints
+    parts: Parts | None
     members: list[int]
     sizes: list[Sizes]
     columns: int
@@ -110,8 +112,7 @@ class Scorer:
         for batch in _batches(ordered, batch_size, window):
             members = [row.members for row in batch]
             scores = (self._score_contexts if alone else self._score_whole)(
-                [row.context for row in batch],
-                [[requests[i].continuation for i in row] for row in members],
+                batch, [[requests[i].continuation for i in row] for row in members]
             )
             indices = [i for row in members for i in row]
             sizes = [size for row in batch for size in row.sizes]
@@ -125,17 +126,18 @@ class Scorer:
             finished(done)
         return [results[i] for i in range(len(requests))]
 
-    def fit(self, ids: Ints, room: int) -> tuple[Ints, int]:
+    def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.
 
         Args:
             ids: Raw ids [T].
             room: Positions that the units left may take.
+            parts: Tokens that may merge; None for all.
 
         Raises:
             EvaluationError: If there is no room for a single unit.
         """
-        starts, _ = self.compressed.segment_prompt(ids)
+        starts, _ = self.compressed.segment_prompt(ids, parts)
         needed = self._counted(starts, len(ids), len(starts))
         dropped = int((needed > room).sum())
         if dropped and dropped == len(starts):
@@ -145,7 +147,10 @@ class Scorer:
                 "Shorten the continuation, or use a backbone with more positions.",
             )
         # Not every baseline cuts what is left as it cut the whole.
-        return self.fit(ids[starts[dropped] :], room) if dropped else (ids, len(starts))
+        if not dropped:
+            return ids, len(starts)
+        first = int(starts[dropped])
+        return self.fit(ids[first:], room, parts_behind(parts, first))
 
     def _counted(self, starts: Ints, raw: int, units: int) -> Ints:
         """Return how many positions are in use [S] when a sequence begins at each of its units.
@@ -160,13 +165,14 @@ class Scorer:
 
     def _context_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Group requests by context; a row takes no more continuations than pay off."""
-        groups: dict[bytes, list[int]] = {}
-        fitted: dict[bytes, tuple[Ints, int]] = {}
+        groups: dict[tuple[bytes, Parts | None], list[int]] = {}
+        fitted: dict[tuple[bytes, Parts | None], tuple[Ints, int]] = {}
         for i, request in enumerate(requests):
-            inputs = len(request.continuation) - 1
-            context, units = self.fit(request.context, self.max_units - inputs)
-            groups.setdefault(context.tobytes(), []).append(i)
-            fitted[context.tobytes()] = (context, units)
+            room = self.max_units - len(request.continuation) + 1
+            context, units = self.fit(request.context, room, request.parts)
+            key = context.tobytes(), request.parts_of_last(len(context))
+            groups.setdefault(key, []).append(i)
+            fitted[key] = (context, units)
         for key, members in groups.items():
             context, units = fitted[key]
             sizes = [len(requests[i].continuation) - 1 for i in members]
@@ -178,19 +184,20 @@ class Scorer:
                     Sizes(len(context) + sizes[k] + 1, units + sizes[k] + 1, len(context), units)
                     for k in part
                 ]
-                yield _Row(context, [members[k] for k in part], counted, columns)
+                yield _Row(context, key[1], [members[k] for k in part], counted, columns)
 
     def _score_contexts(
-        self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
+        self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
-        scored = score_continuations(contexts, endings, self.compressed)
+        contexts, parts = [row.context for row in rows], [row.parts for row in rows]
+        scored = score_continuations(contexts, endings, self.compressed, parts)
         return [score for row in scored for score in row]
 
     def _whole_rows(self, requests: Sequence[Request], batch_size: int) -> Iterator[_Row]:
         """Cut contexts as if continuations stayed raw: by their lengths, never by their tokens."""
         for i, request in enumerate(requests):
             context, inputs = request.context, len(request.continuation) - 1
-            starts, lengths = self.compressed.segment(context)
+            starts, lengths = self.compressed.segment(context, request.parts)
             # The raw prefix of a span goes on from the span's position.
             tops = np.arange(len(starts)) + np.maximum(lengths - 2, 0)
             highest = max(int(tops.max(initial=0)) + 1, len(starts) + inputs)
@@ -203,15 +210,19 @@ class Scorer:
                     "Shorten the continuation, or use a backbone with more positions.",
                 )
             whole = np.concatenate([kept, request.continuation])
-            size = Sizes(len(whole), len(self.compressed.segment(whole)[0]))
-            yield _Row(kept, [i], [size], len(whole))
+            parts = request.parts_of_last(len(kept))
+            if parts is not None:
+                parts = (*parts, (len(kept), len(whole)))
+            size = Sizes(len(whole), len(self.compressed.segment(whole, parts)[0]))
+            yield _Row(kept, parts, [i], [size], len(whole))
 
     def _score_whole(
-        self, contexts: Sequence[Ints], endings: Sequence[Sequence[Ints]]
+        self, rows: Sequence[_Row], endings: Sequence[Sequence[Ints]]
     ) -> list[TokenScores]:
         """Score the continuation's tokens in the states before them, in one forward."""
-        rows = [np.concatenate([c, *e]) for c, e in zip(contexts, endings, strict=True)]
-        return score_rows(rows, self.compressed, [len(context) for context in contexts])
+        whole = [np.concatenate([row.context, *e]) for row, e in zip(rows, endings, strict=True)]
+        known = [len(row.context) for row in rows]
+        return score_rows(whole, self.compressed, known, parts=[row.parts for row in rows])
 
 
 def _parts(

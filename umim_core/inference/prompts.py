@@ -14,7 +14,7 @@ from umim_core.backbone.backbone import Backbone
 from umim_core.errors import GenerationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.packing import PackedUnits, Segmentation, pack_rows
-from umim_core.rules.prefix_matching import segment_parts
+from umim_core.rules.prefix_matching import Parts
 
 Overlong = Literal["refuse", "truncate", "extend"]
 _log: Final = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class PromptIds:
     """
 
     ids: Ids
-    parts: tuple[tuple[int, int], ...]
+    parts: Parts
 
 
 TokenPrompt = NDArray[np.integer] | Sequence[int] | PromptIds
@@ -101,9 +101,8 @@ def read_prompts(
 
 def _cut(prompt: TokenPrompt, ids: Ids, compressed: Compressed) -> Segmentation:
     """Cut a prompt into units; of one with parts, each on its own and all others raw."""
-    if not isinstance(prompt, PromptIds):
-        return compressed.segment_prompt(ids)
-    return segment_parts(compressed.segment_prompt, ids, prompt.parts)
+    parts = prompt.parts if isinstance(prompt, PromptIds) else None
+    return compressed.segment_prompt(ids, parts)
 
 
 def _behind_one(cut: Segmentation) -> Segmentation:

@@ -42,7 +42,7 @@ from umim_core.merging.packing import (
     pack_rows,
 )
 from umim_core.rules.matcher import Matcher
-from umim_core.rules.prefix_matching import segment_prefix
+from umim_core.rules.prefix_matching import Parts, segment_parts, segment_prefix
 
 
 @dataclass(frozen=True)
@@ -149,23 +149,42 @@ class Compressed:
             raise ConfigError("rules are needed", type(self.matcher).__name__, "Pass a matcher.")
         return self.matcher
 
-    def segment(self, ids: NDArray[np.integer]) -> Segmentation:
-        """Cut raw ids [T] into units: their starts [S] and lengths [S]."""
+    def segment(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
+        """Cut raw ids [T] into units: their starts [S] and lengths [S].
+
+        Args:
+            ids: The ids.
+            parts: Where rules may apply, each part on its own; None for everywhere.
+        """
+        if parts is not None:
+            return segment_parts(self.segment, ids, parts)
         if self.matcher is None:
             return np.arange(len(ids), dtype=np.int64), np.ones(len(ids), dtype=np.int64)
         return self.matcher.segment(ids)
 
-    def segment_prompt(self, ids: NDArray[np.integer]) -> Segmentation:
-        """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw."""
+    def segment_prompt(self, ids: NDArray[np.integer], parts: Parts | None = None) -> Segmentation:
+        """Cut a prompt's raw ids [T] into units; its last ``raw_tail`` tokens stay raw.
+
+        Args:
+            ids: The ids.
+            parts: Where rules may apply; each has a raw tail of its own. None for everywhere.
+        """
+        if parts is not None:
+            return segment_parts(self.segment_prompt, ids, parts)
         return segment_prefix(self.segment, ids, max(0, len(ids) - self.raw_tail))
 
-    def pack(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
+    def pack(
+        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
+    ) -> PackedUnits:
         """Cut rows of raw ids [T_b] into units, as tensors on the backbone's device."""
-        return pack_rows(rows, [self.segment(ids) for ids in rows], device=self.backbone.device)
+        cuts = list(map(self.segment, rows, parts or [None] * len(rows)))
+        return pack_rows(rows, cuts, device=self.backbone.device)
 
-    def pack_prompts(self, rows: Sequence[NDArray[np.integer]]) -> PackedUnits:
+    def pack_prompts(
+        self, rows: Sequence[NDArray[np.integer]], parts: Sequence[Parts | None] | None = None
+    ) -> PackedUnits:
         """Cut prompts of raw ids [T_b] into units; see ``segment_prompt`` and ``pack``."""
-        cuts = [self.segment_prompt(ids) for ids in rows]
+        cuts = list(map(self.segment_prompt, rows, parts or [None] * len(rows)))
         return pack_rows(rows, cuts, device=self.backbone.device)
 
     def surrogates(self, span_ids: Tensor, span_lengths: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from umim_core.errors import EvaluationError
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.likelihood import TokenScores, split_scores, target_scores
 from umim_core.merging.packing import PackedUnits
+from umim_core.rules.prefix_matching import Parts
 
 Ints = NDArray[np.integer]
 _PADDING: Final = -1
@@ -139,6 +140,7 @@ def score_continuations(
     contexts: Sequence[Ints],
     endings: Sequence[Sequence[Ints]],
     compressed: Compressed,
+    parts: Sequence[Parts | None] | None = None,
 ) -> list[list[TokenScores]]:
     """Score raw continuations after contexts that are matched alone and compressed.
 
@@ -149,6 +151,7 @@ def score_continuations(
         contexts: Raw context ids per row [T_b], at least one token each.
         endings: Raw continuation ids per row; at least one token each.
         compressed: The model.
+        parts: Where rules may apply to each context; None for everywhere.
 
     Returns:
         Per row, one score per continuation, in order.
@@ -167,7 +170,9 @@ def score_continuations(
                 "Put the BOS token into an empty context and drop empty continuations.",
             )
     backbone, unit_positions = compressed.backbone, compressed.unit_positions
-    packed = compressed.pack_prompts([np.asarray(context, dtype=np.int64) for context in contexts])
+    packed = compressed.pack_prompts(
+        [np.asarray(context, dtype=np.int64) for context in contexts], parts
+    )
     table, counts = packed.position_ids(unit_positions).cpu().numpy(), packed.unit_counts.tolist()
     positions = [row[:units] for row, units in zip(table, counts, strict=True)]
     causal = _alone(endings)

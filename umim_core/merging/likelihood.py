@@ -38,6 +38,7 @@ from umim_core.errors import EvaluationError, NumericalError
 from umim_core.merging.branches import BranchLayout
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.states import MERGED, ReadingStates
+from umim_core.rules.prefix_matching import Parts
 
 Ints = NDArray[np.integer]
 _HEAD_BYTES: Final = 64 << 20  # logits held at once: 128 rows of 128k float32 entries
@@ -62,6 +63,7 @@ def score_rows(
     compressed: Compressed,
     given: Sequence[int] | None = None,
     states: ReadingStates = MERGED,
+    parts: Sequence[Parts | None] | None = None,
 ) -> list[TokenScores]:
     """Score x_{t+1} given the compressed x_0 .. x_t for the targets of every row, in one forward.
 
@@ -70,6 +72,7 @@ def score_rows(
         compressed: The model.
         given: Leading tokens per row that are not scored, at least 1; 1 if None.
         states: States that reading passes through.
+        parts: Where rules may apply to each row but its last token; None for everywhere.
 
     Returns:
         Per row its T_b - given scores.
@@ -84,7 +87,7 @@ def score_rows(
         nothing = TokenScores(torch.zeros(0), torch.zeros(0, dtype=torch.bool))
         return [nothing for _ in rows]
     inputs = [np.asarray(row)[:-1] for row in rows]
-    layout = states.layout(compressed.pack(inputs), compressed)
+    layout = states.layout(compressed.pack(inputs, parts), compressed)
     return _score_layout(rows, given or [1] * len(rows), layout, compressed)
 
 

@@ -16,7 +16,12 @@ from umim_core.checkpoint.checkpoint import Checkpoint
 from umim_core.checkpoint.default_checkpoint import default_checkpoint
 from umim_core.errors import BackboneError
 from umim_core.model.hub import fetch_checkpoint
-from umim_core.rules.pruning import check_budget, within_budget, without_tokens
+from umim_core.rules.pruning import (
+    at_reduction,
+    check_rule_choice,
+    within_budget,
+    without_tokens,
+)
 
 
 class LoadOptions(TypedDict, total=False):
@@ -42,6 +47,8 @@ class LoadOptions(TypedDict, total=False):
             token go, from what is saved, too.
         budget: Largest measured loss of a rule, in nats per saved token (``RuleSet.prices``); all
             others go, from what is saved, too. Every rule stays if not given.
+        target_tr: Token reduction instead of a budget: the cheapest rules stay that save this share
+            of the text that their prices were measured with.
     """
 
     model: PreTrainedModel
@@ -57,6 +64,7 @@ class LoadOptions(TypedDict, total=False):
     allow_backbone_mismatch: str | None
     protect: str | Sequence[str] | None
     budget: float | None
+    target_tr: float | None
 
 
 _OF_FILES: Final = ("dtype", "device", "device_map", "attn_implementation")
@@ -68,13 +76,14 @@ def check_load_options(options: LoadOptions) -> None:
     Raises:
         TypeError: If an option is unknown.
         BackboneError: If a loaded backbone comes with options of loading, or a tokenizer alone.
-        ConfigError: If a budget is no number of nats, or the data type is unknown.
+        ConfigError: If a budget is no number of nats, ``target_tr`` is out of bounds or comes with
+            a budget, or the data type is unknown.
     """
     unknown = sorted(set(options) - set(LoadOptions.__annotations__))
     if unknown:
         known = ", ".join(sorted(LoadOptions.__annotations__))
         raise TypeError(f"unknown options {unknown}; known are {known}")
-    check_budget(options.get("budget"))
+    check_rule_choice(options.get("budget"), options.get("target_tr"))
     check_dtype(str(options.get("dtype") or AUTO).removeprefix("torch."))
     set_options = {name: value for name, value in options.items() if value is not None}
     loaded = "model" in set_options or isinstance(set_options.get("backbone"), Backbone)
@@ -144,19 +153,22 @@ def find_both(
 ) -> tuple[Backbone, Checkpoint]:
     """Load a checkpoint, by default ``default_checkpoint``, and the backbone for it.
 
-    Rules that hold a token of ``protect``, or cost more than ``budget``, are left out.
+    Rules that hold a token of ``protect``, or are dearer than ``budget`` or ``target_tr`` allows,
+    are left out.
 
     Raises:
         CheckpointError: As ``find_checkpoint``; so is ``ArtifactError``.
         BackboneError: As ``find_backbone``, or if tokens are to be protected without a tokenizer.
         ConfigError: As ``find_backbone``, or if a pattern of ``protect`` is no regular expression
             or matches every token.
-        RuleSetError: If no rule is left, or there is a budget and the rules have no prices.
+        RuleSetError: If no rule is left, or the rules lack the prices that a budget or
+            ``target_tr`` needs.
     """
     local = options.get("local_files_only", False)
     source = default_checkpoint(local_files_only=local) if name is None else name
     checkpoint = find_checkpoint(source, options)
     rules = within_budget(checkpoint.rules, options.get("budget"))
+    rules = at_reduction(rules, options.get("target_tr"))
     backbone, protect = find_backbone(checkpoint, options), options.get("protect")
     if protect:
         if backbone.tokenizer is None:

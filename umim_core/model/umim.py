@@ -125,7 +125,7 @@ class UMIM:
             **options: See ``LoadOptions``: ``model``, ``tokenizer``, ``backbone``,
                 ``backbone_revision``, ``revision``, ``dtype``, ``device``, ``device_map``,
                 ``attn_implementation``, ``local_files_only``, ``allow_backbone_mismatch``,
-                ``protect``, ``budget``.
+                ``protect``, ``budget``, ``target_tr``.
 
         Raises:
             CheckpointError: If there is no such checkpoint, or it is malformed.

@@ -36,6 +36,9 @@ class RuleOrigin(BaseModel):
         min_probability: What a model gave every token of a confident span, or None.
         max_damage: Most price of a rule: estimated nats of KL per occurrence, over the tokens that
             one saves; None (not pruned by damage).
+        price_steps: Prices, rising, for which the next field has the token reduction; empty where
+            rules have no prices.
+        price_reductions: Token reduction of held-out text by the rules of at most each price.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -52,6 +55,8 @@ class RuleOrigin(BaseModel):
     sample_tokens: int | None = None
     min_probability: float | None = None
     max_damage: float | None = None
+    price_steps: Annotated[tuple[float, ...], Strict(False)] = ()
+    price_reductions: Annotated[tuple[float, ...], Strict(False)] = ()
 
     def described(self) -> dict[str, object]:
         """Return the part that belongs to a digest; digests outlive new fields.

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Parts = tuple[tuple[int, int], ...]
+"""Tokens of a text that may merge, as (first token, end), in order and apart."""
 
 
 def segment_prefix(
@@ -53,3 +55,10 @@ def segment_parts(
         lengths += [np.ones_like(raw), part_lengths]
         at = end
     return np.concatenate(starts), np.concatenate(lengths)
+
+
+def parts_behind(parts: Parts | None, dropped: int) -> Parts | None:
+    """Return the parts of a text whose first tokens were dropped; None for all of it."""
+    if parts is None:
+        return None
+    return tuple((max(0, a - dropped), b - dropped) for a, b in parts if b > dropped)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Text = tuple[NDArray[np.integer], Ints]  # ids of all segments, flat, and segment borders
+_STEPS: Final = 32  # recorded prices
 _MOST_REDUCTION: Final = (ORDERS[-1] - 1) / ORDERS[-1]
 
 
@@ -113,8 +114,7 @@ def cut_to_budget(
         CorpusError: If there is no token, ids are out of range or borders do not cover them.
     """
     check_target(target)
-    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
-    order = np.lexsort((-support, price))
+    order = _by_price(rules, price)
     if free is not None:
         order = order[free[order]]
 
@@ -140,6 +140,70 @@ def cut_to_budget(
     return Cut(rules.take(stays), stays, reached, float(price[order[taken - 1]]))
 
 
+def recording_reductions(rules: RuleSet, text: Text) -> RuleSet:
+    """Return priced rules whose origin records what the cheapest of them save of a text.
+
+    Prices at even steps through the rules are recorded, each with the token reduction of all rules
+    of at most this price. ``at_reduction`` reads them.
+
+    Args:
+        rules: Rules with prices.
+        text: Held-out ids and borders, as in ``cut_to_budget``.
+
+    Raises:
+        RuleSetError: If the rules have no prices.
+        CorpusError: As ``cut_to_budget``.
+    """
+    shares = np.arange(1, _STEPS + 1) / _STEPS
+    steps = np.unique(np.quantile(rules.require_prices(), shares, method="higher"))
+    reductions = [token_reduction(*text, Matcher(rules_under(rules, step))) for step in steps]
+    found = {"price_steps": tuple(map(float, steps)), "price_reductions": tuple(reductions)}
+    return replace(rules, origin=rules.origin.model_copy(update=found))
+
+
+def at_reduction(rules: RuleSet, target: float | None) -> RuleSet:
+    """Return the cheapest rules that save a share of the text that prices were measured with.
+
+    The number of rules between two recorded steps follows from a straight line; of equal prices the
+    most frequent rules come first. All rules without a target.
+
+    Args:
+        rules: Rules with prices, and with the record of ``recording_reductions``.
+        target: (raw tokens - units) / raw tokens.
+
+    Raises:
+        ConfigError: If the target is out of bounds.
+        RuleSetError: If the rules have no prices or no record, or all together save less.
+    """
+    if target is None:
+        return rules
+    check_target(target)
+    price, steps = rules.require_prices(), np.array(rules.origin.price_steps, dtype=np.float32)
+    if not len(steps):
+        raise RuleSetError(
+            "target_tr needs the token reduction of the cheapest rules, recorded with their prices",
+            f"{len(rules):,} rules without it",
+            "Measure them again: umim prune CHECKPOINT TEXTS --keep-all; or give budget.",
+        )
+    reductions = np.maximum.accumulate(rules.origin.price_reductions)
+    if target > reductions[-1]:
+        raise RuleSetError(
+            f"the rules must reach a token reduction of {target:.4g}",
+            f"{reductions[-1]:.4g} with all {len(rules):,}, on the text of the measurement",
+            "Lower target_tr, or leave it out for all rules.",
+        )
+    reductions, at = np.unique(reductions, return_index=True)  # a step that saves no more goes
+    counts = np.searchsorted(np.sort(price), steps[at], side="right")
+    taken = int(np.ceil(np.interp(target, [0.0, *reductions], [0, *counts])))
+    return rules.take(_first(_by_price(rules, price), max(1, taken), len(price)))
+
+
+def _by_price(rules: RuleSet, price: NDArray[np.floating]) -> Ints:
+    """Return the places of rules by rising price, of equal ones the most frequent first."""
+    support = np.concatenate([rules.support_by_order[n] for n in ORDERS])
+    return np.lexsort((-support, price))
+
+
 def prune_by_damage(
     table: DamageTable,
     text: Text,
@@ -157,8 +221,8 @@ def prune_by_damage(
         protect: Patterns of tokens that no rule may contain (``protect.protected_ids``).
 
     Returns:
-        The rules with their prices; their origin records the price of the dearest and the
-        protected patterns.
+        The rules with their prices; their origin records the price of the dearest, the protected
+        patterns and what ``at_reduction`` reads.
 
     Raises:
         ConfigError: If the target or a pattern is out of bounds, or tokens are to be protected and
@@ -173,12 +237,12 @@ def prune_by_damage(
         free = free_of(table.rules, protected_ids(tokenizer, protect))
     rules = priced(table)
     cut = cut_to_budget(rules, rules.require_prices(), text, target, free)
-    origin = _protecting(table.rules, protect).model_copy(update={"max_damage": cut.most})
-    return replace(cut, rules=replace(cut.rules, origin=origin))
+    origin = _protecting(cut.rules, protect).model_copy(update={"max_damage": cut.most})
+    return replace(cut, rules=recording_reductions(replace(cut.rules, origin=origin), text))
 
 
 def keep_all(table: DamageTable, text: Text) -> Cut:
-    """Keep every rule of a damage table, with its price.
+    """Keep every rule of a damage table, with its price and the record of ``at_reduction``.
 
     Args:
         table: Measured damage.
@@ -190,7 +254,8 @@ def keep_all(table: DamageTable, text: Text) -> Cut:
     rules = priced(table)
     stays = np.ones(len(rules), dtype=np.bool_)
     most = float(rules.require_prices().max())
-    return Cut(rules, stays, token_reduction(*text, Matcher(rules)), most)
+    reduction = token_reduction(*text, Matcher(rules))
+    return Cut(recording_reductions(rules, text), stays, reduction, most)
 
 
 def rules_under(rules: RuleSet, bound: float) -> RuleSet:
@@ -202,12 +267,21 @@ def rules_under(rules: RuleSet, bound: float) -> RuleSet:
     return rules.take(rules.require_prices() <= bound)
 
 
-def check_budget(budget: object) -> None:
-    """Refuse a budget that is no number of nats per saved token.
+def check_rule_choice(budget: object, target: float | None) -> None:
+    """Refuse a budget that is no number of nats per saved token, or a target beside it.
 
     Raises:
-        ConfigError: If it is neither None nor a number of at least 0.
+        ConfigError: If the budget is neither None nor a number of at least 0, the target is out of
+            bounds, or both are given.
     """
+    if budget is not None and target is not None:
+        raise ConfigError(
+            "rules are chosen by a budget or by target_tr",
+            f"budget {budget} and target_tr {target}",
+            "Leave one of them out.",
+        )
+    if target is not None:
+        check_target(target)
     number = isinstance(budget, int | float) and not isinstance(budget, bool)
     if budget is not None and not (number and float(str(budget)) >= 0):
         raise ConfigError(
@@ -257,7 +331,7 @@ def without_tokens(
             f"none of {len(rules):,} without {list(protect)}",
             "Protect fewer tokens.",
         )
-    return replace(remaining, origin=_protecting(rules, protect))
+    return replace(stays, origin=_protecting(stays, protect))
 
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:
@@ -275,9 +349,9 @@ def check_target(target: float) -> None:
     """Refuse a token reduction that no rules can have.
 
     Raises:
-        ConfigError: If it is not above 0 and below 0.75.
+        ConfigError: If it is no number above 0 and below 0.75.
     """
-    if not 0.0 < target < _MOST_REDUCTION:
+    if not isinstance(target, int | float) or not 0.0 < target < _MOST_REDUCTION:
         raise ConfigError(
             f"a target token reduction must lie above 0 and below {_MOST_REDUCTION}",
             target,

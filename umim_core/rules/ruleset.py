@@ -167,13 +167,17 @@ class RuleSet:
     def take(self, kept: NDArray[np.bool_]) -> RuleSet:
         """Return some of the rules with their prices, of the same origin.
 
+        What the cheapest of all rules save is no longer recorded: fewer rules save another share.
+
         Args:
             kept: Whether each rule stays [R]; rules are sorted by n, then ids.
         """
         borders = np.cumsum(list(self.counts_by_order.values()))[:-1]
         parts = dict(zip(ORDERS, np.split(kept, borders), strict=True))
+        unrecorded = {"price_steps": (), "price_reductions": ()}
         return replace(
             self,
+            origin=self.origin.model_copy(update=unrecorded),
             ids_by_order={n: self.ids_by_order[n][parts[n]] for n in ORDERS},
             support_by_order={n: self.support_by_order[n][parts[n]] for n in ORDERS},
             prices=None if self.prices is None else self.prices[kept],

@@ -58,6 +58,7 @@ def _extended(evaluate: Callable[P, Results | None]) -> Callable[P, Results | No
         model = given.lm if isinstance(given, CachingLM) else given
         if not isinstance(model, SizedModel):
             return evaluate(*args, **kwargs)
+        model.chats.applied = bool(named.get("apply_chat_template"))
         again = cast("Callable[..., Results | None]", evaluate)
         logged = bool(named.get("log_samples", True))
         tasks = _tasks(named["task_dict"])

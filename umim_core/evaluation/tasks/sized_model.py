@@ -28,7 +28,9 @@ from umim_core.evaluation.scored_requests import (
 )
 from umim_core.evaluation.tasks.asked_questions import asked_by
 from umim_core.evaluation.tasks.batched_model import BatchedModel, TokenRequest
+from umim_core.evaluation.tasks.chat_contexts import ChatContexts
 from umim_core.evaluation.tasks.response_cache import cached_sizes, keep_sizes
+from umim_core.text.chat_parts import Chat
 
 _log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
 
@@ -40,11 +42,13 @@ class SizedModel(BatchedModel):
         merge: What is merged.
         scorer: Scores compressed inputs and counts them; None for the base model.
         compare: ``base`` for a model whose evaluations run the base model, too.
+        chats: Contexts that a chat template wrote.
     """
 
     merge: Merge
     compare: Literal["base"] | None = None
     scorer: AnyScorer | None = None
+    chats: ChatContexts
     _sizes: dict[int, Sizes] | None = None  # by id of a request, within an evaluation
     _asked: Mapping[str, Asked] = MappingProxyType({})  # by context, of the latest requests
 
@@ -93,6 +97,20 @@ class SizedModel(BatchedModel):
     def stop_counting(self) -> None:
         """Forget the sizes of requests and keep no more of them."""
         self._sizes = None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Write a chat by the template, and note where what users say stands in it."""
+
+        def render(chat: Chat) -> str:
+            history = [dict(message) for message in chat]
+            return str(super(SizedModel, self).apply_chat_template(history, add_generation_prompt))
+
+        text = render(chat_history)
+        if self.scorer is not None:
+            self.chats.note(chat_history, text, render)
+        return text
 
     def note_questions(self, requests: Sequence[Instance]) -> None:
         """Note what the contexts of requests ask, for token reducers."""
@@ -166,6 +184,7 @@ class SizedModel(BatchedModel):
                 np.asarray(context, np.int64),
                 np.asarray(continuation, np.int64),
                 UNKNOWN if texts is None else self.asked(texts[0]),
+                None if texts is None else self.chats.parts(texts[0], context),
             )
             for texts, context, continuation in requests
         ]

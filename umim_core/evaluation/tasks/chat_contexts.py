@@ -1,0 +1,61 @@
+"""Contexts that a chat template wrote, with the tokens of them that may merge.
+
+lm-eval has the model write a chat and hands the text back as the context of requests. What users
+say in it may merge and nothing else, as in ``UMIM.generate``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from transformers import PreTrainedTokenizerBase
+
+from umim_core.rules.prefix_matching import Parts
+from umim_core.text.chat_parts import Chat, content_places, encode_parts
+
+_log: Final = logging.getLogger("lm_eval.umim")  # a child of lm-eval's logger
+
+
+class ChatContexts:
+    """Contexts by text.
+
+    Args:
+        tokenizer: The backbone's.
+
+    Attributes:
+        applied: Whether an evaluation writes its contexts by the chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.applied = False
+        self._tokenizer = tokenizer
+        self._places: dict[str, list[tuple[int, int]]] = {}
+
+    def note(self, chat: Chat, text: str, render: Callable[[Chat], str]) -> None:
+        """Note a chat, the text that the template made of it, and how it writes others."""
+        self._places[text] = content_places(chat, text, render)
+
+    def parts(self, text: str, ids: Sequence[int]) -> Parts | None:
+        """Return the tokens of a context that may merge; None for all, where it is no chat.
+
+        Args:
+            text: The context.
+            ids: Its raw ids; special tokens may stand before those of the text, and blanks at the
+                end of the text may be left out.
+        """
+        places = self._places.get(text)
+        if places is None:
+            if self.applied:
+                _log.warning(
+                    "umim: a chat that lm-eval kept (--cache_requests) does not say what users "
+                    "said: none of it merges"
+                )
+            return () if self.applied else None
+        own, ranges = encode_parts(self._tokenizer, text, places)
+        end = max((end for _, end in ranges), default=0)
+        for front in (0, 1):  # a BOS
+            if list(ids[front : front + end]) == own[:end].tolist():
+                return tuple((first + front, last + front) for first, last in ranges)
+        return ()
