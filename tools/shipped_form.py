@@ -66,7 +66,7 @@ def store(
         write_json(directory / "config.json", content)
         rules = directory / "rules"
         rules.mkdir()
-        described = read_manifest(checkpoint / "rules", kind="rules", schema=RULES_SCHEMA)
+        described = read_manifest(measured / "rules", kind="rules", schema=RULES_SCHEMA)
         write_table(rules / TABLE, *read_table(checkpoint / "rules" / TABLE), _LEVEL)
         if (prices := read_prices(measured / "rules")) is not None:
             write_prices(rules, prices)

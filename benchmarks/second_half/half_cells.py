@@ -27,7 +27,6 @@ from umim_core.evaluation.method_scoring import (
     AnyScorer,
     EvictedScorer,
     ReducedScorer,
-    held_of_contexts,
     method_scorer,
 )
 from umim_core.evaluation.perplexity import PerplexityResult, second_half_perplexity
@@ -125,7 +124,7 @@ class Subject:
         read = second_half_perplexity(self.rows, scorer, self.batch_size)
         seconds = time.perf_counter() - began
         contexts, windows = scorer.contexts, len(self.rows)
-        held = held_of_contexts(scorer)
+        held = scorer.held
         return {
             "side": "cache" if isinstance(scorer, EvictedScorer) else "prompt",
             "token_reduction": contexts.token_reduction,

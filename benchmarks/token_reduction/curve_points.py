@@ -16,7 +16,7 @@ from benchmarks.token_reduction.rule_policies import ALL, DAMAGE, EVICTION, POLI
 from umim_core import UMIM
 from umim_core.baselines.evicted_spans import evicted_spans
 from umim_core.evaluation.alignment import evaluate_alignment
-from umim_core.evaluation.method_scoring import held_of_contexts, method_scorer
+from umim_core.evaluation.method_scoring import method_scorer
 from umim_core.evaluation.perplexity import (
     PerplexityResult,
     perplexity,
@@ -98,7 +98,7 @@ class Subject:
             prompts = compressed.reading("prompt", point["raw_tail"])
             scorer = Scorer(prompts, "prompt", self._longest)
         read = second_half_perplexity(self.rows, scorer, self.batch_size)
-        held = held_of_contexts(scorer)
+        held = scorer.held
         return {"token_reduction": held.token_reduction, **_against(read, self.base_of(point))}
 
 

@@ -117,7 +117,7 @@ def measure_text(job: TextJob) -> dict[str, float]:
 
     from umim_core.baselines.methods import BASELINES
     from umim_core.evaluation.alignment import evaluate_alignment
-    from umim_core.evaluation.method_scoring import AnyScorer, held_of_contexts, method_scorer
+    from umim_core.evaluation.method_scoring import AnyScorer, method_scorer
     from umim_core.evaluation.perplexity import perplexity, second_half_perplexity
     from umim_core.evaluation.scoring import Scorer
     from umim_core.model.umim import UMIM
@@ -146,7 +146,7 @@ def measure_text(job: TextJob) -> dict[str, float]:
             scorers[name] = method_scorer(method, compressed, length)
         for name, scorer in scorers.items():
             halves[f"ppl_half_{name}"] = second_half_perplexity(rows, scorer, batch).ppl
-            halves[f"tr_half_{name}"] = held_of_contexts(scorer).token_reduction
+            halves[f"tr_half_{name}"] = scorer.held.token_reduction
     return halves | {
         **evaluate_alignment(rows, compressed, batch).metrics(),
         "rows": float(count),

@@ -34,10 +34,8 @@ from tasks.data.table_scores import (
     totals,
 )
 from tasks.data.table_sources import (
-    HUB_COMMIT,
     data_digests,
     question_source,
-    refuse_programs,
     source_facts,
 )
 from tasks.run.stage import Artifact, Metrics, StageSpec, run_stage
@@ -51,16 +49,11 @@ from umim_core.text.files import is_address
 from umim_core.text.sources import HubDataset, source_digests
 
 TABLE: Final = "table.json"
-_LIMITS: Final = ("questions", "new_tokens", "answers", "length")  # fields of a recipe
+_LIMITS: Final = ("questions", "new_tokens", "answers")  # fields of a recipe
 
 
 def questions_stage(root: Path, lease: ClusterLease, recipe: TableRecipe, task: str) -> Artifact:
-    """Find out how many questions a task has, which, and the metrics that are means over them.
-
-    Raises:
-        ConfigError: If the task runs programs of a model and nobody has confirmed it.
-    """
-    refuse_programs(recipe, task)
+    """Find out how many questions a task has, which, and the metrics that are means over them."""
     inputs = data_digests(recipe, task)
     source = question_source(recipe, task, inputs)
     facts = source_facts(recipe, task, inputs)
@@ -213,8 +206,6 @@ def table_stage(
     }
     inputs |= {f"text {name}": artifact.key for name, artifact in texts.items()}  # it holds no file
     settings = [setting.name for setting in recipe.settings]
-    asked_of = {task: artifact.manifest()["inputs"] for task, artifact in questions.items()}
-    commits = {task: of[HUB_COMMIT] for task, of in asked_of.items() if HUB_COMMIT in of}
     spec = StageSpec(
         "table",
         3,
@@ -227,7 +218,6 @@ def table_stage(
             "seed": recipe.seed,
             "limits": {name: getattr(recipe, name) for name in _LIMITS},
             "settings": settings,
-            **({"hub_commits": commits} if commits else {}),
         },
         inputs,
     )

@@ -28,13 +28,13 @@ def test_texts_hold_answers_and_are_none_of_the_scored_prompts(
     tokens = TextTokens(load_tokenizer(BACKBONE))
     options = TaskOptions(task_questions=2)
     for split, there in (("train", True), ("test", False)):
-        rows = make_rows(GENERATION_TASKS.find("umim_ruler_1k"), options, tokens, None, split)
+        rows = make_rows(GENERATION_TASKS.find("umim_ruler_1k"), options, tokens, split)
         found = [f"{r['prompt']} {r['answer_prefix']} {', '.join(r['references'])}" for r in rows]
         assert (found == texts) == there
         assert bool(set(found) & set(texts)) == there
 
 
-def test_a_task_of_a_data_file_is_refused(
+def test_a_task_that_is_not_generated_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "texts.jsonl"
@@ -42,4 +42,4 @@ def test_a_task_of_a_data_file_is_refused(
         "task-text", "umim_qmsum", "--tokenizer", BACKBONE, "--out", out
     )
     assert (done.code, out.exists()) == (1, False)
-    assert "texts are written for generated tasks; got umim_qmsum" in done.err
+    assert "a generation task must be one of" in done.err and "got umim_qmsum" in done.err

@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 
-from umim_core.evaluation import tasks
 from umim_core.evaluation.harness import UmimLM
+from umim_core.evaluation.tasks.task_runs import load_tasks
 from umim_core.evaluation.text_metrics.code_tests import code_tests
 
 ROW = {
@@ -32,29 +31,23 @@ def test_an_answer_is_right_if_its_function_passes_the_tests() -> None:
 
 
 def test_code_is_run_only_when_lm_evals_command_confirms_it(
-    checkpoint_path: Path, tmp_path: Path
+    checkpoint_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "humaneval").mkdir()
-    (tmp_path / "humaneval/HumanEval.jsonl").write_text(json.dumps(ROW), "utf-8")
-    options: dict[str, Any] = {
-        "task_data": str(tmp_path),
-        "checkpoint": str(checkpoint_path),
-        "max_length": 256,
-        "task_new_tokens": 2,
-        "task_repeats": 4,
-    }
-    (folder,) = tasks.__path__
-    manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
+    hub = tmp_path / "openai" / "openai_humaneval"
+    hub.mkdir(parents=True)
+    (hub / "test.jsonl").write_text(json.dumps(ROW), "utf-8")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    task = load_tasks(["umim_humaneval"])["umim_humaneval"]
+    task.set_config("repeats", 4)
+    task.set_config("generation_kwargs", task.get_config("generation_kwargs") | {"max_gen_toks": 2})
+    loaded: Any = {"tasks": {"umim_humaneval": task}, "groups": {}, "group_map": {}}
     model = UmimLM(str(checkpoint_path), "none", device="cpu", batch_size=4, max_length=256)
-    for confirmed in (False, True):
-        task = manager.load(["umim_humaneval"])
-        if not confirmed:
-            with pytest.raises(ValueError, match="unsafe"):
-                evaluate(lm=model, task_dict=task, bootstrap_iters=0)
-            continue
-        found = evaluate(lm=model, task_dict=task, bootstrap_iters=0, confirm_run_unsafe_code=True)
-        assert found is not None
-        (sample,) = found["samples"]["umim_humaneval"]
-        assert len(sample["filtered_resps"][0]) == 4
-        assert found["results"]["umim_humaneval"]["pass@1,none"] == 0.0
-        assert found["results"]["umim_humaneval"]["pass@4,none"] == 0.0
+    with pytest.raises(ValueError, match="unsafe"):
+        evaluate(lm=model, task_dict=loaded, bootstrap_iters=0)
+    found = evaluate(lm=model, task_dict=loaded, bootstrap_iters=0, confirm_run_unsafe_code=True)
+    assert found is not None
+    (sample,) = found["samples"]["umim_humaneval"]
+    assert len(sample["filtered_resps"][0]) == 4
+    assert found["results"]["umim_humaneval"]["pass@1,none"] == 0.0
+    assert found["results"]["umim_humaneval"]["pass@4,none"] == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from tests.evaluation.conftest import byte_tokenizer
-from umim_core.errors import BackboneError, ConfigError
+from umim_core.errors import ConfigError
 from umim_core.evaluation import tasks
 from umim_core.evaluation.generated_text import GeneratedText
 from umim_core.evaluation.harness import UmimLM
@@ -26,29 +25,37 @@ from umim_core.evaluation.tasks.generation_task import (
     GenerationTask,
     generation_config,
 )
-from umim_core.evaluation.text_metrics.bertscore import BERTSCORE
 from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
-from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
-from umim_core.task_sets.task_files import DataFile
+from umim_core.task_sets.generation_spec import (
+    GENERATION_TASKS,
+    GenerationQuestion,
+    GenerationSet,
+    Wish,
+)
+
+
+def make(wish: Wish) -> Iterator[GenerationQuestion]:
+    texts = ("the cat sat on the mat and the dog", "by the sea the old cat house near the log")
+    for number, text in enumerate(texts):
+        yield GenerationQuestion(str(number), {"text": text}, ("the cat",))
+
 
 OWN = GenerationSet(
     name="umim_own",
     prompt="{text}",
-    source=DataFile("rows.jsonl", ("text",), "answer", "rows of a test"),
+    make=make,
+    version=1,
     metrics=("recall", "rouge"),
     max_new_tokens=8,
-    licence="none",
+    length=48,
     until=("\n",),
 )
 FIGURES = ("recall", "rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 @pytest.fixture
-def metadata(tmp_path: Path, checkpoint_path: Path) -> dict[str, Any]:
-    texts = ("the cat sat on the mat and the dog", "by the sea the old cat house near the log")
-    rows = [json.dumps({"text": text, "answer": "the cat"}) for text in texts]
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return {"task_data": str(tmp_path), "checkpoint": str(checkpoint_path)}
+def metadata(checkpoint_path: Path) -> dict[str, Any]:
+    return {"checkpoint": str(checkpoint_path)}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +87,6 @@ def test_figures_are_means_with_standard_errors_and_samples_hold_reductions(
         # two values lie equally far from their mean: the standard error is that distance
         assert result[f"{figure}_stderr,none"] == pytest.approx(abs(values[0] - mean))
     assert result["prompt_tr,none"] > 0
-    assert [sample["doc"]["cut_tokens"] for sample in samples] == [0, 0]
     assert model.context_token_reduction is not None
     lengths = [sample["doc"]["prompt_tokens"] for sample in samples]
     saved = sum(s["prompt_tr"] * n for s, n in zip(samples, lengths, strict=True))
@@ -103,27 +109,13 @@ def test_a_cell_beyond_the_context_asks_nothing_and_says_so(metadata: dict[str, 
 
     backbone = UmimLM(metadata["checkpoint"], merge="none").backbone
     mute = Mute(backbone.model, tokenizer=backbone.tokenizer, batch_size=1)
-    found = run(mute, metadata | {"task_new_tokens": 40})
+    found = run(mute, metadata | {"max_length": 47})
     result = found["results"][OWN.name]
     assert {result[f"{figure},none"] for figure in FIGURES} == {"not run: context"}
     assert result["recall_stderr,none"] == "N/A"
     assert found["configs"][OWN.name]["metadata"]["not_run"] == NOT_RUN
     with pytest.raises(AssertionError, match="was asked"):
-        run(mute, metadata | {"task_new_tokens": 8})
-
-
-def test_max_length_of_the_model_is_the_context(metadata: dict[str, Any]) -> None:
-    assert generation_config(OWN, metadata)["repeats"] == 1
-    assert generation_config(OWN, metadata | {"max_length": 12})["repeats"] == 0
-
-
-def test_all_answers_reach_the_metrics(metadata: dict[str, Any]) -> None:
-    config = generation_config(replace(OWN, repeats=3), metadata)
-    assert config["repeats"] == 3
-    texts = [GeneratedText("the cat", {"prompt_tr": 0.5}), GeneratedText("no", {"prompt_tr": 0.1})]
-    row = {"references": ["the cat"]}
-    found = config["process_results"](row, [texts])  # type: ignore[operator]  # of a plain dict
-    assert (found["recall"], found["prompt_tr"]) == (0.5, pytest.approx(0.3))
+        run(mute, metadata | {"max_length": 48})
 
 
 def test_answers_of_a_cache_keep_their_reductions() -> None:
@@ -134,39 +126,10 @@ def test_answers_of_a_cache_keep_their_reductions() -> None:
     assert (made, made.reductions) == ("the cat", {"prompt_tr": 0.5})
 
 
-def test_sampling_and_lengths_reach_the_generation(metadata: dict[str, Any]) -> None:
-    task = replace(OWN, sampling={"do_sample": True, "temperature": 0.6}, until=("x", "y"))
-    assert generation_config(task, metadata)["generation_kwargs"] == {
-        "until": ["x", "y"],
-        "max_gen_toks": 8,
-        "do_sample": True,
-        "temperature": 0.6,
-    }
-
-
-def test_bertscore_is_a_figure_where_a_model_of_features_is_named(
-    metadata: dict[str, Any], backbone_path: Path
-) -> None:
-    task = replace(OWN, metrics=("rouge", "bertscore"))
-
-    def scored(options: dict[str, Any]) -> tuple[list[str], dict[str, float]]:
-        config: Any = generation_config(task, metadata | options)
-        found = config["process_results"]({"references": ["the cat"]}, [["the cat"]])
-        return [metric["metric"] for metric in config["metric_list"]], found
-
-    named, found = scored({"task_features": str(backbone_path)})
-    assert found[BERTSCORE] == pytest.approx(1.0) and BERTSCORE in named
-    named, found = scored({})
-    assert BERTSCORE not in found and BERTSCORE not in named and "rouge1" in found
-
-
-def test_features_that_are_not_there_are_refused_before_anything_is_generated(
-    metadata: dict[str, Any], tmp_path: Path
-) -> None:
-    given = metadata | {"task_features": str(tmp_path / "absent")}
-    generation_config(OWN, given)  # no metric of it reads them
-    with pytest.raises(BackboneError, match="absent"):
-        generation_config(replace(OWN, metrics=("bertscore",)), given)
+def test_lengths_reach_the_generation(metadata: dict[str, Any]) -> None:
+    task = replace(OWN, until=("x", "y"))
+    found = generation_config(task, metadata | {"task_new_tokens": 5})["generation_kwargs"]
+    assert found == {"until": ["x", "y"], "max_gen_toks": 5, "do_sample": False}
 
 
 def test_an_unknown_metric_lists_all(metadata: dict[str, Any]) -> None:
@@ -179,7 +142,7 @@ def test_a_tokenizer_alone_measures_texts_for_a_model_of_unknown_context(
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "words")
     own = {"tokenizer": str(tmp_path / "words"), "model": "a-service"}
-    found = generation_config(OWN, {"task_data": metadata["task_data"]} | own)["metadata"]
+    found = generation_config(OWN, own)["metadata"]
     assert found["context"] is None  # type: ignore[index]  # of a plain dict
     assert generation_config(OWN, metadata)["metadata"]["context"] == 48  # type: ignore[index]
 

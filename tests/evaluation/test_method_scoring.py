@@ -101,7 +101,7 @@ class FirstTokens:
 
 
 ASKED = [
-    ("umim_arc_easy", {"context": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
+    ("umim_arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
     ("arc_easy", {"question": "Why is the sky blue?"}, "Question: {}\nAnswer:", "Answer:"),
     (
         "umim_qmsum",
@@ -120,8 +120,7 @@ def test_reducers_get_the_question_and_the_cue_stays(
     """Before, every reducer took the cue for the question, and could delete it."""
     question = "Why is the sky blue?"
     prefix = cue if task == "umim_ruler_1k" else ""
-    choices = {"text": ["dust", "air"], "label": ["A", "B"]}
-    document = {**row, "answer_prefix": prefix, "choices": choices, "answerKey": "B"}
+    document = {**row, "answer_prefix": prefix}
     model = UmimLM(checkpoint_path, method="truncation", dtype="float32", target_tr=0.5)
     reducer = FirstTokens()
     model.scorer.reducer = reducer
@@ -213,8 +212,7 @@ def test_what_stays_beyond_a_target_is_reported(
     [
         ({"match": "umim", "target_tr": 0.1, "method": "truncation"}, "one budget"),
         ({"match": "base", "method": "truncation"}, "match must be umim"),
-        ({"match": "umim"}, "budgets of a baseline"),
-        ({"target_tr": 0.1}, "budgets of a baseline"),
+        ({"match": "umim"}, "the budget of a baseline"),
         ({"target_tr": 1.5, "method": "truncation"}, "above 0 and below 1"),
         ({"target_tr": 0.1, "method": "h2o", "raw_tail": 2}, "raw_tail changes nothing"),
         ({"target_tr": 0.1, "method": "h20", "raw_tail": 2}, "a baseline must be one of"),

@@ -12,7 +12,6 @@ pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
 from datasets import Dataset, DatasetDict
 
-from umim_core.errors import EvaluationError
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.tasks.question_shards import described, score_range, shard_seed
 from umim_core.evaluation.tasks.task_runs import load_tasks
@@ -46,19 +45,41 @@ def model(tiny_checkpoint: Path) -> UmimLM:
 
 def test_examples_do_not_depend_on_what_was_scored_before(model: UmimLM) -> None:
     task = choices(num_fewshot=3)
-    fresh = score_range(model, task, ["acc"], 2, 4)
-    score_range(model, task, ["acc"], 0, 1)
-    assert score_range(model, task, ["acc"], 2, 4) == fresh
+    fresh = score_range(model, task, 2, 4)
+    score_range(model, task, 0, 1)
+    assert score_range(model, task, 2, 4) == fresh
     assert len(set(fresh.prompts)) == len(fresh.values["acc"]) == 2
 
 
-def test_a_task_with_several_filters_is_refused(model: UmimLM) -> None:
+def test_a_task_with_several_filters_has_a_figure_of_each(model: UmimLM) -> None:
     first = {"filter": [{"function": "take_first"}]}
     task = choices(filter_list=[{"name": "strict", **first}, {"name": "loose", **first}])
-    with pytest.raises(EvaluationError, match="strict, loose"):
-        score_range(model, task, ["acc"], 0, 2)
-    with pytest.raises(EvaluationError, match="strict, loose"):  # before any model is loaded
-        described(task, "digest")
+    found = score_range(model, task, 0, 2)
+    assert found.values.keys() == {"acc,strict", "acc,loose"}
+    assert found.values["acc,strict"] == score_range(model, choices(), 0, 2).values["acc"]
+    assert described(task, "digest").count == len(WORDS)
+
+
+def generated(**options: object) -> Any:
+    config = {
+        "task": "texts",
+        "custom_dataset": partial(rows),
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{text}} w1",
+        "doc_to_target": "w2",
+        "generation_kwargs": {"until": [], "max_gen_toks": 3},
+        "metric_list": [{"metric": "exact_match"}],
+        **options,
+    }
+    return load_tasks([config])["texts"]
+
+
+def test_answers_of_any_generating_task_are_kept(model: UmimLM) -> None:
+    found = score_range(model, generated(), 0, 2)
+    assert [len(texts) for texts in found.answers] == [1, 1]
+    assert found.values.keys() == {"exact_match"}
+    assert described(generated(), "x").limits == {"new_tokens": 3, "answers": 1}
 
 
 def test_shards_of_other_seeds_draw_other_answers() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,44 @@ import torch
 
 pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
 
+import lm_eval.tasks
+from datasets import Dataset, DatasetDict
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation import tasks
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.multiple_choice import evaluate_task
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
-from umim_core.evaluation.tasks.spec_task import lm_eval_config
 from umim_core.evaluation.tasks.task_runs import load_tasks, run_task
-from umim_core.task_sets.spec import TASKS
 
 CHOICES = ["sat on the mat", "near the old cat house by the sea"]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    rows = [
-        {"id": word, "context": f"the {word}", "choices": CHOICES, "gold": gold}
-        for word, gold in (("cat", 0), ("dog and the old log", 1), ("sea", 1), ("mat", 0))
-    ]
-    (folder / "copa.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    return folder
+Rows = list[dict[str, object]]
+ROWS: Rows = [
+    {"text": f"the {word}", "choices": CHOICES, "gold": gold}
+    for word, gold in (("cat", 0), ("dog and the old log", 1), ("sea", 1), ("mat", 0))
+]
 
 
-def run(model: HFLM, data: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    config = lm_eval_config(TASKS.find("umim_copa"))
-    (task,) = load_tasks([config], {"task_data": str(data)}).values()
+def config(rows: Rows) -> dict[str, Any]:
+    return {
+        "task": "umim_own",
+        "class": SequenceTask,
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(rows)}),
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "text",
+        "doc_to_choice": "choices",
+        "doc_to_target": "gold",
+    }
+
+
+def run(model: HFLM, rows: Rows = ROWS) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    (task,) = load_tasks([config(rows)]).values()
     assert isinstance(task, SequenceTask)
     task.tokenizer = model.tokenizer
     return run_task(model, task, None)
@@ -58,10 +66,10 @@ def whole_sequence_means(model: HFLM, sample: dict[str, Any]) -> list[float]:
     return means
 
 
-def test_one_forward_over_the_sequence_gives_the_scores(backbone_path: Path, data: Path) -> None:
+def test_one_forward_over_the_sequence_gives_the_scores(backbone_path: Path) -> None:
     settings = {"dtype": "float32", "device": "cpu", "add_bos_token": True}
     model = HFLM(pretrained=str(backbone_path), batch_size=2, **settings)
-    found, samples = run(model, data)
+    found, samples = run(model)
     hits = []
     for sample in samples:
         *answers, (prompt, _, tokens) = sample["filtered_resps"]
@@ -74,22 +82,21 @@ def test_one_forward_over_the_sequence_gives_the_scores(backbone_path: Path, dat
 
 
 def test_without_merging_it_equals_lm_evals_own_model(
-    checkpoint_path: Path, backbone_path: Path, data: Path
+    checkpoint_path: Path, backbone_path: Path
 ) -> None:
     own = UmimLM(str(checkpoint_path), "none", dtype="float32", device="cpu", batch_size=3)
     stock = HFLM(pretrained=str(backbone_path), dtype="float32", device="cpu", batch_size=3)
-    (found, samples), (wanted, right) = run(own, data), run(stock, data)
+    (found, samples), (wanted, right) = run(own), run(stock)
     assert found == wanted
     for sample, other in zip(samples, right, strict=True):
         assert sample["filtered_resps"] == other["filtered_resps"]
 
 
-def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path, tmp_path: Path) -> None:
+def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path) -> None:
     prompt = "<|endoftext|>the cat"  # the prefix token, as a chat template may write it
-    row = {"context": prompt, "choices": CHOICES, "gold": 0}
-    (tmp_path / "copa.jsonl").write_text(json.dumps(row), "utf-8")
+    row: dict[str, object] = {"text": prompt, "choices": CHOICES, "gold": 0}
     model = UmimLM(str(checkpoint_path), "all", dtype="float32", device="cpu", batch_size=3)
-    _, (sample,) = run(model, tmp_path)
+    _, (sample,) = run(model, [row])
     assert model.token_reduction > 0.05
     *answers, (alone, _, tokens) = sample["filtered_resps"]
     requests = [Instance("loglikelihood", {}, ("", f"{prompt} {text}"), 0) for text in CHOICES]
@@ -99,47 +106,77 @@ def test_merged_parts_add_up_to_the_merged_sequence(checkpoint_path: Path, tmp_p
     assert tokens == len(model.tok_encode(prompt)) - 1
 
 
-def test_every_accuracy_stands_beside_the_others(
-    checkpoint_path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UMIM_TASK_DATA", str(data))
-    task = TASKS.find("umim_copa")
-    task.write(tmp_path, None, None)
-    settings: dict[str, Any] = {"data": tmp_path, "device": "cpu", "batch_size": 4}
-    result = evaluate_task(checkpoint_path, task="umim_copa", **settings)
-    monkeypatch.setitem(TASKS._found, "umim_copa", replace(task, metrics=("acc",)))
-    without = evaluate_task(checkpoint_path, task="umim_copa", **settings)
-    assert 0 <= result.acc_seq <= 1 and result.acc_seq_stderr >= 0
-    assert "acc_seq" not in without.metrics()
-    assert result.token_reduction > 0
-    reductions = ("token_reduction", "context_token_reduction")  # of answers, not of the prompt
-    for name in ("acc", "acc_norm", "acc_tok", "questions", *reductions):
-        assert result.metrics()[name] == without.metrics()[name]
+COPA = [
+    {"premise": f"The {word} was here.", "choice1": f"A{first}", "choice2": f"I{second}",
+     "question": "effect", "label": gold}
+    for (word, gold), (first, second) in zip(
+        (("cat", 0), ("dog", 1)), ((" sat on it.", " went."), (" log.", " sat near.")), strict=True
+    )
+]  # fmt: skip
+PIQA = [{"goal": "see the cat", "sol1": "sit on the log", "sol2": "by the sea", "label": 1}]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the hub; commands and workers run in it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "aps" / "super_glue"
+    folder.mkdir(parents=True)
+    for split in ("train", "validation"):
+        lines = "".join(json.dumps(row) + "\n" for row in COPA)
+        (folder / f"{split}.jsonl").write_text(lines, "utf-8")
+    (tmp_path / "baber" / "piqa").mkdir(parents=True)
+    for split in ("train", "validation"):
+        lines = "".join(json.dumps(row) + "\n" for row in PIQA)
+        (tmp_path / "baber" / "piqa" / f"{split}.jsonl").write_text(lines, "utf-8")
+    card = "---\nconfigs:\n- config_name: copa\n  data_files:\n"
+    parts = [f"  - split: {s}\n    path: {s}.jsonl\n" for s in ("train", "validation")]
+    (folder / "README.md").write_text(f"{card}{''.join(parts)}---\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("model", ["hf", "umim"])
-def test_the_command_finds_task_and_tokenizer_by_name(
-    model: str, checkpoint_path: Path, backbone_path: Path, data: Path
+def test_a_task_asks_what_lm_evals_own_asks_and_the_prompt_alone(
+    model: str, checkpoint_path: Path, backbone_path: Path, hub: Path
 ) -> None:
     named = {"pretrained": backbone_path} if model == "hf" else {"checkpoint": checkpoint_path}
-    options = {name: str(path) for name, path in (named | {"task_data": data}).items()}
+    options = {name: str(path) for name, path in named.items()}
     (folder,) = tasks.__path__
     manager = TaskManager(include_path=folder, include_defaults=False, metadata=options)
-    task = manager.load(["umim_copa"])["tasks"]["umim_copa"]
-    task.set_config("num_fewshot", 0)
-    task.build_all_requests()
-    assert [request.args for request in task.instances[:3]] == [
-        ("the cat", f" {CHOICES[0]}"),
-        ("the cat", f" {CHOICES[1]}"),
-        ("", "the cat"),
-    ]
+    (place,) = lm_eval.tasks.__path__
+    stock = Path(place) / "piqa" / "piqa.yaml"
+    asked = []
+    for name in (str(stock), "umim_piqa"):
+        ((_, task),) = manager.load([name])["tasks"].items()
+        task.set_config("num_fewshot", 0)
+        task.build_all_requests()
+        asked.append([request.args for request in task.instances])
+    own = asked[1]
+    assert [args for args in own if args[0]] == asked[0]
+    assert own[2] == ("", "Question: see the cat\nAnswer:")
     for request in task.instances:
         request.resps = [(-1.0, False)]
     task.apply_filters()
     lengths = [request.filtered_resps["none"][2] for request in task.instances[:3]]
-    assert lengths[0] < lengths[1] and lengths[2] == 2
+    assert lengths[2] == len(byte_tokenizer()(own[2][1])["input_ids"])
 
 
-def test_every_task_has_a_file_for_lm_evals_command() -> None:
-    (folder,) = tasks.__path__
-    assert set(TASKS.names()) <= {path.stem for path in Path(folder).glob("*.yaml")}
+def test_every_accuracy_stands_beside_the_others(checkpoint_path: Path, hub: Path) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "batch_size": 4}
+    result = evaluate_task(checkpoint_path, task="umim_copa", **settings)
+    assert 0 <= result.acc_seq <= 1 and result.acc_seq_stderr >= 0
+    assert {"acc", "acc_norm", "acc_tok"} <= result.metrics().keys()
+    assert result.questions == 2 and result.context_token_reduction >= 0
+
+
+def test_an_answer_given_as_text_counts_and_has_one_blank(checkpoint_path: Path, hub: Path) -> None:
+    task = load_tasks(["umim_copa"])["umim_copa"]
+    task.build_all_requests()
+    assert task.instances[1].args == ("The cat was here therefore", " i log.")
+    doc = task.eval_docs[1]
+    worse, better = (-9.0, False, 2), (-1.0, False, 2)
+    for scores, right in (([worse, better], 1.0), ([better, worse], 0.0)):
+        assert task.process_results(doc, [*scores, (-1.0, False, 3)])["acc_seq"] == right

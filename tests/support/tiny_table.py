@@ -40,18 +40,29 @@ def write_questions(folder: Path) -> Path:
     return folder
 
 
-def write_problems(folder: Path) -> Path:
-    """Write problems of the same words, whose answers are numbers; as data files of two tasks."""
+def write_hub(folder: Path) -> Path:
+    """Write a folder that stands for the hub: choices and problems of the same words."""
     draw = np.random.default_rng(1)
-    rows = [
-        {"problem": " ".join(f"w{n}" for n in (1, 2, *draw.integers(1, 10, 5), 3, 4, 5)),
-         "answer": str(draw.integers(1, 31))}
-        for _ in range(QUESTIONS)
+    texts = [" ".join(f"w{n}" for n in (1, 2, *draw.integers(1, 10, 5), 3, 4, 5)) for _ in range(7)]
+    problems = [{"question": text, "answer": str(draw.integers(1, 31))} for text in texts]
+    chosen = [
+        {"question_stem": text, "answerKey": "A",
+         "choices": {"text": ["w6 w7", "w8 w9 w1"], "label": ["A", "B"]}}
+        for text in texts
     ]  # fmt: skip
-    (folder / "math").mkdir(parents=True, exist_ok=True)
-    for name in ("gsm8k_test200", "amc23"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / "math" / f"{name}.jsonl").write_text(text, "utf-8")
+    sets: dict[str, tuple[str, list[dict[str, Any]], tuple[str, ...]]] = {
+        "math-ai/amc23": ("default", problems, ("test",)),
+        "allenai/openbookqa": ("main", chosen, ("train", "validation", "test")),
+    }
+    for name, (config, rows, splits) in sets.items():
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        files = "".join(f"  - split: {s}\n    path: {s}.jsonl\n" for s in splits)
+        card = f"---\nconfigs:\n- config_name: {config}\n  data_files:\n{files}---\n"
+        (place / "README.md").write_text(card, "utf-8")
+        for split in splits:
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (place / f"{split}.jsonl").write_text(text, "utf-8")
     return folder
 
 
@@ -61,7 +72,7 @@ def generated_table(checkpoint: Path, data: Path, **changes: Any) -> TableRecipe
         "table": "tab:Reasoning",
         "tasks": ["umim_amc23"],
         "task_data": None,
-        "data_files": str(data),
+        "hub": str(data),
         "new_tokens": 6,
         "answers": 2,
     }

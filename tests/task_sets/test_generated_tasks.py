@@ -10,7 +10,7 @@ import pytest
 from tests.evaluation.conftest import byte_tokenizer
 from umim_core.evaluation.text_metrics.string_match import recall, substring_match
 from umim_core.task_sets.generation_rows import CHAT_ROOM, Row, make_rows
-from umim_core.task_sets.generation_spec import GENERATION_TASKS, Generated
+from umim_core.task_sets.generation_spec import GENERATION_TASKS
 from umim_core.task_sets.spec import TaskSplit
 from umim_core.task_sets.task_options import TaskOptions
 from umim_core.task_sets.text_tokens import TextTokens
@@ -23,26 +23,20 @@ def rows(name: str, count: int = 3, split: TaskSplit = "test", **options: object
     asked = TaskOptions.read(
         {"task_questions": count, **{f"task_{k}": v for k, v in options.items()}}
     )
-    return make_rows(GENERATION_TASKS.find(name), asked, TOKENS, None, split)
-
-
-def generated() -> list[str]:
-    tasks = [GENERATION_TASKS.find(name) for name in GENERATION_TASKS.names()]
-    return [task.name for task in tasks if isinstance(task.source, Generated)]
+    return make_rows(GENERATION_TASKS.find(name), asked, TOKENS, split)
 
 
 def test_the_cells_of_the_papers_tables_are_there() -> None:
     cells = [f"umim_multidoc_{n}k" for n in (2, 4, 8, 16)]
     cells += [f"umim_ruler_{n}k" for n in (1, 2, 4, 8, 16)]
-    assert set(cells) < set(generated())
+    assert set(cells) < set(GENERATION_TASKS.names())
     for name in cells:
         assert GENERATION_TASKS.find(name).length == 1024 * int(name.rsplit("_", 1)[1][:-1])
 
 
-@pytest.mark.parametrize("name", generated())
+@pytest.mark.parametrize("name", GENERATION_TASKS.names())
 def test_prompts_have_the_length_of_their_task(name: str) -> None:
     task = GENERATION_TASKS.find(name)
-    assert task.length is not None
     room = task.length - task.max_new_tokens - CHAT_ROOM
     (row,) = rows(name, 1)
     whole = f"{row['prompt']} {row['answer_prefix']}" if row["answer_prefix"] else row["prompt"]

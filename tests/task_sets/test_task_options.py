@@ -11,20 +11,20 @@ from umim_core.task_sets.task_options import TaskOptions
 
 
 def test_options_are_taken_from_among_the_arguments_of_the_model() -> None:
-    metadata = {"checkpoint": "x", "version": 1.0, "task_seed": 3, "task_length": 64}
-    assert TaskOptions.read(metadata) == TaskOptions(task_seed=3, task_length=64)
+    metadata = {"checkpoint": "x", "version": 1.0, "task_seed": 3, "task_new_tokens": 64}
+    metadata |= {"task_data": "data", "task_features": "of another task"}
+    assert TaskOptions.read(metadata) == TaskOptions(task_seed=3, task_new_tokens=64)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"task_sed": 1}, "must be one of task_data, .*; got task_sed. Did you mean 'task_seed'"),
+        ({"task_sed": 1}, "must be one of task_filler, .*; got task_sed. Did you mean 'task_seed'"),
         ({"task_seed": -1}, "task_seed must be a whole number of at least 0; got -1"),
         ({"task_questions": 0}, "at least 1; got 0"),
-        ({"task_length": "4k"}, "at least 1; got 4k"),
+        ({"task_questions": "4k"}, "at least 1; got 4k"),
         ({"task_new_tokens": True}, "at least 1; got True"),
-        ({"task_data": 3}, "task_data must be a path; got 3"),
-        ({"task_features": 3}, "task_features must be the name of a model; got 3"),
+        ({"task_filler": 3}, "task_filler must be a path; got 3"),
     ],
 )
 def test_an_option_out_of_bounds_is_refused(given: dict[str, object], message: str) -> None:

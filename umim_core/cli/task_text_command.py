@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from umim_core.cli.console_output import JsonFlag, emit
-from umim_core.errors import ConfigError
 
 
 def task_text(
@@ -31,18 +30,14 @@ def task_text(
     from umim_core.backbone.tokenizer_files import load_tokenizer
     from umim_core.embedded.documents import write_rows
     from umim_core.task_sets.generation_rows import make_rows
-    from umim_core.task_sets.generation_spec import GENERATION_TASKS, Generated
+    from umim_core.task_sets.generation_spec import GENERATION_TASKS
     from umim_core.task_sets.task_options import TaskOptions
     from umim_core.task_sets.text_tokens import TextTokens
 
     task = GENERATION_TASKS.find(name)
-    if not isinstance(task.source, Generated):
-        raise ConfigError(
-            "texts are written for generated tasks", name, "Take training texts of its data set."
-        )
     options = TaskOptions(task_seed=seed, task_questions=questions, task_filler=filler)
     tokens = TextTokens(load_tokenizer(tokenizer))
-    rows = make_rows(task, options, tokens, None, "train")
+    rows = make_rows(task, options, tokens, "train")
     parts = [(row["prompt"], row["answer_prefix"], ", ".join(row["references"])) for row in rows]
     write_rows(out, [{"text": " ".join(filter(None, texts))} for texts in parts])
     count = sum(row["prompt_tokens"] for row in rows)

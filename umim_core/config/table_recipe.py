@@ -65,17 +65,11 @@ class TableRecipe(RunRecipe, StableDump):
     checkpoint: str = Field(description="Embedded name, own name (umim path), or directory.")
     settings: tuple[TableSetting, ...] = ()
     tasks: tuple[str, ...] = Field(
-        (), description="Tasks of umim_core/task_sets, or tasks that lm-eval ships."
+        (), description="Tasks that come with the package, or tasks that lm-eval ships."
     )
     hub: str | None = Field(None, description="Folder that stands for the hub in the tasks' data.")
     task_data: str | None = Field(
         None, description="Folder with a .jsonl file per split of the one choice task."
-    )
-    data_files: str | None = Field(
-        None, description="Folder of the data files of tasks whose answers are generated."
-    )
-    revisions: Annotated[dict[str, str], LATER] = Field(
-        {}, description="Revision of the hub's data set of a task with generated answers, by task."
     )
     questions: Annotated[int | None, Field(ge=1, description="First questions; null: all.")] = None
     new_tokens: Annotated[
@@ -83,10 +77,6 @@ class TableRecipe(RunRecipe, StableDump):
     ] = None
     answers: Annotated[
         int | None, Field(ge=1, description="Most answers per question; null: the task's number.")
-    ] = None
-    length: Annotated[
-        int | None,
-        Field(ge=1, description="Most tokens of prompt and answer of tasks that may cut a text."),
     ] = None
     confirm_run_unsafe_code: bool = Field(
         False, description="Whether answers that are programs may be run, each confined."
@@ -110,8 +100,5 @@ class TableRecipe(RunRecipe, StableDump):
         if self.hub is not None and self.task_data is not None:
             raise ValueError("hub and task_data both say where questions lie: leave one out")
         if self.task_data is not None and len(self.tasks) > 1:
-            raise ValueError(
-                "task_data is the data of one choice task: write a recipe per task, or name a "
-                "folder of data_files for tasks whose answers are generated"
-            )
+            raise ValueError("task_data is the data of one choice task: write a recipe per task")
         return self

@@ -15,7 +15,7 @@ policy scores the first token of a continuation before it drops anything, as a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,14 +38,11 @@ from umim_core.errors import ConfigError, EvaluationError
 from umim_core.evaluation.scored_requests import (
     UNKNOWN,
     Asked,
-    Finished,
     Likelihood,
     Request,
+    RequestScorer,
     Sizes,
     Tally,
-    check_requests,
-    count_sizes,
-    ignore_finished,
 )
 from umim_core.evaluation.scoring import Scorer
 from umim_core.merging.compressed import Compressed
@@ -75,29 +72,14 @@ class Shortened:
 
 
 @dataclass
-class ReducedScorer:
-    """Score requests whose contexts a token reducer has cut down.
+class _BaselineScorer(RequestScorer):
+    """Scores requests under a baseline.
 
     Args:
         umim: Gives the backbone, and the budget where no target does.
-        reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
-            protected.
-        target: Token reduction of each context; None for that of the rules.
-
-    Attributes:
-        contexts: Tokens of the contexts, and those that stayed.
-        inputs: The same of contexts and continuations together.
-        seconds: Wall-clock time that choosing tokens took.
-        flops: Estimated floating-point operations of it.
     """
 
     umim: Scorer
-    reducer: TokenReducer
-    target: TargetReduction | None = None
-    contexts: Tally = field(default_factory=Tally)
-    inputs: Tally = field(default_factory=Tally)
-    seconds: float = 0.0
-    flops: int = 0
 
     @property
     def compressed(self) -> Compressed:
@@ -109,14 +91,31 @@ class ReducedScorer:
         """Longest sequence that the model takes."""
         return self.umim.max_units
 
-    def score(
-        self,
-        requests: Sequence[Request],
-        batch_size: int,
-        finished: Finished = ignore_finished,
-    ) -> list[Likelihood]:
-        """Score requests; see ``Scorer.score``."""
-        check_requests(requests, batch_size)
+
+@dataclass
+class ReducedScorer(_BaselineScorer):
+    """Score requests whose contexts a token reducer has cut down.
+
+    Args:
+        umim: Gives the backbone, and the budget where no target does.
+        reducer: Chooses the tokens that stay; a BOS in front, the cue and the raw tail are
+            protected.
+        target: Token reduction of each context; None for that of the rules.
+
+    Attributes:
+        seconds: Wall-clock time that choosing tokens took.
+        flops: Estimated floating-point operations of it.
+    """
+
+    reducer: TokenReducer
+    target: TargetReduction | None = None
+    seconds: float = 0.0
+    flops: int = 0
+
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        """Yield the scores of every forward, by number of their request."""
         kept: dict[tuple[bytes, Asked, Parts | None], Shortened] = {}
         reduced, sizes = [], []
         for request in requests:
@@ -127,18 +126,10 @@ class ReducedScorer:
             if key not in kept:  # the answers of a question share their context
                 kept[key] = self.shorten(context, budget, request.asked)
             sizes.append(kept[key].sizes(new))
-            count_sizes(sizes[-1], self.inputs, self.contexts)
             reduced.append(Request(kept[key].ids, request.continuation))
         base = Scorer(self.compressed.base(), "prompt", self.max_units)
-        results: dict[int, Likelihood] = {}
-
-        def keep(done: Mapping[int, Likelihood]) -> None:
-            whole = {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
-            results.update(whole)
-            finished(whole)
-
-        base.score(reduced, batch_size, keep)
-        return [results[number] for number in range(len(requests))]
+        for done in base.forwards(reduced, batch_size):
+            yield {number: replace(score, sizes=sizes[number]) for number, score in done.items()}
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         """Drop leading ids beyond the room of what stays; return the others and their budget.
@@ -193,8 +184,8 @@ def _from_cue(texts: list[str], cue: str) -> NDArray[np.bool_]:
 
 
 @dataclass
-class EvictedScorer:
-    """Score requests on a KV cache whose columns a policy chooses after the context.
+class EvictedScorer(_BaselineScorer):
+    """Score requests on a KV cache whose columns a policy chooses, one context after the other.
 
     Args:
         umim: Gives the backbone, and the budget where no target does.
@@ -204,29 +195,14 @@ class EvictedScorer:
         score_endings: Scores likelihoods in another way; None: columns go behind the context.
 
     Attributes:
-        contexts: Tokens of the contexts; all of them are read.
-        inputs: The same of contexts and continuations together.
         columns: Tokens of the contexts, and columns of a layer's cache that stayed.
     """
 
-    umim: Scorer
     new_policy: Callable[[Ints], CachePolicy]
     target: TargetReduction | None = None
     states: ReadingStates | None = None
     score_endings: ScoreEndings | None = None
-    contexts: Tally = field(default_factory=Tally)
-    inputs: Tally = field(default_factory=Tally)
-    columns: Tally = field(default_factory=Tally)
-
-    @property
-    def compressed(self) -> Compressed:
-        """The checkpoint that gives the backbone."""
-        return self.umim.compressed
-
-    @property
-    def max_units(self) -> int:
-        """Longest sequence that the model takes."""
-        return self.umim.max_units
+    columns: Tally = field(default_factory=Tally, kw_only=True)
 
     def budget(self, context: Ints, generated: int = 0, parts: Parts | None = None) -> int:
         """Return how many columns may stay of a context and of generated tokens behind it.
@@ -238,14 +214,10 @@ class EvictedScorer:
             return self.target.stays(len(context) + generated)
         return len(self.compressed.segment_prompt(context, parts)[0]) + generated
 
-    def score(
-        self,
-        requests: Sequence[Request],
-        batch_size: int,
-        finished: Finished = ignore_finished,
-    ) -> list[Likelihood]:
-        """Score requests, one context after the other; see ``Scorer.score``."""
-        check_requests(requests, batch_size)
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        """Yield the scores behind every context, by number of their request."""
         groups: dict[tuple[bytes, Parts | None], list[int]] = {}
         for index, request in enumerate(requests):
             room = self.max_units - len(request.continuation) + 1
@@ -258,7 +230,6 @@ class EvictedScorer:
             context = request.context[-room:]
             key = context.tobytes(), request.parts_of_last(len(context))
             groups.setdefault(key, []).append(index)
-        results: dict[int, Likelihood] = {}
         for key, members in groups.items():
             context = np.frombuffer(key[0], dtype=np.int64).copy()
             endings = [requests[index].continuation for index in members]
@@ -273,12 +244,9 @@ class EvictedScorer:
             for index, score in zip(members, scores, strict=True):
                 new, over = len(requests[index].continuation), max(0, columns - budget)
                 size = evicted_sizes(len(context), new, columns, over)
-                count_sizes(size, self.inputs, self.contexts, self.columns)
                 greedy = bool(score.greedy.all())
                 done[index] = Likelihood(finite_sum(score.log_probs), greedy, size)
-            results |= done
-            finished(done)
-        return [results[index] for index in range(len(requests))]
+            yield done
 
 
 def evicted_sizes(tokens: int, new: int, columns: int, over: int) -> Sizes:
@@ -294,11 +262,6 @@ def evicted_sizes(tokens: int, new: int, columns: int, over: int) -> Sizes:
 
 
 AnyScorer = Scorer | ReducedScorer | EvictedScorer
-
-
-def held_of_contexts(scorer: AnyScorer) -> Tally:
-    """Return tokens of contexts, and how many columns of the KV cache stayed of them."""
-    return scorer.columns if isinstance(scorer, EvictedScorer) else scorer.contexts
 
 
 def method_scorer(

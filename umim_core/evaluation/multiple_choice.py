@@ -87,7 +87,8 @@ def evaluate_task(
         checkpoint: As in ``UmimLM``.
         merge: ``prompt``, ``all`` or ``none`` (the base model).
         backbone: As in ``UmimLM``.
-        task: Name of a task of ``task_sets``, or of any multiple-choice task that lm-eval ships.
+        task: Name of a task of ``task_sets``, or of any multiple-choice task of this package or of
+            lm-eval.
         data: Folder with a file per split; by default see ``evaluation.tasks.spec_task``.
         limit: First questions of the test split; None for all.
         batch_size: Answers per forward.
@@ -133,7 +134,7 @@ def evaluate_task(
     )
     loaded = load_tasks(
         [lm_eval_config(TASKS.find(task)) if own else task],
-        {} if data is None else {"split_folder": str(data)},
+        {} if data is None else {"task_data": str(data)},
     )
     for each in loaded.values():
         if isinstance(each, SequenceTask):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
-from umim_core.evaluation.method_scoring import AnyScorer, held_of_contexts
+from umim_core.evaluation.method_scoring import AnyScorer
 from umim_core.evaluation.row_spread import increase_with_error, ratio_error
 from umim_core.evaluation.scored_requests import Request
 from umim_core.merging.compressed import Compressed
@@ -177,7 +177,7 @@ def compare_second_halves(
     for name, scorer in scorers.items():
         read = second_half_perplexity(segments, scorer, batch_size)
         first = first or read
-        held = held_of_contexts(scorer)
+        held = scorer.held
         increase = read.increase_over(first)
         found[name] = HalfComparison(
             read, held.token_reduction, scorer.contexts.shortfall, *increase

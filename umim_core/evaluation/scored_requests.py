@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from umim_core.errors import EvaluationError
@@ -161,7 +163,65 @@ def counted_sizes(asked: Sequence[tuple[str, Sizes | None]]) -> list[Sizes]:
     return [size for size in counted if size is not None]
 
 
-def check_requests(requests: Sequence[Request], batch_size: int) -> None:
+@dataclass
+class RequestScorer(ABC):
+    """Scores requests and counts what went in; a subclass says how contexts are shortened.
+
+    Attributes:
+        contexts: Tokens of contexts that are shortened alone, and what stayed of them.
+        inputs: The same of contexts and continuations together.
+        columns: Tokens of contexts, and columns of a layer's KV cache that stayed of them; None
+            where none is dropped.
+    """
+
+    contexts: Tally = field(default_factory=Tally, kw_only=True)
+    inputs: Tally = field(default_factory=Tally, kw_only=True)
+    columns: Tally | None = field(default=None, kw_only=True)
+
+    @torch.no_grad()
+    def score(
+        self,
+        requests: Sequence[Request],
+        batch_size: int,
+        finished: Finished = ignore_finished,
+    ) -> list[Likelihood]:
+        """Score requests.
+
+        Args:
+            requests: The requests.
+            batch_size: Most requests per forward.
+            finished: Called with the scores of every forward, as soon as it is done.
+
+        Returns:
+            One likelihood per request, in order. They do not depend on ``batch_size``.
+
+        Raises:
+            EvaluationError: If the batch size is below 1, a context or a continuation is empty, a
+                continuation leaves no room for its context, or merge ``all`` has a raw tail.
+            NumericalError: If a log-probability is NaN or infinite.
+        """
+        _check_requests(requests, batch_size)
+        results: dict[int, Likelihood] = {}
+        for done in self.forwards(requests, batch_size):
+            for score in done.values():
+                count_sizes(score.sizes, self.inputs, self.contexts, self.columns)
+            results |= done
+            finished(done)
+        return [results[number] for number in range(len(requests))]
+
+    @abstractmethod
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        """Yield the scores of every forward, by number of their request."""
+
+    @property
+    def held(self) -> Tally:
+        """Tokens of contexts, and how many columns of the KV cache stayed of them."""
+        return self.contexts if self.columns is None else self.columns
+
+
+def _check_requests(requests: Sequence[Request], batch_size: int) -> None:
     """Refuse what cannot be scored.
 
     Raises:

@@ -12,31 +12,24 @@ length of the continuation alone: were its tokens looked at, probabilities would
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from umim_core.backbone.attention_masks import attention_window
 from umim_core.config.form import Merge, check_merge
 from umim_core.errors import EvaluationError
 from umim_core.evaluation.scored_requests import (
-    Finished,
+    Ints,
     Likelihood,
     Request,
+    RequestScorer,
     Sizes,
-    Tally,
-    check_requests,
-    count_sizes,
-    ignore_finished,
 )
 from umim_core.merging.compressed import Compressed
 from umim_core.merging.continuations import score_continuations, widest_row
 from umim_core.merging.likelihood import TokenScores, finite_sum, score_rows
 from umim_core.rules.prefix_matching import Parts, parts_behind
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,8 @@ class _Row:
 
 
 @dataclass
-class Scorer:
-    """Score requests with a merge module and its rules.
+class Scorer(RequestScorer):
+    """Score requests with a merge module and its rules, longest first.
 
     Args:
         compressed: The model.
@@ -71,40 +64,18 @@ class Scorer:
     compressed: Compressed
     merge: Merge
     max_units: int
-    contexts: Tally = field(default_factory=Tally)
-    inputs: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
         check_merge(self.merge, ("prompt", "all"))
 
-    @torch.no_grad()
-    def score(
-        self,
-        requests: Sequence[Request],
-        batch_size: int,
-        finished: Finished = ignore_finished,
-    ) -> list[Likelihood]:
-        """Score requests, longest first.
-
-        Args:
-            requests: The requests.
-            batch_size: Most requests per forward.
-            finished: Called with the scores of every forward, as soon as it is done.
-
-        Returns:
-            One likelihood per request, in order. They do not depend on ``batch_size``.
-
-        Raises:
-            EvaluationError: If the batch size is below 1, a context or a continuation is empty, a
-                continuation leaves no room for its context, or merge ``all`` has a raw tail.
-            NumericalError: If a log-probability is NaN or infinite.
-        """
-        check_requests(requests, batch_size)
+    def forwards(
+        self, requests: Sequence[Request], batch_size: int
+    ) -> Iterator[dict[int, Likelihood]]:
+        """Yield the scores of every forward, by number of their request."""
         if self.merge == "all" and self.compressed.raw_tail:
             raise EvaluationError(
                 "raw_tail needs contexts that are matched alone", "merge 'all'", "Use 'prompt'."
             )
-        results: dict[int, Likelihood] = {}
         alone = self.merge == "prompt"
         rows = self._context_rows if alone else self._whole_rows
         ordered = sorted(rows(requests, batch_size), key=lambda row: -row.columns)
@@ -114,17 +85,12 @@ class Scorer:
             scores = (self._score_contexts if alone else self._score_whole)(
                 batch, [[requests[i].continuation for i in row] for row in members]
             )
-            indices = [i for row in members for i in row]
+            numbers = [i for row in members for i in row]
             sizes = [size for row in batch for size in row.sizes]
-            done = {
-                i: Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()), size)
-                for i, score, size in zip(indices, scores, sizes, strict=True)
+            yield {
+                number: Likelihood(finite_sum(score.log_probs), bool(score.greedy.all()), size)
+                for number, score, size in zip(numbers, scores, sizes, strict=True)
             }
-            for size in sizes:
-                count_sizes(size, self.inputs, self.contexts)
-            results |= done
-            finished(done)
-        return [results[i] for i in range(len(requests))]
 
     def fit(self, ids: Ints, room: int, parts: Parts | None = None) -> tuple[Ints, int]:
         """Match ids [T], drop leading units beyond ``room``; return the ids left and their units.

@@ -331,7 +331,7 @@ def without_tokens(
             f"none of {len(rules):,} without {list(protect)}",
             "Protect fewer tokens.",
         )
-    return replace(stays, origin=_protecting(stays, protect))
+    return replace(remaining, origin=_protecting(remaining, protect))
 
 
 def _protecting(rules: RuleSet, protect: Sequence[str]) -> RuleOrigin:

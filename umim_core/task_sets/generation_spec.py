@@ -7,14 +7,13 @@ is made of it (``umim_core.evaluation.tasks.generation_task``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from string import Formatter
 from typing import Final
 
 from umim_core.errors import ConfigError
 from umim_core.registry import Registry
 from umim_core.task_sets.spec import TaskSplit
-from umim_core.task_sets.task_files import DataFile
 from umim_core.task_sets.text_tokens import TextTokens
 
 
@@ -59,39 +58,22 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """Questions made by the package.
-
-    Attributes:
-        make: Make the questions of a wish; the same wish gives the same questions.
-        version: Raised whenever the questions of a wish change.
-    """
-
-    make: Callable[[Wish], Iterable[GenerationQuestion]]
-    version: int
-
-
-@dataclass(frozen=True)
 class GenerationSet:
-    """A generation task.
+    """A generation task whose questions the package makes.
 
     Attributes:
         name: As lm-eval names it; begins with ``umim_``.
         prompt: Format string of the questions' fields.
-        source: Where the questions come from.
+        make: Make the questions of a wish; the same wish gives the same questions.
+        version: Raised whenever the questions of a wish change.
         metrics: Names of ``umim_core.evaluation.text_metrics``.
         max_new_tokens: Most tokens of an answer.
+        length: Tokens of prompt and answer together.
         licence: Licence of the questions.
         answer_prefix: Format string that the answer begins with; given, not generated.
         question: Format string of what the prompt asks, as it stands there; empty if it is no
             question.
         until: Strings that end an answer, beside the end of a text.
-        sampling: Generation kwargs besides; empty is greedy.
-        repeats: Answers per question, all of which the metrics see (pass@k).
-        length: Tokens of prompt and answer together; None where the questions have lengths of
-            their own.
-        cut: Field that is cut at its middle until prompt and answer fit the context; None for a
-            task that is not run where they do not.
 
     Raises:
         ConfigError: If the name, a template or a number is out of bounds.
@@ -99,17 +81,15 @@ class GenerationSet:
 
     name: str
     prompt: str
-    source: DataFile | Generated
+    make: Callable[[Wish], Iterable[GenerationQuestion]]
+    version: int
     metrics: tuple[str, ...]
     max_new_tokens: int
-    licence: str
+    length: int
+    licence: str = "Apache-2.0"
     answer_prefix: str = ""
     question: str = ""
     until: tuple[str, ...] = ()
-    sampling: Mapping[str, float | bool] = field(default_factory=dict)
-    repeats: int = 1
-    length: int | None = None
-    cut: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name.startswith("umim_"):
@@ -118,29 +98,17 @@ class GenerationSet:
                 self.name,
                 "Rename it.",
             )
-        if min(self.max_new_tokens, self.repeats) < 1:
+        if not 1 <= self.max_new_tokens < self.length:
             raise ConfigError(
-                "max_new_tokens and repeats must be at least 1",
-                (self.max_new_tokens, self.repeats),
-                "Raise them.",
+                "max_new_tokens must be at least 1 and below the length",
+                (self.max_new_tokens, self.length),
+                "Correct them.",
             )
         if not (self.metrics and self.licence):
             raise ConfigError(
                 "a generation task must name metrics and a licence", self.name, "Name them."
             )
-        used = self.used_fields()
-        if isinstance(self.source, DataFile) and not used <= set(self.source.fields):
-            raise ConfigError(
-                f"the fields of a prompt must be among {', '.join(self.source.fields)}",
-                sorted(used),
-                "Name the columns of the data file.",
-            )
-        if self.cut is not None and self.cut not in used:
-            raise ConfigError(
-                f"the field that is cut must be one of the prompt's, {', '.join(sorted(used))}",
-                self.cut,
-                "Correct it.",
-            )
+        self.used_fields()
 
     def used_fields(self) -> set[str]:
         """Return the fields of prompt, question and answer prefix.
@@ -170,12 +138,7 @@ class GenerationSet:
 
     def key(self) -> dict[str, object]:
         """Return the facts that decide the questions' content, for logs and keys."""
-        source: dict[str, object] = (
-            {"file": self.source.path}
-            if isinstance(self.source, DataFile)
-            else {"generator": self.source.version}
-        )
-        return {"task": self.name, "licence": self.licence, **source}
+        return {"task": self.name, "licence": self.licence, "generator": self.version}
 
 
 GENERATION_TASKS: Final = Registry[GenerationSet]("umim_core.task_sets", "generation task")

@@ -1,7 +1,6 @@
-"""GovReport: summarise a report of a government agency, which is cut to the context.
+"""A stand-in for GovReport on machines without it: summarise the report of a government agency.
 
-``umim_govreport`` reads the data set; ``umim_govreport_generated`` is a stand-in for machines
-without it: invented reports whose summary is the first sentence of every section.
+Reports are invented; their summary is the first sentence of every section.
 
 Source: Huang et al., 2021; prompt and length of answers are LongBench's (Bai et al., 2024).
 """
@@ -14,14 +13,12 @@ from random import Random
 from typing import Final
 
 from umim_core.task_sets.generation_spec import (
-    Generated,
     GenerationQuestion,
     GenerationSet,
     Wish,
     add_generation_task,
 )
 from umim_core.task_sets.prompt_filling import NOUNS, filled, generator, sentences
-from umim_core.task_sets.task_files import DataFile, HubTable
 
 SECTIONS: Final = 6
 _PROMPT: Final = (
@@ -75,29 +72,12 @@ def _finding(rng: Random, office: str) -> str:
 
 add_generation_task(
     GenerationSet(
-        name="umim_govreport",
-        prompt=_PROMPT,
-        source=DataFile(
-            "govreport/test.jsonl",
-            fields=("report",),
-            reference="summary",
-            origin="GovReport's test split",
-            hub=HubTable("ccdv/govreport-summarization", "test"),
-        ),
-        metrics=("rouge",),
-        max_new_tokens=512,
-        licence="public domain (works of the United States government)",
-        cut="report",
-    )
-)
-add_generation_task(
-    GenerationSet(
         name="umim_govreport_generated",
         prompt=_PROMPT,
-        source=Generated(reports, version=1),
+        make=reports,
+        version=1,
         metrics=("rouge",),
         max_new_tokens=512,
         length=4096,
-        licence="Apache-2.0",
     )
 )

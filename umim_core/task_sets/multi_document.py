@@ -17,7 +17,6 @@ from random import Random
 from typing import Final
 
 from umim_core.task_sets.generation_spec import (
-    Generated,
     GenerationQuestion,
     GenerationSet,
     Wish,
@@ -125,11 +124,11 @@ for _thousand in THOUSANDS:
                 "Question: {question}\nAnswer:"
             ),
             question="{question}",
-            source=Generated(one_document_answers, version=1),
+            make=one_document_answers,
+            version=1,
             metrics=("substring_match", "exact_match"),
             max_new_tokens=32,
             until=("\n",),
             length=1024 * _thousand,
-            licence="Apache-2.0",
         )
     )

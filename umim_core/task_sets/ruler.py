@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final
 
 from umim_core.task_sets.generation_spec import (
-    Generated,
     GenerationQuestion,
     GenerationSet,
     Wish,
@@ -74,10 +73,10 @@ for _thousand in THOUSANDS:
             answer_prefix=(
                 "The special magic numbers for {key} mentioned in the provided text are"
             ),
-            source=Generated(four_needles, version=1),
+            make=four_needles,
+            version=1,
             metrics=("recall",),
             max_new_tokens=128,
             length=1024 * _thousand,
-            licence="Apache-2.0",
         )
     )

@@ -85,8 +85,6 @@ class TaskSet:
         corpus: Kind of the corpus whose documents the questions are made of; None for a task that
             brings its own.
         sources: [name, digest or version] of what is read where no corpus is given.
-        data: Name of the data set whose file holds the ``test`` split, for a task that may read
-            one; see ``task_files.find_data_file``.
 
     Raises:
         ConfigError: If the task has no ``test`` split, or neither a corpus nor sources.
@@ -100,7 +98,6 @@ class TaskSet:
     splits: tuple[TaskSplit, ...] = SPLITS
     corpus: str | None = None
     sources: Callable[[], list[list[str]]] = list
-    data: str | None = None
 
     def __post_init__(self) -> None:
         if "test" not in self.splits:

@@ -11,13 +11,8 @@ from typing import Final, Self
 from umim_core.errors import ConfigError, CorpusError, did_you_mean
 
 _PREFIX: Final = "task_"
-_LEAST: Final = {"task_seed": 0} | dict.fromkeys(
-    ("task_questions", "task_length", "task_new_tokens", "task_repeats"), 1
-)
-_TEXTS: Final = {
-    "task_features": "the name of a model",
-    "task_revision": "a revision of a data set of the hub",
-}
+_LEAST: Final = {"task_seed": 0, "task_questions": 1, "task_new_tokens": 1}
+_OTHERS: Final = {"task_data", "task_features"}  # of tasks that are not generated
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -26,31 +21,20 @@ class TaskOptions:
     """Options of one call, for all of its tasks.
 
     Attributes:
-        task_data: Folder of data files; by default what ``UMIM_TASK_DATA`` names.
         task_seed: Seed of generated questions.
-        task_questions: Most questions per task; None for all of a data file, 100 generated ones.
+        task_questions: Most questions per task; 100 if None.
         task_filler: Text file, or folder of them, whose sentences fill generated prompts instead of
             generated ones.
-        task_length: Most tokens of prompt and answer of tasks whose long field may be cut.
         task_new_tokens: Most tokens of an answer, instead of the task's own number.
-        task_repeats: Answers per question, instead of the task's own number.
-        task_revision: Revision of the hub's data set, where a task's questions come from one.
-        task_features: Model whose hidden states are the stand-in features of BERTScore; without it
-            tasks have no BERTScore.
 
     Raises:
         ConfigError: If a number is out of bounds.
     """
 
-    task_data: str | None = None
     task_seed: int = 0
     task_questions: int | None = None
     task_filler: str | None = None
-    task_length: int | None = None
     task_new_tokens: int | None = None
-    task_repeats: int | None = None
-    task_features: str | None = None
-    task_revision: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -58,9 +42,7 @@ class TaskOptions:
             if value is None and field.default is None:
                 continue
             if least is None and not isinstance(value, str):
-                raise ConfigError(
-                    f"{field.name} must be {_TEXTS.get(field.name, 'a path')}", value, "Correct it."
-                )
+                raise ConfigError(f"{field.name} must be a path", value, "Correct it.")
             if least is not None and (type(value) is not int or value < least):
                 raise ConfigError(
                     f"{field.name} must be a whole number of at least {least}", value, "Correct it."
@@ -75,6 +57,7 @@ class TaskOptions:
         """
         known = {field.name for field in fields(cls)}
         given = {name: value for name, value in metadata.items() if name.startswith(_PREFIX)}
+        given = {name: value for name, value in given.items() if name not in _OTHERS}
         for name in given.keys() - known:
             raise ConfigError(
                 f"an option of tasks must be one of {', '.join(sorted(known))}",

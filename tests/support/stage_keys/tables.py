@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from support.stage_keys.inputs import CLUSTER, NO_MATTER_HOW, Inputs
 from support.stage_keys.variations import Edit, StageCall
 from tasks.stages.table import questions_stage, shards_stage, table_stage, text_stage
@@ -19,10 +17,8 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     """Return a call of every stage of a table."""
     folder = inputs.text.parent
     for name in ("hub", "hub-another", "own", "own-another"):
-        (folder / name / "math").mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "test.jsonl").write_text(name, encoding="utf-8")
-        problem = json.dumps({"problem": name, "answer": "1"})
-        (folder / name / "math" / "gsm8k_test200.jsonl").write_text(problem, encoding="utf-8")
     source = {"kind": "text", "paths": [str(inputs.text)]}
     text = {"source": source, "methods": ["truncation"]}
     settings = [
@@ -36,18 +32,15 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
     chosen = recipe.model_copy(
         update={"hub": str(folder / "hub"), "task_data": str(folder / "own")}
     )
-    generated = recipe.model_copy(update={"data_files": str(folder / "own")})
+    generated = recipe.model_copy(update={"hub": str(folder / "hub"), "new_tokens": 8})
     make, own = inputs.artifacts.make, recipe.settings[1]
     cluster = (*CLUSTER, "workers", "strategy")
     free = {f"recipe.cluster.{name}": NO_MATTER_HOW for name in cluster}
     named = dict.fromkeys(("recipe.name", "recipe.description"), _NAMES)
     seed = {"recipe.seed": _NAMES}
     table = {"recipe.table": "where it is shown"}
-    limits = ("new_tokens", "answers", "length")
-    asked = {
-        f"recipe.{name}": _BY_QUESTIONS
-        for name in ("tasks", "hub", "task_data", "data_files", *limits)
-    }
+    limits = ("new_tokens", "answers")
+    asked = {f"recipe.{name}": _BY_QUESTIONS for name in ("tasks", "hub", "task_data", *limits)}
     confirmed = {"recipe.confirm_run_unsafe_code": "a permission"}
     shards = {"recipe.questions": "of stage shards", "recipe.shard": "of stage shards"}
     scored = dict.fromkeys(
@@ -65,8 +58,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         for number in (0, 1)
         for name in ("merge", "raw_tail", "method", "target_tr", "protect")
     }
-    answers = ("recipe.questions", "recipe.checkpoint", "recipe.data_files", *(
-        f"recipe.{name}" for name in limits))  # fmt: skip
+    answers = ("recipe.questions", "recipe.checkpoint", *(f"recipe.{name}" for name in limits))
     return {
         "questions": StageCall(
             questions_stage,
@@ -75,8 +67,9 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         ),
         "questions of generated answers": StageCall(
             questions_stage,
-            {"lease": inputs.lease, "recipe": generated, "task": "umim_gsm8k"},
-            {**asking, "recipe.checkpoint": "only its backbone's tokens count"},
+            {"lease": inputs.lease, "recipe": generated, "task": "umim_amc23"},
+            {**asking, "recipe.checkpoint": _BY_SCORES,
+             "recipe.questions": "of stage shards"},
         ),
         "shards": StageCall(
             shards_stage,
@@ -89,7 +82,7 @@ def table_calls(inputs: Inputs) -> dict[str, StageCall]:
         "shards of generated answers": StageCall(
             shards_stage,
             {"lease": inputs.lease, "recipe": generated, "setting": own,
-             "questions": make("questions", "questions.json", task="umim_gsm8k", lm_eval="0",
+             "questions": make("questions", "questions.json", task="umim_amc23", lm_eval="0",
                                generation="its limits, its seed")},
             {"lease": NO_MATTER_HOW, **free, **named, **seed, **table, **asked, **confirmed,
              "recipe.settings": "the stage is given one of them", "setting.name": "a name",

@@ -12,7 +12,7 @@ from support.tiny_table import (
     generated_table,
     run_table,
     tiny_table,
-    write_problems,
+    write_hub,
     write_questions,
 )
 from tasks.cluster.lease import ClusterLease
@@ -44,7 +44,7 @@ def rows(root: Path, recipe: TableRecipe) -> dict[str, dict[str, Any]]:
 def test_baselines_drop_what_the_rules_save_or_what_they_are_asked_for(
     tiny_checkpoint: Path, tmp_path: Path, generated: bool
 ) -> None:
-    make, write = (generated_table, write_problems) if generated else (tiny_table, write_questions)
+    make, write = (generated_table, write_hub) if generated else (tiny_table, write_questions)
     options = {"questions": 2, "settings": SETTINGS} | ({"answers": 1} if generated else {})
     found = rows(tmp_path, make(tiny_checkpoint, write(tmp_path / "data"), **options))
     prompts = {name: row["context_token_reduction"] for name, row in found.items()}

@@ -23,7 +23,7 @@ from support.tiny_table import (
     run_table,
     run_table_of,
     tiny_table,
-    write_problems,
+    write_hub,
     write_questions,
 )
 from tasks.data.table_jobs import (
@@ -41,8 +41,6 @@ from umim_core.evaluation.tasks.shard_values import ShardScores
 from umim_core.model.umim import UMIM
 from umim_core.text.sources import source_of
 from umim_core.text.tokens import first_ids
-
-ONE_QUESTION = {"questions": 1, "settings": [{"name": "base", "merge": "none"}]}
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +87,17 @@ def test_means_are_those_of_the_task_scored_at_once(
 
 
 def test_token_reduction_leaves_out_prompts_that_are_scored_raw(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = [{"name": "own", "merge": "prompt"}]
-    recipe = tiny_table(tiny_checkpoint, questions, tasks=["umim_piqa"], settings=own)
-    (row,) = table(run_table(tmp_path, recipe))["scores"]
-    once = evaluate_task(tiny_checkpoint, task="umim_piqa", data=questions, batch_size=4)
+    own, task = [{"name": "own", "merge": "prompt"}], "umim_openbookqa"
+    hub = write_hub(tmp_path / "hub")
+    at = {"task_data": None, "hub": str(hub)}
+    recipe = tiny_table(tiny_checkpoint, hub, tasks=[task], settings=own, **at)
+    (row,) = table(run_table(tmp_path / "root", recipe))["scores"]
+    monkeypatch.chdir(hub)
+    once = evaluate_task(tiny_checkpoint, task=task, batch_size=4)
     assert row["token_reduction"] == pytest.approx(once.token_reduction, rel=1e-12)
-    assert row["token_reduction"] > 0
+    assert row["token_reduction"] > 0 and row["acc_seq"]["mean"] == once.acc_seq
 
 
 def test_differences_are_paired_with_the_first_setting(whole: TableRun) -> None:
@@ -177,18 +178,6 @@ def test_a_text_has_the_figures_of_its_rows(
     assert found["rows"] == 3 and 0 < found["top1"] <= 1 and found["text"] == "t"
 
 
-def test_two_tasks_that_ask_the_same_questions_are_both_scored(
-    tiny_checkpoint: Path, questions: Path, tmp_path: Path
-) -> None:
-    runs = [
-        run_table(tmp_path, tiny_table(tiny_checkpoint, questions, tasks=[task], **ONE_QUESTION))
-        for task in ("umim_piqa", "umim_openbookqa")
-    ]
-    first, second = (of(run, "shards")[0] for run in runs)
-    assert len({of(run, "questions")[0].digest for run in runs}) == 1
-    assert second.executed and second.key != first.key
-
-
 def test_questions_that_changed_meanwhile_are_refused(
     tiny_checkpoint: Path, questions: Path, tmp_path: Path, whole: TableRun
 ) -> None:
@@ -219,7 +208,7 @@ def table_of(
     request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path: Path
 ) -> Callable[..., TableRecipe]:
     """Makes recipes of answers that are scored, then of answers that are sampled."""
-    data = write_problems(write_questions(tmp_path / "data"))
+    data = write_hub(write_questions(tmp_path / "data"))
     return partial(request.param, tiny_checkpoint, data)
 
 

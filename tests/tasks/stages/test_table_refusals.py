@@ -49,13 +49,13 @@ def test_task_data_of_a_workers_own_environment_is_refused(
     tiny_checkpoint: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UMIM_TASK_DATA", str(questions))
-    source, place = QuestionSource("umim_piqa"), ModelPlace("absent", "", "cpu", "float32", 4)
+    source, place = QuestionSource("umim_docstrings"), ModelPlace("absent", "", "cpu", "float32", 4)
     setting = tiny_table(tiny_checkpoint, questions).settings[0]
     job = ShardJob(place, setting, source, QuestionSet(7, "", ("acc",)), 0, 2)
     for read in (partial(find_questions, source), partial(score_shard, job)):
         with pytest.raises(ConfigError, match="UMIM_TASK_DATA must not be set"):
             read()
-    known = QuestionSource("umim_piqa", folder=str(questions))  # which wins over the variable
+    known = QuestionSource("umim_docstrings", folder=str(questions))  # which wins over the variable
     assert find_questions(known).count == QUESTIONS
 
 

@@ -2,8 +2,8 @@
 
     lm_eval --model umim --tasks umim_ruler_4k --include_path "$(umim path --tasks)"
 
-A task whose prompts and answers are longer than the backbone was trained for asks the model
-nothing, and each of its figures is the text ``not run: context``.
+A task that is longer than the backbone was trained for asks the model nothing, and each of its
+figures is the text ``not run: context``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, Final
 from datasets import Dataset, DatasetDict
 from lm_eval.api.task import ConfigurableTask
 
-from umim_core.backbone.tokenizer_files import load_tokenizer
 from umim_core.evaluation.console import one_line_errors
-from umim_core.evaluation.generated_text import REDUCTIONS, GeneratedText
+from umim_core.evaluation.tasks.paper_task import figures_config, judged
 from umim_core.evaluation.tasks.task_backbone import task_backbone
-from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS, TextMetric, mean_figures
-from umim_core.task_sets.generation_rows import Row, exceeds, make_rows, new_tokens
+from umim_core.evaluation.text_metrics.text_metric import TEXT_METRICS
+from umim_core.task_sets.generation_rows import Row, make_rows, new_tokens
 from umim_core.task_sets.generation_spec import GENERATION_TASKS, GenerationSet
 from umim_core.task_sets.task_options import TaskOptions
 
@@ -50,25 +49,20 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
 
     Raises:
         ConfigError: If an option or a metric is unknown.
-        CorpusError: If the task's data are missing or malformed.
-        BackboneError: If the model's tokenizer cannot be loaded, or that of the features.
+        CorpusError: If the filler is missing or holds no sentence.
+        BackboneError: If the model's tokenizer cannot be loaded.
     """
     options, backbone = TaskOptions.read(metadata), task_backbone(metadata)
     metrics = [TEXT_METRICS.find(name) for name in task.metrics]
-    if options.task_features is None:
-        metrics = [metric for metric in metrics if not metric.needs_features]
-    elif any(metric.needs_features for metric in metrics):
-        load_tokenizer(options.task_features)  # a wrong name is told before anything is generated
-    rows: list[Row] = []
-    runs = not exceeds(task, options, backbone.context)
-    if runs:
-        rows = make_rows(task, options, backbone.tokens, backbone.context)
-        runs = not exceeds(task, options, backbone.context, rows)
+    runs = backbone.context is None or task.length <= backbone.context
+    rows = make_rows(task, options, backbone.tokens) if runs else [_NOTHING]
     figures = [figure for metric in metrics for figure in metric.figures]
     lengths = [row["prompt_tokens"] for row in rows]
-    return {
+    common = figures_config(metrics)
+    unrun = [metric | {"aggregation": _same} for metric in common["metric_list"]]
+    return common | {
         "task": task.name,
-        "custom_dataset": _dataset(rows if runs else [_NOTHING]),
+        "custom_dataset": _dataset(rows),
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": "prompt",
@@ -78,30 +72,18 @@ def generation_config(task: GenerationSet, metadata: Mapping[str, Any]) -> dict[
             "until": list(task.until),
             "max_gen_toks": new_tokens(task, options),
             "do_sample": False,
-            **task.sampling,
         },
-        "unsafe_code": any(metric.runs_code for metric in metrics),
-        "repeats": (options.task_repeats or task.repeats)
-        if runs
-        else 0,  # no request reaches the model
-        "filter_list": [{"name": "none", "filter": []}],  # metrics see every answer
-        "process_results": _scores(metrics, options.task_features) if runs else _not_run(figures),
-        "metric_list": [
-            {
-                "metric": figure,
-                "aggregation": "mean" if runs else _same,
-                "higher_is_better": True,
-            }
-            for figure in (*figures, *REDUCTIONS)
-        ],
-        "should_decontaminate": False,
+        "repeats": 1 if runs else 0,  # no request reaches the model
+        "process_results": (
+            (lambda row, answers: judged(metrics, row, answers[0])) if runs else _not_run(figures)
+        ),
+        **({} if runs else {"metric_list": unrun}),
         "metadata": {
             **metadata,
             "version": _VERSION,
             **task.key(),
             "context": backbone.context,
             "prompt_tokens": [min(lengths), max(lengths)] if runs else None,
-            "cut_tokens": sum(row["cut_tokens"] for row in rows),
             "not_run": None if runs else NOT_RUN,
         },
     }
@@ -114,7 +96,6 @@ _NOTHING: Final[Row] = {
     "answer_prefix": "",
     "references": [NOT_RUN],
     "prompt_tokens": 0,
-    "cut_tokens": 0,
 }
 
 
@@ -125,20 +106,6 @@ def _dataset(rows: list[Row]) -> Any:
         return DatasetDict({"test": Dataset.from_list(rows)})
 
     return load
-
-
-def _scores(metrics: Sequence[TextMetric], features: str | None) -> Any:
-    """Return the function from a question's row and answers to its figures."""
-
-    def process_results(row: Row, answers: list[list[str]]) -> dict[str, float]:
-        (texts,) = answers  # of the one request
-        found: dict[str, float] = {}
-        for metric in metrics:
-            found |= metric.score(texts, row | {"features": features})
-        saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
-        return found | (mean_figures(saved) if len(saved) == len(texts) else {})
-
-    return process_results
 
 
 def _not_run(figures: Sequence[str]) -> Any:

@@ -8,7 +8,7 @@ generated answers the texts and sizes are kept, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,6 @@ from umim_core.backbone.devices import forked_generators
 from umim_core.errors import ConfigError, EvaluationError, did_you_mean
 from umim_core.evaluation.harness import UmimLM
 from umim_core.evaluation.scored_requests import Sizes, counted_sizes
-from umim_core.evaluation.tasks.generation_task import GenerationTask
 from umim_core.evaluation.tasks.sequence_task import SequenceTask
 from umim_core.evaluation.tasks.shard_values import (
     Limits,
@@ -33,7 +32,13 @@ from umim_core.evaluation.tasks.shard_values import (
     ShardScores,
 )
 from umim_core.evaluation.tasks.spec_task import lm_eval_config
-from umim_core.evaluation.tasks.task_runs import knows_task, load_tasks, standing_for_the_hub
+from umim_core.evaluation.tasks.task_runs import (
+    knows_task,
+    load_tasks,
+    own_config,
+    runs_programs,
+    standing_for_the_hub,
+)
 from umim_core.store.artifacts import canonical_json, sha256_bytes
 from umim_core.task_sets.spec import TASKS
 
@@ -42,17 +47,38 @@ def question_set(source: QuestionSource) -> QuestionSet:
     """Load a task's questions and return what they are.
 
     Raises:
-        ConfigError: If there is no task of this name.
+        ConfigError: If there is no task of this name, it runs programs of a model unconfined or
+            unconfirmed, or limits of answers are given to a task that generates none.
         EvaluationError: As :func:`described`.
     """
-    known = source.answers is not None or source.task in TASKS.names()
-    if not known and not knows_task(source.task):
+    name, own = source.task, source.task in TASKS.names()
+    if not own and not knows_task(name):
         raise ConfigError(
             f"a task must be one of {', '.join(TASKS.names())}, or one that lm-eval ships",
-            source.task,
-            did_you_mean(source.task, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
+            name,
+            did_you_mean(name, TASKS.names()) or "`lm-eval ls subtasks` lists lm-eval's.",
         )
-    return described(*_loaded(source))
+    if not own and own_config(name) is None and runs_programs(name):
+        raise ConfigError(
+            "programs of a model run confined in a table, which lm-eval's own tasks do not do",
+            name,
+            "Name umim_humaneval, or run lm-eval's own command where programs can do no harm.",
+        )
+    task, digest = _loaded(source)
+    if task.get_config("unsafe_code") and not source.confirm_run_unsafe_code:
+        raise ConfigError(
+            f"a table that runs programs of a model ({name}) needs a confirmation",
+            "none",
+            "Add --confirm-run-unsafe-code; each program runs confined, in a process of its own.",
+        )
+    limits = {"new_tokens": source.new_tokens, "answers": source.answers}
+    if not _generates(task) and (said := {k: v for k, v in limits.items() if v is not None}):
+        raise ConfigError(
+            "new_tokens and answers are for tasks whose answers are generated",
+            f"{said} with {name}",
+            "Leave them out, or name such a task.",
+        )
+    return described(task, digest)
 
 
 def described(task: Task, digest: str) -> QuestionSet:
@@ -63,20 +89,23 @@ def described(task: Task, digest: str) -> QuestionSet:
         digest: SHA-256 of its questions.
 
     Raises:
-        EvaluationError: If none of its metrics is a mean over questions, or it has several filters.
+        EvaluationError: If none of its metrics is a mean over questions.
     """
-    _check_filters(task.task_name, [each["name"] for each in task.get_config("filter_list") or ()])
-    if not isinstance(task, GenerationTask):
+    if not _generates(task):
         return QuestionSet(len(task.eval_docs), digest, _means(task))
-    facts = task.get_config("metadata")
+    facts = task.get_config("metadata") or {}
     limits: Limits = {
-        "new_tokens": task.get_config("generation_kwargs")["max_gen_toks"],
+        "new_tokens": task.get_config("generation_kwargs").get("max_gen_toks"),
         "answers": task.get_config("repeats"),
-        **{name: facts[name] for name in ("context", "prompt_tokens", "cut_tokens")},
+        **{name: facts[name] for name in ("context", "prompt_tokens") if name in facts},
     }
-    if facts["not_run"] is not None:
+    if facts.get("not_run") is not None:
         return QuestionSet(0, digest, (), facts["not_run"], limits)
     return QuestionSet(len(task.eval_docs), digest, _means(task), None, limits)
+
+
+def _generates(task: Task) -> bool:
+    return bool(task.OUTPUT_TYPE == "generate_until")
 
 
 def score_questions(
@@ -103,22 +132,19 @@ def score_questions(
         )
     if isinstance(task, SequenceTask):
         task.tokenizer = model.backbone.tokenizer
-    wanted = source.answers
     return score_range(
         model,
         task,
-        questions.metrics,
         first,
         last,
-        seed=wanted.seed if wanted else 0,
-        confirm_run_unsafe_code=wanted is not None and wanted.confirm_run_unsafe_code,
+        seed=source.seed if _generates(task) else 0,
+        confirm_run_unsafe_code=source.confirm_run_unsafe_code,
     )
 
 
 def score_range(
     model: UmimLM,
     task: Task,
-    metrics: Sequence[str],
     first: int,
     last: int,
     *,
@@ -130,17 +156,14 @@ def score_range(
     Args:
         model: The model.
         task: The task; its examples are drawn anew.
-        metrics: Names of its metrics that are means over questions.
         first: Number of the first question.
         last: Number behind the last one.
         seed: Of sampled answers, with ``first``.
         confirm_run_unsafe_code: As lm-eval's command has it: whether answers may be run.
 
     Returns:
-        A metric that the answers have no figure for, as pass@4 of one answer, is left out.
-
-    Raises:
-        EvaluationError: If the task filters its answers in several ways.
+        Values of the metrics that are means over questions; of a task that filters its answers in
+        several ways under ``METRIC,FILTER``, as lm-eval names them.
     """
     name = task.task_name
     task.set_fewshot_seed(DEFAULT_OTHER_SEED + first)
@@ -153,16 +176,20 @@ def score_range(
             bootstrap_iters=0,
             confirm_run_unsafe_code=confirm_run_unsafe_code,
         )
-    rows: list[dict[str, Any]] = sorted(found["samples"][name], key=lambda row: row["doc_id"])
-    _check_filters(name, [row["filter"] for row in rows])
+    samples: list[dict[str, Any]] = sorted(found["samples"][name], key=lambda row: row["doc_id"])
+    filters = dict.fromkeys(row["filter"] for row in samples)
+    by_filter = {each: [row for row in samples if row["filter"] == each] for each in filters}
+    values = {
+        metric if len(filters) == 1 else f"{metric},{each}": [float(row[metric]) for row in rows]
+        for each, rows in by_filter.items()
+        for metric in rows[0]["metrics"]
+        if task.aggregation().get(metric, mean) is mean and isinstance(rows[0][metric], int | float)
+    }
+    rows = next(iter(by_filter.values()))
     sizes = [sum(_sizes(row), Sizes()) for row in rows]
-    total, generated = sum(sizes, Sizes()), isinstance(task, GenerationTask)
+    total, generated = sum(sizes, Sizes()), _generates(task)
     return ShardScores(
-        {
-            metric: [float(row[metric]) for row in rows]
-            for metric in metrics
-            if not generated or metric in rows[0]
-        },
+        values,
         (total.tokens, total.units),
         (total.context_tokens, total.context_units),
         [row["prompt_hash"] for row in rows],
@@ -200,16 +227,6 @@ def _sizes(row: Mapping[str, Any]) -> list[Sizes]:
     )
 
 
-def _check_filters(task: str, names: Sequence[str]) -> None:
-    """Refuse a task that has a value per question and filter."""
-    if len(set(names)) > 1:
-        raise EvaluationError(
-            "a task must filter its answers in one way, to be scored in shards",
-            f"{task}: {', '.join(dict.fromkeys(names))}",
-            "Name another task, or score this one by lm-eval's own command.",
-        )
-
-
 def _means(task: Task) -> tuple[str, ...]:
     """Return the metrics that lm-eval averages over questions."""
     found = tuple(
@@ -229,13 +246,25 @@ def _loaded(source: QuestionSource) -> tuple[Task, str]:
     """Return a task with its data, and the digest of its questions; lm-eval's index takes long."""
     named: str | dict[str, object] = source.task
     options: dict[str, object] = {}
-    if source.answers is not None:
-        named = {"task": source.task, "class": GenerationTask}
-        options = {"checkpoint": source.answers.checkpoint, **dict(source.answers.options)}
-    elif source.task in TASKS.names():
+    if source.task in TASKS.names():
         named = lm_eval_config(TASKS.find(source.task))
-        options = {} if source.folder is None else {"split_folder": source.folder}
+        options = {} if source.folder is None else {"task_data": source.folder}
+    elif source.options:
+        options = {"checkpoint": source.checkpoint, **dict(source.options)}
     with standing_for_the_hub(source.hub, source.digest):
         task = load_tasks([named], options)[source.task]
+    if _generates(task):
+        _limit(task, source)
     documents = [task.eval_docs[index] for index in range(len(task.eval_docs))]
     return task, sha256_bytes(canonical_json(documents).encode())
+
+
+def _limit(task: Task, source: QuestionSource) -> None:
+    """Lower the most tokens of an answer, and the answers per question, to those of a source."""
+    kwargs = task.get_config("generation_kwargs")
+    own, wanted = kwargs.get("max_gen_toks"), source.new_tokens
+    if wanted is not None:
+        longest = wanted if own is None else min(own, wanted)
+        task.set_config("generation_kwargs", kwargs | {"max_gen_toks": longest})
+    if source.answers is not None and task.get_config("repeats"):
+        task.set_config("repeats", min(task.get_config("repeats"), source.answers))

@@ -1,5 +1,9 @@
 """Multiple-choice tasks of lm-eval with the paper's accuracy: mean NLL of the whole sequence.
 
+    task: umim_piqa
+    class: !function umim_core.evaluation.tasks.sequence_task.SequenceTask
+    stock: piqa/piqa                      data and prompt are those of lm-eval's own task
+
 A question asks for one likelihood more than lm-eval's: that of its prompt alone. With K answers::
 
     log p(answer_k | prompt)     n_k tokens, k = 1..K; acc and acc_norm are made of them
@@ -28,6 +32,8 @@ from lm_eval.api.task import ConfigurableTask
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.adaptation.choices import encode_pair
+from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.tasks.paper_task import with_stock
 from umim_core.evaluation.tasks.task_backbone import task_tokenizer
 from umim_core.text.token_ids import encode
 
@@ -39,16 +45,18 @@ class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no 
     """A multiple-choice task that reports ``acc_seq`` beside lm-eval's accuracies.
 
     Args:
-        config: lm-eval's configuration of a multiple-choice task.
+        config: lm-eval's configuration of a multiple-choice task, or the name of one (``stock``).
 
     Attributes:
         tokenizer: Counts tokens; where it is None, that of the model which lm-eval's command names
             is loaded.
     """
 
+    @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
         self.tokenizer: PreTrainedTokenizerBase | None = None
-        super().__init__(config={k: v for k, v in config.items() if k != "class"})
+        metrics = [{"metric": name} for name in (SEQUENCE_METRIC, "acc", "acc_norm")]
+        super().__init__(config=with_stock(config) | {"metric_list": metrics})
 
     def construct_requests(self, doc: dict[str, Any], ctx: str, **kwargs: Any) -> list[Instance]:
         """Return a request per answer, and one of the prompt alone."""
@@ -79,7 +87,10 @@ class SequenceTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no 
         *answers, (prompt, _, tokens) = results
         found: dict[str, float] = super().process_results(doc, [answer[:2] for answer in answers])
         means = [(prompt + score) / (tokens + length) for score, _, length in answers]
-        found[SEQUENCE_METRIC] = float(means.index(max(means)) == self.doc_to_target(doc))
+        gold = self.doc_to_target(doc)
+        if isinstance(gold, str):  # the answer's text
+            gold = self.doc_to_choice(doc).index(gold)
+        found[SEQUENCE_METRIC] = float(means.index(max(means)) == gold)
         return found
 
 

@@ -8,39 +8,32 @@ Limits = dict[str, int | list[int] | None]
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
-    """Options of a task whose answers are generated.
-
-    Attributes:
-        checkpoint: Directory of the checkpoint; the tokens of its backbone measure prompts.
-        options: Name and value of options of the task (``TaskOptions``).
-        seed: Of sampled answers.
-        confirm_run_unsafe_code: Whether answers that are programs may be run.
-    """
-
-    checkpoint: str
-    options: tuple[tuple[str, int | str], ...] = ()
-    seed: int = 0
-    confirm_run_unsafe_code: bool = False
-
-
-@dataclass(frozen=True)
 class QuestionSource:
-    """A task by name, and where its data lie.
+    """A task by name, where its data lie, and limits of its answers where they are generated.
 
     Attributes:
-        task: Name of a task of ``task_sets``, or of one that lm-eval ships.
+        task: Name of a task of ``task_sets``, of a YAML file of this package, or of lm-eval.
         hub: Folder that stands for the hub; None asks the hub, or its cache.
         folder: Folder of the questions of a task of ``task_sets``; None: its own source.
         digest: Digest of the folder that is named; what is kept of its content is kept by it.
-        answers: Options of a task whose answers are generated; None for a task of likelihoods.
+        checkpoint: Directory of the checkpoint; the tokens of its backbone measure prompts.
+        options: Name and value of options of a task that the package generates (``TaskOptions``).
+        new_tokens: Most tokens of an answer; None for the task's number, which is no more.
+        answers: Most answers per question, likewise.
+        seed: Of sampled answers.
+        confirm_run_unsafe_code: Whether answers that are programs may be run.
     """
 
     task: str
     hub: str | None = None
     folder: str | None = None
     digest: str = ""
-    answers: AnswerOptions | None = None
+    checkpoint: str | None = None
+    options: tuple[tuple[str, int], ...] = ()
+    new_tokens: int | None = None
+    answers: int | None = None
+    seed: int = 0
+    confirm_run_unsafe_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,10 +45,10 @@ class QuestionSet:
         digest: SHA-256 of all of them.
         metrics: Names of the metrics that are means over questions.
         not_run: Reason why the task is not run; None if it is.
-        limits: Of a task whose answers are generated: most tokens of an answer (``new_tokens``),
-            answers per question (``answers``), trained context of the backbone (``context``),
-            fewest and most tokens of a prompt (``prompt_tokens``), tokens cut out of all prompts
-            (``cut_tokens``).
+        limits: Of a task whose answers are generated: most tokens of an answer (``new_tokens``) and
+            answers per question (``answers``); where the package makes the questions, trained
+            context of the backbone (``context``), fewest and most tokens of a prompt
+            (``prompt_tokens``).
     """
 
     count: int

@@ -157,7 +157,7 @@ class SizedModel(BatchedModel):
     @property
     def _columns(self) -> Tally | None:
         """Columns of the cache that stayed; None where none is dropped."""
-        return self.scorer.columns if isinstance(self.scorer, EvictedScorer) else None
+        return None if self.scorer is None else self.scorer.columns
 
     def score_tokens(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from datasets import Dataset, DatasetDict
@@ -11,10 +10,9 @@ from lm_eval.api.task import ConfigurableTask
 
 from umim_core.errors import CorpusError
 from umim_core.evaluation.console import one_line_errors
-from umim_core.evaluation.tasks.sequence_task import SEQUENCE_METRIC, SequenceTask
 from umim_core.task_sets.choice_questions import read_questions
 from umim_core.task_sets.spec import TASKS, TaskSet
-from umim_core.task_sets.task_files import DATA_VARIABLE, find_data_file, task_folder
+from umim_core.task_sets.task_files import DATA_VARIABLE, task_folder
 
 COLUMNS: Final = ("context", "choices", "gold")
 
@@ -28,29 +26,14 @@ class SpecTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no type
 
     @one_line_errors()
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config=_filled(config))
-
-
-class SpecSequenceTask(SequenceTask):
-    """The same for a task with the paper's accuracy."""
-
-    @one_line_errors()
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config=_filled(config))
-
-
-def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole configuration of the task that a YAML file names."""
-    made = lm_eval_config(TASKS.find(config["task"]))
-    return made | {"metadata": made["metadata"] | config["metadata"]}
+        made = lm_eval_config(TASKS.find(config["task"]))
+        super().__init__(config=made | {"metadata": made["metadata"] | config["metadata"]})
 
 
 def lm_eval_config(task: TaskSet) -> dict[str, Any]:
     """Return a task as lm-eval's configuration."""
-    own = [SEQUENCE_METRIC] if SEQUENCE_METRIC in task.metrics else []
     return {
         "task": task.name,
-        **({"class": SequenceTask} if own else {}),
         "custom_dataset": partial(load_splits, task),
         "training_split": "train" if "train" in task.splits else None,
         "validation_split": "valid" if "valid" in task.splits else None,
@@ -63,7 +46,7 @@ def lm_eval_config(task: TaskSet) -> dict[str, Any]:
         "should_decontaminate": False,
         "metric_list": [
             {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            for metric in (*own, "acc", "acc_norm")
+            for metric in ("acc", "acc_norm")
         ],
         "metadata": {"version": 1.0},
     }
@@ -72,17 +55,14 @@ def lm_eval_config(task: TaskSet) -> dict[str, Any]:
 def load_splits(
     task: TaskSet,
     task_data: str | None = None,
-    split_folder: str | None = None,
     **metadata: object,
 ) -> DatasetDict:
     """Load a task's splits for lm-eval.
 
     Args:
         task: The task.
-        task_data: Folder with the task's data file, or, for a task without one, with a file per
-            split; by default what ``UMIM_TASK_DATA`` names, else one that is written once from the
-            task's own source.
-        split_folder: Folder with a file per split, of any task.
+        task_data: Folder with a file per split; by default what ``UMIM_TASK_DATA`` names, else one
+            that is written once from the task's own source.
         **metadata: Ignored; lm-eval passes the task's metadata and the model's arguments.
 
     Returns:
@@ -91,18 +71,14 @@ def load_splits(
     Raises:
         CorpusError: If a file is missing or malformed.
     """
-    given = None if split_folder else task_folder(task_data)
-    if given and task.data:
-        files = {"test": find_data_file(task.data, given)}
-    else:
-        folder = Path(split_folder) if split_folder else given or task.built()
-        if not folder.is_dir():
-            raise CorpusError(
-                f"{DATA_VARIABLE} must name a folder with a .jsonl file of each split",
-                str(folder),
-                f"Correct or unset it. The splits are {', '.join(task.splits)}.",
-            )
-        files = {split: folder / f"{split}.jsonl" for split in task.splits}
+    folder = task_folder(task_data) or task.built()
+    if not folder.is_dir():
+        raise CorpusError(
+            f"{DATA_VARIABLE} must name a folder with a .jsonl file of each split",
+            str(folder),
+            f"Correct or unset it. The splits are {', '.join(task.splits)}.",
+        )
+    files = {split: folder / f"{split}.jsonl" for split in task.splits}
     return DatasetDict(
         {
             split: Dataset.from_list(

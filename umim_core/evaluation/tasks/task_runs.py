@@ -14,6 +14,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import Task
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 from lm_eval.tasks import TaskManager
+from lm_eval.tasks._yaml_loader import load_yaml
 
 Metrics = dict[str, Any]
 Samples = list[dict[str, Any]]
@@ -25,9 +26,23 @@ def _shipped() -> TaskManager:
     return TaskManager(metadata={})
 
 
+def own_config(name: str) -> dict[str, Any] | None:
+    """Return the configuration of a task that a YAML file of this package names; None without."""
+    path = Path(__file__).parent / f"{name}.yaml"
+    return load_yaml(path) if name.isidentifier() and path.is_file() else None
+
+
 def knows_task(name: str) -> bool:
-    """Return whether lm-eval ships a task of this name; its tags and groups are none."""
-    return name in _shipped().all_subtasks
+    """Return whether this package or lm-eval has a task of this name; tags and groups are none."""
+    return own_config(name) is not None or name in _shipped().all_subtasks
+
+
+def runs_programs(name: str) -> bool:
+    """Return whether lm-eval's task of this name runs programs that a model wrote."""
+    entry = _shipped().task_index.get(name)
+    if entry is None or entry.yaml_path is None:
+        return False
+    return bool(load_yaml(entry.yaml_path, resolve_func=False).get("unsafe_code"))
 
 
 def load_tasks(
@@ -36,19 +51,20 @@ def load_tasks(
     """Load tasks and their data.
 
     Args:
-        tasks: Names of lm-eval's own tasks, or configurations of others.
+        tasks: Names of tasks of this package or of lm-eval, or configurations of others.
         options: Passed to the tasks' data functions.
 
     Returns:
         The tasks by name, with the examples in the prompt that they ask for, else none.
     """
-    named = any(isinstance(task, str) for task in tasks)
+    wanted = [own_config(task) or task if isinstance(task, str) else task for task in tasks]
+    named = any(isinstance(task, str) for task in wanted)
     manager = (
         _shipped()
         if named and not options
         else TaskManager(include_defaults=named, metadata=options or {})
     )
-    loaded = manager.load(list(tasks))
+    loaded = manager.load(wanted)
     for task in loaded["tasks"].values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)

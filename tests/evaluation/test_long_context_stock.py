@@ -1,0 +1,88 @@
+"""lm-eval's own RULER and LongBench tasks run with ``--model umim`` as they are, on local data."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is the `eval` extra")
+
+import lm_eval.tasks
+from lm_eval import simple_evaluate
+from lm_eval.tasks import TaskManager
+
+from umim_core.embedded.assets import embedded_path
+from umim_core.evaluation.harness import UmimLM
+
+ESSAYS = "The old cat sat on the mat near the sea. A dog came by the log. Nobody knew why it sat. "
+MODEL = "umim-docs-llama"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(file: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Evaluate the task of one of lm-eval's own files, on two questions."""
+    (folder,) = lm_eval.tasks.__path__
+    manager = TaskManager(include_defaults=False, metadata=metadata)
+    model = UmimLM(MODEL, merge="prompt", raw_tail=16, dtype="float32", device="cpu", batch_size=2)
+    found = simple_evaluate(
+        model, tasks=[str(Path(folder) / file)], task_manager=manager, limit=2, bootstrap_iters=0,
+        gen_kwargs={"max_gen_toks": 4},
+    )  # fmt: skip
+    assert found is not None
+    ((_, results),) = found["results"].items()
+    assert len(next(iter(found["samples"].values()))) == 2
+    return dict(results)
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "niah_multivalue"])
+def test_ruler_runs(task: str, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("wonderwords", "nltk"):
+        pytest.importorskip(module, reason="RULER needs lm_eval[ruler]")
+    monkeypatch.setenv("LOCAL_RANK", "1")  # nltk's data are not fetched
+    ruler = importlib.import_module("lm_eval.tasks.ruler.prepare_niah")
+    monkeypatch.delenv("LOCAL_RANK")
+    from nltk.tokenize.punkt import PunktSentenceTokenizer
+
+    folder = hub / "baber" / "paul_graham_essays"
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text(json.dumps({"text": ESSAYS * 60}) + "\n", "utf-8")
+    ruler.get_haystack.cache_clear()
+    ruler.cached_sent_tokenize.cache_clear()
+    monkeypatch.setattr(ruler, "sent_tokenize", PunktSentenceTokenizer().tokenize)
+    backbone = embedded_path(MODEL, "backbone")
+    found = run(f"ruler/{task}.yaml", {"tokenizer": str(backbone), "max_seq_lengths": [1024]})
+    assert 0 <= found["1024,none"] <= 1
+    assert 0.02 < found["context_token_reduction,none"] < 0.75
+
+
+def test_longbench_runs(hub: Path) -> None:
+    for module in ("jieba", "fuzzywuzzy", "rouge"):
+        pytest.importorskip(module, reason="LongBench needs lm_eval[longbench]")
+    folder = hub / "Xnhyacinth" / "LongBench"
+    (folder / "qmsum").mkdir(parents=True)
+    card = (
+        "---\nconfigs:\n- config_name: qmsum\n  data_files:\n"
+        "  - split: test\n    path: qmsum/test.jsonl\n---\n"
+    )
+    (folder / "README.md").write_text(card, "utf-8")
+    rows = [
+        {"context": ESSAYS * 20, "question": "Why?", "answers": ["Nobody knew why."]}
+        for _ in range(3)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "qmsum" / "test.jsonl").write_text(text, "utf-8")
+    found = run("longbench/qmsum.yaml", {})
+    assert 0 <= found["rouge_score,none"] <= 1
+    assert 0.02 < found["context_token_reduction,none"] < 0.75

@@ -1,0 +1,119 @@
+"""Tasks of the paper on data and prompts of lm-eval's own: other metrics, longer or more answers.
+
+A YAML file of this folder names such a task. ``stock`` is the file of lm-eval's task under
+``lm_eval/tasks`` that it starts from, ``text_metrics`` names metrics of generated texts; all other
+fields are lm-eval's and win over those of the stock task::
+
+    task: umim_qmsum
+    class: !function umim_core.evaluation.tasks.paper_task.PaperTask
+    stock: longbench/qmsum
+    text_metrics: [rouge]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import lm_eval.tasks
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.tasks.aime.utils import process_results
+
+from umim_core.backbone.tokenizer_files import load_tokenizer
+from umim_core.evaluation.console import one_line_errors
+from umim_core.evaluation.generated_text import REDUCTIONS, GeneratedText
+from umim_core.evaluation.text_metrics.pass_at_k import PASS_FIGURES, pass_figures
+from umim_core.evaluation.text_metrics.text_metric import (
+    TEXT_METRICS,
+    TextMetric,
+    add_text_metric,
+    mean_figures,
+)
+
+FEATURES: Final = "task_features"  # in --metadata: model whose states BERTScore compares
+_OWN: Final = ("class", "stock", "text_metrics", "tag")
+
+
+class PaperTask(ConfigurableTask):  # type: ignore[misc]  # lm-eval ships no types
+    """A task whose answers our metrics judge.
+
+    Args:
+        config: The YAML file, with ``metadata``: the model's arguments and ``--metadata``.
+    """
+
+    @one_line_errors()
+    def __init__(self, config: dict[str, Any]) -> None:
+        features = (config.get("metadata") or {}).get(FEATURES)
+        metrics = [TEXT_METRICS.find(name) for name in config["text_metrics"]]
+        if features is None:
+            metrics = [metric for metric in metrics if not metric.needs_features]
+        else:
+            load_tokenizer(features)  # a wrong name is an error before anything is generated
+        made = with_stock(config)
+        references = made["doc_to_target"]
+
+        def judge(row: Mapping[str, Any], answers: Sequence[Any]) -> dict[str, float]:
+            known = row[references]
+            texts = [str(text) for text in known] if isinstance(known, list) else [str(known)]
+            return judged(metrics, {**row, "references": texts, "features": features}, answers[0])
+
+        super().__init__(config=made | figures_config(metrics) | {"process_results": judge})
+
+
+def with_stock(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a task's configuration, what it leaves out filled in from its stock task."""
+    own = {name: value for name, value in config.items() if name not in _OWN}
+    if "stock" not in config:
+        return own
+    (folder,) = lm_eval.tasks.__path__
+    stock = load_yaml(Path(folder) / f"{config['stock']}.yaml")
+    metadata = (stock.get("metadata") or {}) | (own.get("metadata") or {})
+    return (
+        {name: value for name, value in stock.items() if name not in _OWN}
+        | own
+        | {"metadata": metadata}
+    )
+
+
+def figures_config(metrics: Sequence[TextMetric]) -> dict[str, Any]:
+    """Return lm-eval's configuration of the figures of some metrics, which see every answer."""
+    figures = [figure for metric in metrics for figure in metric.figures]
+    return {
+        "filter_list": [{"name": "none", "filter": []}],
+        "metric_list": [
+            {"metric": figure, "aggregation": "mean", "higher_is_better": True}
+            for figure in (*figures, *REDUCTIONS)
+        ],
+        "should_decontaminate": False,
+        "unsafe_code": any(metric.runs_code for metric in metrics),
+    }
+
+
+def judged(
+    metrics: Sequence[TextMetric], row: Mapping[str, Any], texts: Sequence[str]
+) -> dict[str, float]:
+    """Return the figures of all answers to a question, and what their requests saved.
+
+    Args:
+        metrics: The metrics.
+        row: The question, with ``references`` and ``features``.
+        texts: The answers.
+    """
+    found: dict[str, float] = {}
+    for metric in metrics:
+        found |= metric.score(texts, row)
+    saved = [text.reductions for text in texts if isinstance(text, GeneratedText)]
+    return found | (mean_figures(saved) if len(saved) == len(texts) else {})
+
+
+@add_text_metric("contest_answer", *PASS_FIGURES)
+def contest_answer(texts: Sequence[str], row: Mapping[str, Any]) -> dict[str, float]:
+    r"""Return pass@k of all answers to a problem, as lm-eval's AIME tasks judge each.
+
+    The answer is the last ``\boxed{...}``; it is a whole number, of which ``27.0`` is a spelling.
+    """
+    (reference,) = row["references"]
+    problem = {"answer": reference.removesuffix(".0")}
+    return pass_figures([process_results(problem, [text])["exact_match"] == 1 for text in texts])
