@@ -49,11 +49,11 @@ def data_digests(recipe: TableRecipe, task: str) -> dict[str, str]:
         CorpusError: If a folder that the recipe names is missing.
     """
     folders = {"hub": recipe.hub, "task_data": recipe.task_data}
-    found = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
+    digests = {name: _content(name, Path(at)) for name, at in folders.items() if at is not None}
     if generation_task(task) is None:
-        return found
+        return digests
     config = read_config(resolve_checkpoint(recipe.checkpoint))
-    return found | {
+    return digests | {
         "backbone": config.backbone_fingerprint,
         "tokenizer": config.tokenizer_fingerprint,
     }
@@ -136,5 +136,5 @@ def _options(recipe: TableRecipe, own: GenerationSet) -> dict[str, int]:
         "task_questions": recipe.questions,
         "task_new_tokens": None if recipe.new_tokens is None else min(recipe.new_tokens, most),
     }
-    found = {name: limit for name, limit in limits.items() if limit is not None}
-    return {"task_seed": recipe.seed, **found}
+    stated = {name: limit for name, limit in limits.items() if limit is not None}
+    return {"task_seed": recipe.seed, **stated}
