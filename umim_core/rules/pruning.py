@@ -345,13 +345,14 @@ def free_of(rules: RuleSet, tokens: Ints) -> NDArray[np.bool_]:
     return ~np.concatenate([np.isin(rules.ids_by_order[n], tokens).any(axis=1) for n in ORDERS])
 
 
-def check_target(target: float) -> None:
+def check_target(target: object) -> None:
     """Refuse a token reduction that no rules can have.
 
     Raises:
         ConfigError: If it is no number above 0 and below 0.75.
     """
-    if not isinstance(target, int | float) or not 0.0 < target < _MOST_REDUCTION:
+    share = target if isinstance(target, int | float) else 0.0
+    if not 0.0 < share < _MOST_REDUCTION:
         raise ConfigError(
             f"a target token reduction must lie above 0 and below {_MOST_REDUCTION}",
             target,

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from umim_core.rules.prefix_matching import Parts
@@ -37,7 +39,7 @@ class ChatContexts:
         """Note a chat, the text that the template made of it, and how it writes others."""
         self._places[text] = content_places(chat, text, render)
 
-    def parts(self, text: str, ids: Sequence[int]) -> Parts | None:
+    def parts(self, text: str, ids: Sequence[int] | NDArray[np.int64]) -> Parts | None:
         """Return the tokens of a context that may merge; None for all, where it is no chat.
 
         Args:
