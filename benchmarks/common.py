@@ -49,7 +49,6 @@ _HELP: Final = {
     "length": "tokens of a row",
     "limit": "first questions of each task; all if absent",
     "merge": "what the checkpoints merge",
-    "min_probability": "bounds on the tokens of a span that is merged while decoding",
     "max_damage": "bounds on the price of the rules of decoding, where rules have prices",
     "name": "what the results call the checkpoint; the directory's name if absent",
     "out": "write the results (JSON) and their page here",

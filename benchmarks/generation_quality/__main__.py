@@ -8,12 +8,11 @@
 Prompts are the first 100 tokens of held-out documents that have 200 or more: docstrings, or the
 lines of a text file. Up to 100 tokens follow; an end-of-sequence token ends a text. Every decoding
 runs without merging (the base model), with merged prompts, with merged prompts and generated
-tokens, and with the latter where tokens were likely (``decode_min_probability``) or by cheap rules
-(``decode_max_damage``, nats per saved token, for rules with prices: ``umim prune CHECKPOINT TEXTS
---keep-all``). ``--decode-tr`` takes the bounds under which the rules save so much of the held-out
-documents. Span eviction merges nothing: columns of spans leave the cache when they are some tokens
-old. ``--methods`` adds baselines, whose prompts or caches lose as many tokens as the rules save of
-each prompt.
+tokens, and with the latter by cheap rules (``decode_max_damage``, nats per saved token, for rules
+with prices: ``umim prune CHECKPOINT TEXTS --keep-all``). ``--decode-tr`` takes the bounds under
+which the rules save so much of the held-out documents. Span eviction merges nothing: columns of
+spans leave the cache when they are some tokens old. ``--methods`` adds baselines, whose prompts or
+caches lose as many tokens as the rules save of each prompt.
 Sampling is repeated with several seeds. Greedy decoding draws nothing, so it is one run. The
 perplexity is that of the generated tokens under the base model, given the prompt. Every text is
 compared with as many tokens as follow the prompt in its document: ROUGE, chrF, and with stand-in
@@ -52,8 +51,7 @@ from umim_core.evaluation.text_metrics.text_features import TextFeatures, featur
 from umim_core.store.artifacts import digest_of, sha256_bytes
 
 PROMPT_TOKENS: Final = 100
-BOUNDS: Final = (0.3, 0.6, 0.9)  # further rows
-AGES: Final = (0, 16, 64)  # likewise
+AGES: Final = (0, 16, 64)  # further rows
 
 
 def run_all(options: argparse.Namespace, report: Report) -> None:
@@ -126,7 +124,7 @@ def add(
             rows = [row for row in rows if row.get("decode_max_damage") is None]
     report["subjects"][name] = earlier | found | {"rows": rows}
     bounds = damage_bounds(umim, texts, options.max_damage, options.decode_tr)
-    asked = (options.min_probability, list(bounds), options.span_eviction, options.methods)
+    asked = (list(bounds), options.span_eviction, options.methods)
     for row in new_rows(list(rows), *asked):
         measured = measure(subject, row, options.seeds, options.batch_size)
         if row["decode_max_damage"] is not None:
@@ -147,7 +145,6 @@ main = Benchmark(
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
         "seeds": 5,
-        "min_probability": {"nargs": "*", "type": float, "default": list(BOUNDS)},
         "max_damage": {"nargs": "*", "type": float, "default": []},
         "decode_tr": {"nargs": "*", "type": float, "default": []},
         "span_eviction": {"nargs": "*", "type": int, "default": list(AGES)},

@@ -34,7 +34,6 @@ DECODINGS: Final[dict[str, dict[str, Any]]] = {
 }
 MERGES: Final[tuple[Merge, ...]] = ("none", "prompt", "all")  # rows of the report
 _UNBOUNDED: Final[Report] = {
-    "decode_min_probability": 0.0,
     "decode_max_damage": None,
     "span_eviction": None,
 }
@@ -194,7 +193,6 @@ def differences(row: Report, rows: Sequence[Report]) -> dict[str, dict[str, floa
 
 def new_rows(
     done: Sequence[Report],
-    probabilities: Sequence[float],
     damages: Sequence[float],
     ages: Sequence[int],
     methods: Sequence[str] = (),
@@ -202,7 +200,6 @@ def new_rows(
     """Yield decoding, merging, bounds, age and baseline of every row that is not done."""
     ways: list[Report] = [
         *({"merge": merge} for merge in MERGES),
-        *({"merge": "all", "decode_min_probability": least} for least in probabilities),
         *({"merge": "all", "decode_max_damage": most} for most in damages),
         *({"merge": "none", "span_eviction": age} for age in ages),
         *(

@@ -127,18 +127,17 @@ def test_a_tiny_run_writes_results_and_their_page(tiny_checkpoint: Path, tmp_pat
     bounded.save(tmp_path / "priced")
     options = ["--checkpoints", f"tiny={tmp_path / 'priced'}", "--text", tmp_path / "text.txt"]
     options += ["--prompt-tokens", 6, "--new-tokens", 5, "--prompts", 3, "--seeds", 2]
-    options += ["--out", out, "--min-probability", 1, "--max-damage", 0.5, 2]
+    options += ["--out", out, "--max-damage", 0.5, 2]
     options += ["--span-eviction", 2, "--commit", "abc"]
     assert main([str(option) for option in options]) == 0
     report = json.loads(out.read_text("utf-8"))
     rows = report["subjects"]["tiny"]["rows"]
-    assert [row["runs"] for row in rows] == [1] * 7 + [2] * 14
-    assert [row["decode_min_probability"] for row in rows] == [0, 0, 0, 1, 0, 0, 0] * 3
-    assert [row["decode_max_damage"] for row in rows] == [None, None, None, None, 0.5, 2, None] * 3
-    for bound in (3, 4):  # nothing is certain, and every price is 1
-        assert all(row["metrics"]["gen_kv_reduction"]["mean"] == 0 for row in rows[bound::7])
-    assert [row["metrics"] for row in rows[2::7]] == [row["metrics"] for row in rows[5::7]]
-    assert [row["span_eviction"] for row in rows] == [None, None, None, None, None, None, 2] * 3
+    assert [row["runs"] for row in rows] == [1] * 6 + [2] * 12
+    assert [row["decode_max_damage"] for row in rows] == [None, None, None, 0.5, 2, None] * 3
+    # every price is 1
+    assert all(row["metrics"]["gen_kv_reduction"]["mean"] == 0 for row in rows[3::6])
+    assert [row["metrics"] for row in rows[2::6]] == [row["metrics"] for row in rows[4::6]]
+    assert [row["span_eviction"] for row in rows] == [None, None, None, None, None, 2] * 3
     assert rows[6]["metrics"]["gen_kv_reduction"]["mean"] > 0  # columns go though nothing merges
     base = rows[0]["metrics"]
     assert base["token_reduction"] == base["gen_kv_reduction"] == {"mean": 0.0, "std": None}

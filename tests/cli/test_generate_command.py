@@ -129,12 +129,12 @@ def test_the_document_names_figures_and_times(generate: Generate, tiny_umim: UMI
     assert set(found["timings"]) == {"first_token", "decode"} and "logprobs" not in found
 
 
-def test_a_raw_tail_and_a_bound_on_probabilities_are_those_of_the_library(
+def test_a_raw_tail_and_a_bound_on_damage_are_those_of_the_library(
     generate: Generate, tiny_umim: UMIM
 ) -> None:
-    options = {"raw_tail": 4, "decode_min_probability": 0.5, "decode_max_damage": math.inf}
+    options = {"raw_tail": 4, "decode_max_damage": math.inf}
     expected = tiny_umim.generate(PROMPT, max_new_tokens=9, **options)
-    flags = ["--raw-tail", 4, "--decode-min-probability", 0.5, "--decode-max-damage", "inf"]
+    flags = ["--raw-tail", 4, "--decode-max-damage", "inf"]
     found = json.loads(generate(*flags, "--json").out)
     assert (found["merge"], found["raw_tail"], found["span_eviction"]) == ("all", 4, None)
     assert found["prompt_spans"] == [[0, 2], [3, 3]]  # w6 w7 w8 w9 reaches into the last four
@@ -182,11 +182,10 @@ def test_html_writes_a_page_beside_the_text(generate: Generate, tmp_path: Path) 
         (["--merge", "none", "--raw-tail", "2"], "got raw_tail 2 with merge 'none'. Merge all"),
         (["--raw-tail", "-2"], "raw_tail must be an integer of at least 0; got -2"),
         (
-            ["--merge", "prompt", "--decode-min-probability", "0.5"],
-            "decode_min_probability needs merging in the prompt and while decoding",
+            ["--merge", "prompt", "--decode-max-damage", "0.5"],
+            "decode_max_damage needs merging in the prompt and while decoding",
         ),
         (["--span-eviction", "16"], "reads prompt and generated tokens raw; got merge 'all'"),
-        (["--decode-min-probability", "5"], "must lie between 0 and 1; got 5.0. Give 0"),
         (["--decode-max-damage", "0.2"], "a bound on damage needs the price of every rule"),
     ],
 )

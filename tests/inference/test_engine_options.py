@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -11,12 +9,10 @@ import torch
 from support.engine_matrix import (
     CHEAP,
     CONFIGS,
-    LIKELY,
     SAMPLED,
     VOCAB,
     build,
     cheap_rules,
-    cut_apart,
     from_scratch,
     module_for,
     priced_rules,
@@ -60,42 +56,29 @@ def test_with_preserved_positions_every_step_equals_a_forward_from_scratch(
     assert compact_differs
 
 
-@pairwise(name=list(CONFIGS), infix_free=[True, False], bound=[0.0, LIKELY])
+@pairwise(name=list(CONFIGS), infix_free=[True, False])
 @torch.no_grad()
-def test_border_matching_reads_prompt_and_output_as_one_text(
-    name: str, infix_free: bool, bound: float
-) -> None:
+def test_border_matching_reads_prompt_and_output_as_one_text(name: str, infix_free: bool) -> None:
     backbone = build(name)
     module, matcher = module_for(backbone), random_rules(6, infix_free)
     prompts = random_prompts(8, 12)
-    seen: list[torch.Tensor] = []
-
-    def texts(b: int, generated: Sequence[int]) -> list[list[int]]:
-        """What is matched apart: the prompt belongs to the first part of the output."""
-        made = cut_apart(generated, [logits[b] for logits in seen[: len(generated)]], bound)
-        return [[*prompts[b].tolist(), *made[0]], *made[1:]]
 
     def compare(forward: Forward) -> None:
         for b in range(len(prompts)):
-            parts = texts(b, forward.generated[b])
-            expected, units = from_scratch(backbone, module, matcher, parts)
+            text = [*prompts[b].tolist(), *forward.generated[b]]
+            expected, units = from_scratch(backbone, module, matcher, [text])
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
-        seen.append(forward.logits)
 
     output = Engine(Compressed(backbone, module, matcher, "compact")).generate(
         prompts,
         settings(**SAMPLED),
-        Request(seed=0, match_border=True, decode_min_probability=bound, observer=compare),
+        Request(seed=0, match_border=True, observer=compare),
     )
-    across = any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
-    assert across or bound
+    assert any(row.generated_spans and row.generated_spans[0][0] < 0 for row in output.rows)
     for b, row in enumerate(output.rows):
-        found, start = [], 0
-        for part in texts(b, row.ids[:-1]):
-            units = zip(*matcher.segment(np.array(part, dtype=np.int64)), strict=True)
-            found += [(start + int(s), int(n)) for s, n in units if n > 1]
-            start += len(part)
+        text = np.array([*prompts[b].tolist(), *row.ids[:-1]], dtype=np.int64)
+        found = [(int(s), int(n)) for s, n in zip(*matcher.segment(text), strict=True) if n > 1]
         assert [
             *row.prompt_spans,
             *((s + row.prompt_length, n) for s, n in row.generated_spans),
@@ -107,16 +90,8 @@ def test_border_matching_reads_prompt_and_output_as_one_text(
     [
         (Request(merge="prompt", match_border=True), "match_border needs merging"),
         (
-            Request(merge="prompt", decode_min_probability=0.5),
-            "decode_min_probability needs merging .* got merge 'prompt'. Merge all",
-        ),
-        (
             Request(raw_tail=2, match_border=True),
             "match_border needs a prompt whose end may be merged; got raw_tail 2",
-        ),
-        *(
-            (Request(decode_min_probability=bound), "must lie between 0 and 1; got .* Give 0")
-            for bound in (-0.1, 1.1, float("nan"), True, "0.5")
         ),
         (
             Request(merge="prompt", decode_max_damage=0.0),
@@ -151,17 +126,6 @@ def test_a_raw_tail_is_a_number_of_tokens_of_a_merged_prompt(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Engine(Compressed.without_merging(build("gpt2"))).generate([[1]], settings(2), request_)
-
-
-def test_only_certain_tokens_are_merged_at_a_bound_of_one() -> None:
-    backbone = build("gpt2")
-    engine = Engine(
-        Compressed(backbone, module_for(backbone), random_rules(1, infix_free=False), "compact")
-    )
-    prompts = random_prompts(1, 4)
-    assert any(row.generated_spans for row in engine.generate(prompts, settings(8)).rows)
-    for row in engine.generate(prompts, settings(8), Request(decode_min_probability=1.0)).rows:
-        assert (row.generated_spans, row.gen_kv_reduction) == ((), 0.0)
 
 
 @pytest.mark.parametrize("top", [0, 3])

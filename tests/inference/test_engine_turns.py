@@ -9,12 +9,10 @@ import torch
 from support.engine_matrix import (
     CHEAP,
     CONFIGS,
-    LIKELY,
     SAMPLED,
     VOCAB,
     build,
     cheap_rules,
-    cut_apart,
     from_scratch,
     module_for,
     priced_rules,
@@ -51,7 +49,6 @@ def widths_of(backbone: Backbone, seen: list[int]) -> torch.utils.hooks.Removabl
     rows=[1, 4],
     unit_positions=POLICIES,
     infix_free=[True, False],
-    bound=[0.0, LIKELY],
     raw_tail=[0, 3],
     damage=[None, CHEAP],
 )
@@ -61,7 +58,6 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     rows: int,
     unit_positions: UnitPositions,
     infix_free: bool,
-    bound: float,
     raw_tail: int,
     damage: float | None,
 ) -> None:
@@ -77,7 +73,7 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
     def compare(forward: Forward) -> None:
         nonlocal compared
         for b in range(rows):
-            made = cut_apart(forward.generated[b], [logits[b] for logits in seen], bound)
+            made = [list(forward.generated[b])]
             matchers = [*by[b], *[decoding] * len(made)]
             expected, units = from_scratch(
                 backbone, module, matchers, [*parts[b], *made], unit_positions
@@ -85,11 +81,9 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
             assert forward.lengths[b] == units
             assert float((forward.logits[b] - expected).abs().max()) <= 1e-5
             compared += 1
-        seen.append(forward.logits)
 
     output: EngineOutput | None = None
     for seed, prompts in enumerate(turns):
-        seen: list[torch.Tensor] = []
         for b, prompt in enumerate(prompts):
             if output is not None:  # it was not fed; no rule crosses into the new turn
                 parts[b].append([output.rows[b].ids[-1]])
@@ -101,14 +95,13 @@ def test_every_step_of_three_turns_equals_a_forward_from_scratch(
             Request(
                 seed=seed,
                 raw_tail=raw_tail,
-                decode_min_probability=bound,
                 decode_max_damage=damage,
                 observer=compare,
             ),
             past=None if output is None else output.state,
         )
         for b, row in enumerate(output.rows):
-            parts[b] += cut_apart(row.ids[:-1], [logits[b] for logits in seen[:-1]], bound)
+            parts[b].append(list(row.ids[:-1]))
             by[b] += [decoding] * (len(parts[b]) - len(by[b]))
     assert compared == 3 * 6 * rows
     assert output is not None and any(row.cache_lengths[0] > 14 for row in output.rows)

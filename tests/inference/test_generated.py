@@ -57,14 +57,6 @@ def test_fixed_pairs_merge_every_two_tokens() -> None:
     assert [units.spans(row) for row in (0, 1)] == [((0, 2), (2, 2)), ((0, 2),)]
 
 
-def test_a_cut_leaves_the_id_before_it_without_a_partner() -> None:
-    units = GeneratedUnits(FixedPairs(), rows=2)
-    for token in (7, 8, 9):
-        units.cut_before(np.array([False, token == 8]))
-        push(units, token, token)
-    assert [units.spans(row) for row in (0, 1)] == [((0, 2),), ((1, 2),)]
-
-
 @settings(max_examples=200)
 @given(rules=RULES, rows=st.lists(st.lists(TOKEN, max_size=24), min_size=1, max_size=4))
 def test_units_after_every_token_are_the_segmentation_of_the_generated_ids(

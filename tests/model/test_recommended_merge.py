@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,10 @@ def umim(checkpoint: Checkpoint, tiny_umim: UMIM, tmp_path: Path) -> UMIM:
         ({"merge": "all"}, "all", 0),
         ({"raw_tail": 0}, "prompt", 0),
         ({"merge": "none"}, "none", 0),
-        ({"decode_min_probability": 0.5}, "all", 2),
+        ({"decode_max_damage": math.inf}, "all", 2),
         ({"match_border": True}, "all", 0),
         ({"merge": "all", "raw_tail": 0}, "all", 0),
         ({"match_border": False}, "prompt", 2),
-        ({"decode_min_probability": 0.0}, "prompt", 2),
     ],
 )
 def test_a_recommendation_is_taken_where_the_caller_says_nothing(

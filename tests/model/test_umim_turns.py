@@ -49,7 +49,7 @@ def drain(umim: UMIM, prompt: object, **options: object) -> tuple[list[str], obj
         {},
         {"do_sample": True, "seed": 3},
         {"merge": "none"},
-        {"raw_tail": 2, "decode_min_probability": 0.5},
+        {"raw_tail": 2},
     ],
 )
 def test_streamed_pieces_are_the_generated_text(umim: UMIM, options: dict[str, object]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,15 +51,6 @@ def followed(rules: Spans, tokens: list[int]) -> list[Step | None]:
 def test_worked_example_of_the_docstring() -> None:
     a, b, c = 0, 1, 2
     assert followed({(b, c)}, [a, b, c]) == [(0, (a,)), (0, (b,)), (1, (b, c))]
-
-
-def test_worked_example_of_a_cut() -> None:
-    a, b, c = 0, 1, 2
-    suffixes = Matcher(RuleSet.from_spans({(a, b), (b, c)})).suffixes(1)
-    assert step(suffixes, [a]) == [(0, (a,))]
-    suffixes.cut(np.array([True]))
-    assert step(suffixes, [b]) == [(0, (b,))]
-    assert step(suffixes, [c]) == [(1, (b, c))]
 
 
 def test_the_leftmost_boundary_wins_over_a_shorter_rule() -> None:
@@ -123,31 +111,20 @@ def rules_and_rows(draw: st.DrawFn) -> tuple[Spans, list[list[int]]]:
     return draw(st.sets(span, max_size=20)), draw(st.lists(row, min_size=1, max_size=4))
 
 
-def check_law(
-    rules: Spans, rows: list[list[int]], cuts: Set[tuple[int, int]] = frozenset()
-) -> None:
-    """After every token the units are those of the ids so far, cut alone, or in parts.
-
-    A cut (row, place) stands before the token of that place.
-    """
+def check_law(rules: Spans, rows: list[list[int]]) -> None:
+    """After every token the units are those of the ids so far."""
     suffixes = Matcher(RuleSet.from_spans(rules)).suffixes(len(rows))
     units: list[list[tuple[int, int]]] = [[] for _ in rows]
     for at in range(max(map(len, rows))):
-        suffixes.cut(np.array([(number, at) in cuts for number in range(len(rows))]))
         steps = step(suffixes, [row[at] if at < len(row) else None for row in rows])
-        for number, (row, held, made) in enumerate(zip(rows, units, steps, strict=True)):
+        for row, held, made in zip(rows, units, steps, strict=True):
             if made is not None:
                 rollback, span = made
                 del held[len(held) - rollback :]
                 held.append((at + 1 - len(span), len(span)))
                 assert span == tuple(row[at + 1 - len(span) : at + 1])
             seen = min(at + 1, len(row))
-            borders = [0, *(place for place in range(1, seen) if (number, place) in cuts), seen]
-            assert held == [
-                (first + start, length)
-                for first, end in pairwise(borders)
-                for start, length in oracle(row[first:end], rules)
-            ]
+            assert held == oracle(row[:seen], rules)
 
 
 @settings(max_examples=300)
@@ -156,14 +133,6 @@ def test_units_are_the_segmentation_of_the_ids_whatever_the_rules(
     case: tuple[Spans, list[list[int]]],
 ) -> None:
     check_law(*case)
-
-
-@settings(max_examples=200)
-@given(case=rules_and_rows(), cuts=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 24))))
-def test_units_of_a_text_that_is_cut_are_those_of_its_parts(
-    case: tuple[Spans, list[list[int]]], cuts: set[tuple[int, int]]
-) -> None:
-    check_law(*case, cuts)
 
 
 @settings(max_examples=100)

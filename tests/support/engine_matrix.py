@@ -99,7 +99,6 @@ def settings(max_new_tokens: int = 16, **options: object) -> GenerationConfig:
 
 SAMPLED = {"do_sample": True, "temperature": 1.5}
 CHEAP = 0.5
-LIKELY = 1 / VOCAB  # about half of what these models choose is likelier
 
 
 def tail_apart(prompt: Sequence[int], raw_tail: int) -> list[list[int]]:
@@ -107,22 +106,6 @@ def tail_apart(prompt: Sequence[int], raw_tail: int) -> list[list[int]]:
     ids = np.asarray(prompt).tolist()
     border = max(0, len(ids) - raw_tail)
     return [ids[:border], *([token] for token in ids[border:])]
-
-
-def cut_apart(ids: Sequence[int], logits: Sequence[Tensor], bound: float) -> list[list[int]]:
-    """Generated ids as the parts that are matched apart: cut before each unlikely token.
-
-    Args:
-        ids: Generated ids [T].
-        logits: What each was chosen by [V].
-        bound: Least probability of a token that is not cut off.
-    """
-    parts: list[list[int]] = [[]]
-    for token, scores in zip(ids, logits, strict=True):
-        if scores.double().softmax(dim=-1)[token] < bound:
-            parts.append([])
-        parts[-1].append(int(token))
-    return parts
 
 
 def from_scratch(

@@ -47,10 +47,6 @@ class PairSuffixes(SuffixMatcher):
         self._single[row] = ids[-1] if len(ids) % 2 else -1
         self._pairs[row] = len(ids) // 2
 
-    def cut(self, rows: NDArray[np.bool_]) -> None:
-        """Let ids that wait for a partner stay raw."""
-        self._single[rows] = -1
-
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Pair each running row's token with the one before, unless that is in a pair already."""
         complete = running & (self._single >= 0)

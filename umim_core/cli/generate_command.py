@@ -81,10 +81,6 @@ def generate(
     ] = None,
     merge: MergeOption = None,
     raw_tail: RawTailOption = None,
-    decode_min_probability: Annotated[
-        float | None,
-        typer.Option(help="Merge a generated span only if its later tokens were this likely."),
-    ] = None,
     decode_max_damage: Annotated[
         float | None,
         typer.Option(
@@ -155,7 +151,6 @@ def generate(
         "seed": seed,
         "merge": merge,
         "raw_tail": raw_tail,
-        "decode_min_probability": decode_min_probability,
         "decode_max_damage": decode_max_damage,
         "span_eviction": span_eviction,
         "logprobs": logprobs,

@@ -17,7 +17,7 @@ from umim_core.inference.stopping import eos_ids
 # lm-eval says ``until`` for stop strings, and repeats requests for several texts.
 _ALLOWED: Final = HONOURED - {"num_return_sequences", "stop_strings"} | {"num_beams"}
 # Of ``Request``, by the same names.
-_OWN: Final = frozenset({"decode_max_damage", "decode_min_probability"})
+_OWN: Final = frozenset({"decode_max_damage"})
 
 
 @dataclass(frozen=True)

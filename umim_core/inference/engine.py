@@ -8,8 +8,7 @@ One forward per token, always, with one new unit per row::
             yes  roll back its earlier units,
                  feed the surrogate           cache length - rolled back + 1
 
-Prompts merge by all rules, y by those of ``decode_rules``. With ``decode_min_probability`` a less
-likely y begins a unit, as if the generated text was cut there. With ``span_eviction`` nothing is
+Prompts merge by all rules, y by those of ``decode_rules``. With ``span_eviction`` nothing is
 merged, and the columns of old spans go (``row_eviction``).
 
 The last token of a row is never fed: nothing follows it, unless another turn continues the state.
@@ -51,7 +50,7 @@ from umim_core.inference.prompts import Prompts, TokenPrompt, check_room, cut_le
 from umim_core.inference.request import Request, check_generation_config, samples_per_prompt
 from umim_core.inference.row_eviction import row_eviction
 from umim_core.inference.rows import GeneratedUnits, choose_tokens, new_rows, record_forward
-from umim_core.inference.sampling import TokenChooser, unlikely
+from umim_core.inference.sampling import TokenChooser
 from umim_core.inference.stopping import Stopper
 from umim_core.inference.unit_cache import UnitCache, new_cache
 from umim_core.inference.unit_inputs import UnitInputs, run_layers
@@ -179,8 +178,6 @@ class Engine:
                 running = np.array([row.stop_reason is None for row in rows])
                 if not running.any():
                     break
-                if request.decode_min_probability:
-                    units.cut_before(unlikely(logits, tokens, request.decode_min_probability))
                 if eviction is not None:
                     eviction.push(tokens, running)
                 given_positions = self.preserved or eviction is not None

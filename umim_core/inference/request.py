@@ -159,13 +159,6 @@ class Request:
             rule reaches further into an earlier turn.
         raw_tail: Last tokens of each prompt that stay raw; of a turn that continues another, of
             what is new in it.
-        decode_min_probability: A generated token with a lower probability begins a unit, whatever
-            the rules: a span is merged only if each of its tokens behind the first was at least so
-            likely. What counts is the model's own softmax in the state that the token was chosen
-            in, before any processor, temperature or nucleus. The text is cut before each unlikely
-            token, and its parts are matched longest first, each on its own; so a longer span never
-            takes in one that was refused, and a span that begins with the unlikely token may be
-            merged. 0 cuts nothing.
         decode_max_damage: Generated tokens merge by the rules whose price is at most this, in nats
             per saved token (``RuleSet.prices``); prompts by all. Infinity takes all rules, None the
             model's own bound.
@@ -188,7 +181,6 @@ class Request:
     merge: Merge = "all"
     match_border: bool = False
     raw_tail: int = 0
-    decode_min_probability: float = 0.0
     decode_max_damage: float | None = None
     span_eviction: int | None = None
     seed: int | None = None
@@ -216,9 +208,8 @@ class Request:
         Raises:
             ConfigError: If ``span_eviction`` is no number of tokens.
             GenerationError: If more log-probabilities are asked for than there are ids, several
-                rows are to be streamed, a probability lies outside 0 .. 1, a bound on damage is no
-                number, or an option of merging while decoding comes without it or without a merged
-                end of the prompt.
+                rows are to be streamed, a bound on damage is no number, or an option of merging
+                while decoding comes without it or without a merged end of the prompt.
         """
         check_merge(self.merge)
         for name, value in (
@@ -245,13 +236,6 @@ class Request:
             raise GenerationError(
                 f"logprobs must lie between 0 and {vocab_size}", self.logprobs, "Ask for fewer."
             )
-        bound: object = self.decode_min_probability
-        if isinstance(bound, bool) or not (isinstance(bound, int | float) and 0.0 <= bound <= 1.0):
-            raise GenerationError(
-                "decode_min_probability must lie between 0 and 1",
-                bound,
-                "Give 0 to merge every completed span, 0.6 for example to merge likely ones.",
-            )
         most: object = self.decode_max_damage
         if most is not None and (
             isinstance(most, bool) or not isinstance(most, int | float) or math.isnan(most)
@@ -263,7 +247,6 @@ class Request:
             )
         decoding = {
             "match_border": self.match_border,
-            "decode_min_probability": bound,
             "decode_max_damage": most not in (None, math.inf),
         }
         for name, wanted in decoding.items():

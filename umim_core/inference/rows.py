@@ -63,10 +63,6 @@ class GeneratedUnits:
             last = lengths[-_REACH:]
             self._lengths[row, _REACH - len(last) : _REACH] = last
 
-    def cut_before(self, rows: NDArray[np.bool_]) -> None:
-        """Let the next token of some rows [B] begin a unit, whatever the rules."""
-        self._suffixes.cut(rows)
-
     def push(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add the tokens that will be fed to the model.
 

@@ -224,13 +224,6 @@ def log_probs(logits: Tensor, tokens: NDArray[np.int64]) -> tuple[Tensor, list[f
     return scores, scores.gather(1, ids[:, None])[:, 0].tolist()
 
 
-def unlikely(
-    logits: Tensor, tokens: NDArray[np.int64], min_probability: float
-) -> NDArray[np.bool_]:
-    """Return whether the token of each row was less likely than a bound above 0 [B]."""
-    return ~(np.array(log_probs(logits, tokens)[1]) >= math.log(min_probability))
-
-
 def fresh_seed() -> int:
     """Draw a seed from torch's global generator, which ``torch.manual_seed`` sets."""
     return int(torch.randint(2**62, (1,)))

@@ -67,9 +67,6 @@ class GenerateOptions(TypedDict, total=False):
         match_border: Whether a rule may begin in the prompt and end in the output (False).
         raw_tail: Last tokens of each prompt that stay raw (what the checkpoint recommends, else
             0); with ``past``, of what is added.
-        decode_min_probability: Merge a generated span only if the model gave each of its tokens
-            behind the first at least this probability, before temperature and the like (0: merge
-            every completed span; see ``Request``).
         decode_max_damage: Merge generated spans only by rules whose price is at most this, in nats
             per saved token, as ``umim prune`` measured it; ``math.inf`` for all rules (the
             checkpoint's own bound, if it has one). Prompts merge by all rules.
@@ -112,7 +109,6 @@ class GenerateOptions(TypedDict, total=False):
     merge: Merge
     match_border: bool
     raw_tail: int
-    decode_min_probability: float
     decode_max_damage: float | None
     span_eviction: int | None
     overlong: Overlong
@@ -171,13 +167,11 @@ def with_recommended(options: GenerateOptions, config: CheckpointConfig) -> Gene
     """Return options with what the checkpoint recommends where the caller said nothing.
 
     An option of merging while decoding implies ``merge="all"``; with an open border no tail is raw.
-    ``match_border=False`` and a probability of 0 are the defaults and imply nothing.
+    ``match_border=False`` is the default and implies nothing.
     """
     merge, raw_tail = config.recommended(options.get("merge"), options.get("raw_tail"))
     border, damage = options.get("match_border"), options.get("decode_max_damage")
-    if "merge" not in options and (
-        border or options.get("decode_min_probability") or damage is not None
-    ):
+    if "merge" not in options and (border or damage is not None):
         merge = "all"
     if border and "raw_tail" not in options:
         raw_tail = 0

@@ -71,10 +71,6 @@ class SuffixMatcher:
         places = len(ids) - 1 - starts[-LONGEST:]
         self._borders[row] = sum(1 << int(k) for k in places if k < LONGEST - 1)
 
-    def cut(self, rows: NDArray[np.bool_]) -> None:
-        """Let some rows [B] go on as texts of their own: no rule holds tokens from both sides."""
-        self._recent[rows] = -1
-
     def advance(self, tokens: Ints, running: NDArray[np.bool_]) -> Advance:
         """Add one token to every running row.
 
